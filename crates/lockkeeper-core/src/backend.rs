@@ -1,0 +1,313 @@
+//! The contract between the engine and a store: all that a store author implements.
+//!
+//! A store answers questions; it never waits for another holder, renews on its own or cleans up
+//! behind the engine's back. Waiting, renewal, loss, cancellation and cleanup are the engine's, once
+//! for all stores. `docs/guides/writing-a-backend.md` builds a store step by step.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::time::Duration;
+
+use crate::background::Background;
+use crate::error::Result;
+use crate::fence::Fence;
+use crate::name::{Label, Name};
+use crate::owner::Owner;
+
+/// A boxed future, so that the contract stays object-safe and readable.
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// A store that can keep locks.
+pub trait Backend: fmt::Debug + Send + Sync + 'static {
+    /// The store's name as it stands in error messages: `memory`, `redis`, …
+    fn name(&self) -> &'static str;
+
+    /// What this store can do. Constant for the life of the backend.
+    fn capabilities(&self) -> Capabilities;
+
+    /// Prepares a claim, without any I/O.
+    ///
+    /// # Errors
+    ///
+    /// [`Unsupported`](crate::ErrorKind::Unsupported) for a mode the store does not declare,
+    /// [`InvalidName`](crate::ErrorKind::InvalidName) for a name it cannot even encode,
+    /// [`InvalidOption`](crate::ErrorKind::InvalidOption) for a ttl it cannot keep.
+    fn claim(&self, spec: ClaimSpec) -> Result<Box<dyn Claim>>;
+
+    /// Looks into the store from outside, if it allows that.
+    fn inspector(&self) -> Option<&dyn Inspector>;
+}
+
+/// One owner's claim on one name, from the first ask to the release.
+///
+/// One driver calls these methods one at a time (`&mut self`), so a claim needs no locking of its
+/// own. **Any of the futures may be dropped before it is ready**: that is an answer lost. The store may
+/// or may not have obeyed, and the claim must stay usable for whatever is called next.
+///
+/// Dropping the claim without `release` must free what keeps it alive on this side (a connection, an
+/// open file). A lease then ends by itself in the store; a session ends with its connection.
+pub trait Claim: Send + 'static {
+    /// Asks for the lock, once.
+    ///
+    /// - Never waits for another holder.
+    /// - Is idempotent per owner: asked again while this owner holds (its last answer may have been
+    ///   lost), it answers `Granted` with the same fence and a full lease.
+    /// - With [`ClaimSpec::queue`] a contended ask joins the queue or refreshes its place, which stays
+    ///   for the ttl; without, it leaves no trace in the store.
+    /// - Never overtakes a live waiter, where the store is [`fair`](Capabilities::fair).
+    /// - The fence of a grant is at least `floor`. A claim that already holds with a lower fence has it
+    ///   raised to `floor`: so `Quorum` writes the highest fence of a majority back to a majority.
+    ///   Stores that do not declare [`Fences::Raisable`] ignore `floor`.
+    ///
+    /// # Errors
+    ///
+    /// An error means that it is unknown whether the store granted.
+    fn attempt(&mut self, floor: Option<Fence>) -> BoxFuture<'_, Result<Attempt>>;
+
+    /// Waits until something may have changed for this claim, waiting or holding.
+    ///
+    /// May be late, missed or spurious: the engine has its own timers, so this is speed and never
+    /// correctness. A store without notices returns a future that is never ready. It must really
+    /// wait: a future that is always ready makes the engine ask in a loop.
+    fn changed(&mut self) -> BoxFuture<'_, Change>;
+
+    /// Makes the lease last `ttl` from now. Never creates a hold that the store does not have.
+    ///
+    /// # Errors
+    ///
+    /// An error means unknown: neither renewed nor lost.
+    fn renew(&mut self, ttl: Duration) -> BoxFuture<'_, Result<Renewal>>;
+
+    /// Turns an exclusive hold into a shared one, without a moment in between, with a lease of `ttl`.
+    /// A hold that is shared already stays so.
+    ///
+    /// # Errors
+    ///
+    /// [`Unsupported`](crate::ErrorKind::Unsupported) where [`Capabilities::downgrade`] is off; any
+    /// other error means unknown: still held, in either mode.
+    fn downgrade(&mut self, ttl: Duration) -> BoxFuture<'_, Result<Renewal>>;
+
+    /// Gives up whatever this owner has: a hold, a place in the queue, both or neither. Idempotent,
+    /// from any state, and never touches another owner's.
+    ///
+    /// # Errors
+    ///
+    /// An error means unknown; the engine asks again.
+    fn release(&mut self) -> BoxFuture<'_, Result<Release>>;
+}
+
+/// A look into a store from outside: who holds, who waits.
+pub trait Inspector: Send + Sync {
+    /// Every name that starts with `prefix` and has a holder or a waiter, sorted by name.
+    fn list(&self, prefix: &str) -> BoxFuture<'_, Result<Vec<LockInfo>>>;
+
+    /// What is known of one name: nothing, a lock, a semaphore, or one of each.
+    fn show(&self, name: &Name) -> BoxFuture<'_, Result<Vec<LockInfo>>>;
+
+    /// Takes a name away from all who hold it, and says how many those were. They are told that they
+    /// lost, and the next in the queue enters.
+    fn break_lock(&self, name: &Name) -> BoxFuture<'_, Result<usize>>;
+
+    /// Waits until something may have changed. Like [`Claim::changed`], a hint: a store without
+    /// notices returns a future that is never ready.
+    fn changed(&self) -> BoxFuture<'_, ()>;
+}
+
+/// What a store can do. What is off answers [`Unsupported`](crate::ErrorKind::Unsupported).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each is an independent yes or no")]
+pub struct Capabilities {
+    /// A hold ends in the store by itself when its ttl passes without renewal. A store without
+    /// leases keeps a hold for as long as a session lives, and knows no tickets.
+    pub leases: bool,
+    /// Waiters enter in the order in which they asked.
+    pub fair: bool,
+    /// Waiters are told when their turn comes. Without it the engine asks again, with growing pauses.
+    pub push: bool,
+    /// [`Mode::Shared`].
+    pub shared: bool,
+    /// [`Mode::Permits`].
+    pub permits: bool,
+    /// [`Claim::downgrade`].
+    pub downgrade: bool,
+    /// Which fencing tokens grants carry.
+    pub fences: Fences,
+}
+
+/// Which fencing tokens a store's grants carry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Fences {
+    /// None.
+    #[default]
+    None,
+    /// Each exclusive grant of a name has a higher one than any before.
+    Rising,
+    /// The same, and [`Claim::attempt`] honours its `floor`.
+    Raisable,
+}
+
+/// What a claim asks for.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct ClaimSpec {
+    /// The name to lock. Combinators derive names from it, which may then contain NUL and be longer
+    /// than a user's name may be: encode, do not refuse.
+    pub name: Name,
+    /// Who asks: what the store compares. New for every claim.
+    pub owner: Owner,
+    /// Who that is, for people.
+    pub label: Label,
+    /// How much of it.
+    pub mode: Mode,
+    /// How long a grant, and a place in the queue, lasts without renewal.
+    pub ttl: Duration,
+    /// Whether a contended ask takes a place in the queue.
+    pub queue: bool,
+    /// Where a store may run what must outlive a call; [`Keeper::close`](crate::Keeper::close) waits
+    /// for it.
+    pub background: Background,
+}
+
+impl ClaimSpec {
+    /// A claim by a new owner, exclusive, unqueued and unlabelled: a start for tests and combinators.
+    pub fn new(name: Name, ttl: Duration, background: Background) -> Self {
+        let (owner, label) = (Owner::random(), Label::default());
+        Self { name, owner, label, mode: Mode::Exclusive, ttl, queue: false, background }
+    }
+}
+
+/// How much of a name a claim asks for.
+///
+/// Exclusive and shared claims of a name meet each other. Permits are a thing of their own: a
+/// semaphore and a mutex of the same name never meet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+pub enum Mode {
+    /// All of it: a mutex, or a writer.
+    Exclusive,
+    /// Beside other shared claims: a reader.
+    Shared,
+    /// `take` of `of` permits of a semaphore.
+    ///
+    /// Clients may disagree about `of`: a claim enters only if the permits in use, with its own, stay
+    /// within the smallest `of` of all who hold and of itself.
+    Permits {
+        /// How many this claim takes.
+        take: u32,
+        /// How many there are, as far as this claim knows.
+        of: u32,
+    },
+}
+
+impl Mode {
+    /// Which of a name's two things the mode is for.
+    pub fn kind(self) -> Kind {
+        match self {
+            Mode::Exclusive | Mode::Shared => Kind::Lock,
+            Mode::Permits { .. } => Kind::Semaphore,
+        }
+    }
+}
+
+/// The two things that a name can stand for. They never meet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+pub enum Kind {
+    /// A mutex or readers-writer lock.
+    Lock,
+    /// A semaphore.
+    Semaphore,
+}
+
+/// The answer to [`Claim::attempt`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Attempt {
+    /// The claim holds.
+    Granted(Grant),
+    /// Others hold.
+    Contended {
+        /// When it may be worth asking again even without a notice: the remaining lease of whoever
+        /// stands in the way, as far as this claim need care.
+        retry_after: Option<Duration>,
+    },
+}
+
+/// What the store gave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Grant {
+    /// The fencing token. An exclusive grant's is higher than that of any exclusive grant of the name
+    /// before it; any other grant's is not lower.
+    pub fence: Option<Fence>,
+    /// How long the store keeps it without renewal; `None` if for as long as the session lives.
+    pub valid_for: Option<Duration>,
+}
+
+/// What [`Claim::changed`] saw.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change {
+    /// Whoever released handed the lock to this claim: no need to ask. The engine counts its validity
+    /// from when this claim last sent an attempt that was answered "contended".
+    Granted(Grant),
+    /// Something happened: a waiter asks again, a holder renews at once to find out.
+    LookAgain,
+    /// The hold is gone.
+    Lost,
+}
+
+/// The answer to [`Claim::renew`] and [`Claim::downgrade`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Renewal {
+    /// The lease now lasts this long.
+    Renewed {
+        /// Counted from before the request was sent.
+        valid_for: Duration,
+    },
+    /// Held, without a lease to renew.
+    Held,
+    /// The hold is gone.
+    Lost,
+}
+
+/// The answer to [`Claim::release`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Release {
+    /// This owner held, and no longer does.
+    Released,
+    /// This owner did not hold (it may have been waiting), and does not.
+    WasNotHeld,
+}
+
+/// What inspection knows of one lock or semaphore.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct LockInfo {
+    /// Its name.
+    pub name: Name,
+    /// Which of the name's two things.
+    pub kind: Kind,
+    /// Who holds it, the oldest first.
+    pub holders: Vec<Party>,
+    /// Who waits, in the order of the queue.
+    pub waiters: Vec<Party>,
+}
+
+/// A holder or a waiter, as inspection sees it. What a store cannot tell is `None`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct Party {
+    /// Its owner id.
+    pub owner: Option<Owner>,
+    /// Who that is, for people.
+    pub label: Label,
+    /// How much it holds or asks for.
+    pub mode: Mode,
+    /// A holder's fencing token.
+    pub fence: Option<Fence>,
+    /// How long it has held or waited.
+    pub age: Option<Duration>,
+    /// What is left of its lease or of its place in the queue.
+    pub remaining: Option<Duration>,
+}

@@ -1,0 +1,143 @@
+//! The one error type.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::name::Name;
+
+/// The result of everything that can fail here.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What went wrong, where, and with which lock.
+///
+/// Cheap to clone and one word wide. The message is one line in the order store, operation, name,
+/// cause: `redis: renew "orders/42": connection refused`.
+///
+/// Contention is not an error: `try_` methods answer `None`. Only running out of `max_wait` is one.
+#[derive(Clone)]
+pub struct Error(Arc<Inner>);
+
+#[derive(Clone)]
+struct Inner {
+    kind: ErrorKind,
+    place: Option<(&'static str, &'static str)>,
+    name: Option<Name>,
+    message: String,
+    waited: Option<Duration>,
+    source: Option<Arc<dyn StdError + Send + Sync>>,
+}
+
+/// What kind of thing went wrong: what to match on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// The store did not answer, or answered that it cannot.
+    Unavailable,
+    /// Others held the lock for all of `max_wait`.
+    TimedOut,
+    /// The lock was held and is no more.
+    Lost,
+    /// The store cannot do this.
+    Unsupported,
+    /// The name is empty, too long or contains NUL.
+    InvalidName,
+    /// An option is out of its range, or contradicts another.
+    InvalidOption,
+    /// The surroundings are wrong: a bad URL, a missing feature, no runtime.
+    Config,
+    /// The keeper has been closed, or its runtime shut down.
+    Closed,
+}
+
+impl Error {
+    /// An error of a kind, with its cause in words: lower case, one line, and what to do where
+    /// something can be done. The engine adds store, operation and name.
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        let message = message.into();
+        Self(Arc::new(Inner { kind, place: None, name: None, message, waited: None, source: None }))
+    }
+
+    /// The error that caused this one. Its text should stand in the message already.
+    #[must_use]
+    pub fn with_source(mut self, source: impl StdError + Send + Sync + 'static) -> Self {
+        Arc::make_mut(&mut self.0).source = Some(Arc::new(source));
+        self
+    }
+
+    /// Says where it happened, unless that was said before.
+    #[must_use]
+    pub(crate) fn at(mut self, store: &'static str, operation: &'static str, name: &Name) -> Self {
+        if self.0.place.is_none() {
+            let inner = Arc::make_mut(&mut self.0);
+            inner.place = Some((store, operation));
+            inner.name = Some(name.clone());
+        }
+        self
+    }
+
+    pub(crate) fn timed_out(waited: Duration) -> Self {
+        let message = format!("not acquired within {waited:.1?}: others hold it");
+        let mut error = Self::new(ErrorKind::TimedOut, message);
+        Arc::make_mut(&mut error.0).waited = Some(waited);
+        error
+    }
+
+    pub(crate) fn lost() -> Self {
+        Self::new(ErrorKind::Lost, "the lock is lost")
+    }
+
+    pub(crate) fn no_answer(within: Duration) -> Self {
+        let message = format!("no answer from the store within {within:.1?}");
+        Self::new(ErrorKind::Unavailable, message)
+    }
+
+    pub(crate) fn unsupported(what: &str) -> Self {
+        Self::new(ErrorKind::Unsupported, format!("this store has no {what}"))
+    }
+
+    /// What kind of thing went wrong.
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind
+    }
+
+    /// Whether the same call may succeed later without anything being changed.
+    pub fn is_retryable(&self) -> bool {
+        matches!(self.0.kind, ErrorKind::Unavailable | ErrorKind::TimedOut)
+    }
+
+    /// How long was waited, if the kind is [`ErrorKind::TimedOut`].
+    pub fn waited(&self) -> Option<Duration> {
+        self.0.waited
+    }
+
+    /// The lock that it was about, where there is one.
+    pub fn name(&self) -> Option<&str> {
+        self.0.name.as_deref()
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some((store, operation)) = self.0.place {
+            write!(f, "{store}: {operation} ")?;
+        }
+        if let Some(name) = &self.0.name {
+            write!(f, "{name:?}: ")?;
+        }
+        f.write_str(&self.0.message)
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}({:?})", self.0.kind, self.to_string())
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.0.source.as_ref().map(|source| &**source as _)
+    }
+}

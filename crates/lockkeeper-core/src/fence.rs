@@ -1,0 +1,66 @@
+//! Fencing tokens.
+
+use std::fmt;
+use std::num::NonZeroU64;
+
+use crate::error::{Error, ErrorKind};
+
+/// A fencing token: a number, from 1 and below 2^63, that grows with every exclusive grant of a name.
+///
+/// Send it along with each write to the thing the lock protects, and let that thing refuse a write
+/// whose fence is lower than the highest it has seen: then even a holder that was paused past its
+/// lease, and does not know it, can do no harm.
+///
+/// It fits a signed 64-bit column in any database.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(try_from = "u64", into = "u64"))]
+pub struct Fence(NonZeroU64);
+
+impl Fence {
+    /// The highest fence there is.
+    pub const MAX: Fence = Fence(NonZeroU64::new((1 << 63) - 1).expect("is not zero"));
+
+    /// A fence from its number; `None` for 0 and from 2^63 up.
+    pub fn new(number: u64) -> Option<Self> {
+        NonZeroU64::new(number).map(Self).filter(|fence| *fence <= Self::MAX)
+    }
+
+    /// Its number.
+    pub fn get(self) -> u64 {
+        self.0.get()
+    }
+
+    /// The next higher fence; `MAX` stays `MAX`.
+    #[must_use]
+    pub fn next(self) -> Self {
+        Self(self.0.saturating_add(1)).min(Self::MAX)
+    }
+}
+
+impl fmt::Display for Fence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Debug for Fence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Fence({self})")
+    }
+}
+
+impl From<Fence> for u64 {
+    fn from(fence: Fence) -> u64 {
+        fence.get()
+    }
+}
+
+impl TryFrom<u64> for Fence {
+    type Error = Error;
+
+    fn try_from(number: u64) -> Result<Self, Error> {
+        Self::new(number)
+            .ok_or_else(|| Error::new(ErrorKind::Config, "a fence is from 1 to 2^63 - 1"))
+    }
+}

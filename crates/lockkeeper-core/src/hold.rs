@@ -1,0 +1,383 @@
+//! The state of one hold, shared by its guard and its driver.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::task_tracker::TaskTrackerToken;
+
+use crate::backend::Mode;
+use crate::clock::Moment;
+use crate::error::{Error, Result};
+use crate::fence::Fence;
+use crate::keeper::Shared;
+use crate::name::{Label, Name};
+use crate::options::drift;
+use crate::owner::Owner;
+
+/// What a guard knows of its lock.
+///
+/// Only this process's belief: it is right as long as this machine's clock runs at a normal speed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum State {
+    /// Held, and the last renewal was fine.
+    Held,
+    /// Held, but renewal fails at the moment. Becomes `Held` again when one succeeds, and `Lost` when
+    /// none does in time.
+    AtRisk,
+    /// No longer held, against the holder's will. Final.
+    Lost,
+    /// Given back.
+    Released,
+}
+
+/// How a [release](crate::Guard::release) ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ReleaseOutcome {
+    /// The lock was held until now and is free for the next.
+    Released,
+    /// The lock had been lost before. Whatever was done since then was not protected.
+    AlreadyLost,
+}
+
+/// What an acquire ends with.
+#[derive(Debug)]
+pub(crate) enum Verdict {
+    Granted,
+    /// Others held it for all of the time there was.
+    NotInTime {
+        waited: Duration,
+    },
+    Failed(Error),
+}
+
+/// What a guard asks of its driver.
+#[derive(Debug)]
+pub(crate) enum Request {
+    Extend(Duration, oneshot::Sender<Result<()>>),
+    Downgrade(oneshot::Sender<Result<()>>),
+}
+
+/// How a hold is to end; what the driver finds when it looks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// Give it back to the store.
+    Release,
+    /// Leave it in the store, to be adopted.
+    Detach,
+}
+
+/// One claim's state, from the first ask on.
+#[derive(Debug)]
+pub(crate) struct Hold {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) name: Name,
+    pub(crate) owner: Owner,
+    pub(crate) label: Label,
+    pub(crate) lost: CancellationToken,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    state: State,
+    mode: Mode,
+    fence: Option<Fence>,
+    ttl: Duration,
+    /// From when on the store may give the lock to another; `None` if it needs no renewal.
+    deadline: Option<Moment>,
+    /// When `max_hold` ends it.
+    latest: Option<Moment>,
+    verdict: Option<Verdict>,
+    ending: Option<Ending>,
+    requests: Vec<Request>,
+    outcome: Option<Result<ReleaseOutcome>>,
+    releaser: Option<Waker>,
+    /// Kept while a release is under way, so that `close` waits for it.
+    under_way: Option<TaskTrackerToken>,
+    done: bool,
+    abandoned: bool,
+}
+
+impl Hold {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        (name, owner, label): (Name, Owner, Label),
+        mode: Mode,
+        ttl: Duration,
+        fence: Option<Fence>,
+    ) -> Self {
+        let inner = Inner {
+            state: State::Held,
+            mode,
+            fence,
+            ttl,
+            deadline: None,
+            latest: None,
+            verdict: None,
+            ending: None,
+            requests: Vec::new(),
+            outcome: None,
+            releaser: None,
+            under_way: None,
+            done: false,
+            abandoned: false,
+        };
+        let lost = CancellationToken::new();
+        Self { shared, name, owner, label, lost, inner: Mutex::new(inner) }
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        // Nothing panics while it holds this lock, so a poisoned one cannot be half written.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// An error about this hold.
+    pub(crate) fn error(&self, operation: &'static str, error: Error) -> Error {
+        error.at(self.shared.backend.name(), operation, &self.name)
+    }
+
+    // What the guard asks.
+
+    pub(crate) fn state(&self) -> State {
+        let inner = self.inner();
+        if inner.is_live() && inner.has_expired(Moment::now()) {
+            return self.mark_lost(inner);
+        }
+        inner.state
+    }
+
+    pub(crate) fn deadline(&self) -> Option<Moment> {
+        self.inner().deadline
+    }
+
+    pub(crate) fn fence(&self) -> Option<Fence> {
+        self.inner().fence
+    }
+
+    pub(crate) fn mode(&self) -> Mode {
+        self.inner().mode
+    }
+
+    pub(crate) fn ttl(&self) -> Duration {
+        self.inner().ttl
+    }
+
+    pub(crate) fn latest(&self) -> Option<Moment> {
+        self.inner().latest
+    }
+
+    pub(crate) fn ask(&self, request: Request) {
+        self.inner().requests.push(request);
+    }
+
+    /// Asks for the end; false if that has been asked before.
+    pub(crate) fn end(&self, ending: Ending) -> bool {
+        let mut inner = self.inner();
+        if inner.ending.is_some() {
+            return false;
+        }
+        inner.ending = Some(ending);
+        if ending == Ending::Release && !inner.done {
+            inner.under_way = self.shared.token();
+        }
+        if inner.is_live() {
+            // A hold that ran out before it was given back was lost, even if nobody looked.
+            if inner.has_expired(Moment::now()) {
+                self.mark_lost(inner);
+            } else {
+                inner.state = State::Released;
+            }
+        }
+        true
+    }
+
+    /// The release's outcome once it is known; until then, whom to wake.
+    pub(crate) fn take_outcome(&self, waker: &Waker) -> Option<Result<ReleaseOutcome>> {
+        let mut inner = self.inner();
+        let outcome = inner.outcome.take();
+        if outcome.is_none() {
+            inner.releaser = Some(waker.clone());
+        }
+        outcome
+    }
+
+    pub(crate) fn take_verdict(&self) -> Option<Verdict> {
+        self.inner().verdict.take()
+    }
+
+    // What the driver tells.
+
+    /// Whether the driver has been asked for anything.
+    pub(crate) fn is_asked(&self) -> bool {
+        let inner = self.inner();
+        inner.ending.is_some() || !inner.requests.is_empty()
+    }
+
+    pub(crate) fn ending(&self) -> Option<Ending> {
+        self.inner().ending
+    }
+
+    pub(crate) fn next_request(&self) -> Option<Request> {
+        let mut inner = self.inner();
+        (!inner.requests.is_empty()).then(|| inner.requests.remove(0))
+    }
+
+    /// Whether a verdict is there to be taken.
+    pub(crate) fn has_verdict(&self) -> bool {
+        self.inner().verdict.is_some()
+    }
+
+    /// Tells the acquire that it got the lock.
+    pub(crate) fn succeed(&self) {
+        self.inner().verdict = Some(Verdict::Granted);
+    }
+
+    /// Tells the acquire that it did not get the lock, unless it has gone. What is still under way
+    /// then is a release.
+    pub(crate) fn fail(&self, verdict: Verdict) {
+        if self.end(Ending::Release) {
+            self.inner().verdict = Some(verdict);
+        }
+    }
+
+    /// Takes note of a grant; false if nothing of it is left.
+    pub(crate) fn granted(
+        &self,
+        sent: Moment,
+        fence: Option<Fence>,
+        valid_for: Option<Duration>,
+        max_hold: Option<Duration>,
+    ) -> bool {
+        let now = Moment::now();
+        let mut inner = self.inner();
+        inner.fence = fence.or(inner.fence);
+        inner.latest = max_hold.and_then(|max_hold| now.checked_add(max_hold));
+        inner.set_deadline(sent, valid_for);
+        !inner.has_expired(now)
+    }
+
+    /// Takes note of a renewal that is being sent: if its lease is shorter than what is left, the
+    /// store may obey at once and never tell.
+    pub(crate) fn renewing(&self, sent: Moment, ttl: Duration) {
+        let mut inner = self.inner();
+        if let Some(deadline) = inner.deadline {
+            inner.deadline = Some(deadline.min(valid_until(sent, ttl)));
+        }
+    }
+
+    /// Takes note of a renewal that the store confirmed; false if that came too late.
+    pub(crate) fn renewed(&self, sent: Moment, valid_for: Option<Duration>) -> bool {
+        let mut inner = self.inner();
+        if !inner.is_live() || inner.has_expired(Moment::now()) {
+            return inner.state == State::Released;
+        }
+        inner.set_deadline(sent, valid_for);
+        inner.state = State::Held;
+        true
+    }
+
+    pub(crate) fn set_ttl(&self, ttl: Duration) {
+        self.inner().ttl = ttl;
+    }
+
+    pub(crate) fn set_mode(&self, mode: Mode) {
+        self.inner().mode = mode;
+    }
+
+    pub(crate) fn at_risk(&self) {
+        let mut inner = self.inner();
+        if inner.state == State::Held {
+            inner.state = State::AtRisk;
+        }
+    }
+
+    /// The hold is gone: whoever relies on it is told now.
+    pub(crate) fn lose(&self) {
+        let mut inner = self.inner();
+        // Whoever asked for something learns it from the channel being closed.
+        inner.requests.clear();
+        if inner.is_live() {
+            self.mark_lost(inner);
+        }
+    }
+
+    fn mark_lost(&self, mut inner: MutexGuard<'_, Inner>) -> State {
+        inner.state = State::Lost;
+        let fence = inner.fence.map(Fence::get);
+        // Wakers run foreign code: not under our lock.
+        drop(inner);
+        self.lost.cancel();
+        let (store, name) = (self.shared.backend.name(), self.name.escape_debug());
+        tracing::warn!(store, %name, fence, "lock lost");
+        State::Lost
+    }
+
+    /// Tells the releaser what became of it; only the first word counts.
+    pub(crate) fn released(&self, outcome: Result<ReleaseOutcome>) {
+        let mut inner = self.inner();
+        let outcome = match inner.state {
+            State::Lost => Ok(ReleaseOutcome::AlreadyLost),
+            _ => outcome,
+        };
+        inner.outcome.get_or_insert(outcome);
+        let releaser = inner.releaser.take();
+        drop(inner);
+        if let Some(waker) = releaser {
+            waker.wake();
+        }
+    }
+
+    /// The driver begins to release.
+    pub(crate) fn settling(&self) {
+        let mut inner = self.inner();
+        if inner.under_way.is_none() {
+            inner.under_way = self.shared.token();
+        }
+    }
+
+    /// The driver is done: nothing is under way any more.
+    pub(crate) fn finished(&self) {
+        let mut inner = self.inner();
+        inner.done = true;
+        inner.under_way = None;
+    }
+
+    /// The driver was dropped with its runtime: nobody renews any more.
+    pub(crate) fn abandoned(&self) {
+        self.lose();
+        self.released(Err(self.error("release", Shared::runtime_gone())));
+        self.finished();
+        self.inner().abandoned = true;
+    }
+
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.inner().abandoned
+    }
+}
+
+impl Inner {
+    fn is_live(&self) -> bool {
+        matches!(self.state, State::Held | State::AtRisk)
+    }
+
+    fn has_expired(&self, now: Moment) -> bool {
+        self.deadline.is_some_and(|deadline| now >= deadline)
+    }
+
+    fn set_deadline(&mut self, sent: Moment, valid_for: Option<Duration>) {
+        let lease_end = valid_for.map(|valid_for| valid_until(sent, valid_for));
+        self.deadline = match (lease_end, self.latest) {
+            (Some(lease_end), Some(latest)) => Some(lease_end.min(latest)),
+            (lease_end, latest) => lease_end.or(latest),
+        };
+    }
+}
+
+/// Until when a lease that was asked for at a moment can be relied on.
+fn valid_until(sent: Moment, lease: Duration) -> Moment {
+    sent.add(lease.saturating_sub(drift(lease)))
+}

@@ -1,0 +1,435 @@
+//! The keeper: a store, defaults, and the runtime that everything in the background runs on.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+use tokio::runtime::{EnterGuard, Handle};
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::task_tracker::TaskTrackerToken;
+
+use crate::backend::{Backend, Capabilities, ClaimSpec, Mode};
+use crate::background::Background;
+use crate::clock;
+use crate::driver::Plan;
+use crate::error::{Error, ErrorKind, Result};
+use crate::fence::Fence;
+use crate::guard::Guard;
+use crate::hold::Hold;
+use crate::inspect::Inspect;
+use crate::lock_all::LockAll;
+use crate::mutex::Mutex;
+use crate::name::Name;
+use crate::options::{Options, check_ttl, option_setters};
+use crate::owner::Owner;
+use crate::polling::{Acquire, Acquired, Driver};
+use crate::rwlock::RwLock;
+use crate::semaphore::Semaphore;
+use crate::ticket::Ticket;
+
+/// How often to look whether the machine has slept, while anything is held.
+const WATCH_EVERY: Duration = Duration::from_secs(1);
+
+/// The entry: a store with default options, from which locks are made.
+///
+/// Cheap to clone; clones share everything. Belongs to the runtime in which it was made (or, if that
+/// was outside of one, first used): renewals and background releases run there.
+///
+/// # Examples
+///
+/// ```
+/// use std::time::Duration;
+/// use lockkeeper_core::{Keeper, Memory};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> lockkeeper_core::Result<()> {
+/// let keeper = Keeper::new(Memory::new()).ttl(Duration::from_secs(10));
+/// let guard = keeper.mutex("orders/42").lock().await?;
+/// println!("fence {:?}", guard.fence());
+/// guard.release().await?;
+/// keeper.close().await;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Keeper {
+    pub(crate) shared: Arc<Shared>,
+    options: Options,
+}
+
+impl Keeper {
+    /// A keeper on a store.
+    pub fn new(backend: impl Backend) -> Self {
+        Self::from_backend(Arc::new(backend))
+    }
+
+    /// A keeper on a store that others use too.
+    pub fn from_backend(backend: Arc<dyn Backend>) -> Self {
+        let shared = Arc::new(Shared::new(backend));
+        // Outside of a runtime this fails, and the first use tries again.
+        let _ = shared.background();
+        Self { shared, options: Options::default() }
+    }
+
+    option_setters!(options);
+
+    /// A lock for one at a time. The name is checked when the lock is asked for.
+    pub fn mutex(&self, name: impl Into<Arc<str>>) -> Mutex {
+        Mutex::new(self.lock(name))
+    }
+
+    /// A lock for many readers or one writer.
+    pub fn rw_lock(&self, name: impl Into<Arc<str>>) -> RwLock {
+        RwLock::new(self.lock(name))
+    }
+
+    /// A lock for at most `permits` at a time. See [`Semaphore`] for what happens if clients disagree
+    /// about their number.
+    pub fn semaphore(&self, name: impl Into<Arc<str>>, permits: u32) -> Semaphore {
+        Semaphore::new(self.lock(name), permits)
+    }
+
+    /// Several mutexes at once: all or nothing, and never a deadlock with another who does the same.
+    pub fn lock_all<N: Into<Arc<str>>>(&self, names: impl IntoIterator<Item = N>) -> LockAll {
+        LockAll::new(self.clone(), names.into_iter().map(Name::new).collect(), self.options.clone())
+    }
+
+    fn lock(&self, name: impl Into<Arc<str>>) -> Lock {
+        let options = self.options.clone();
+        Lock { shared: self.shared.clone(), name: Name::new(name), options }
+    }
+
+    pub(crate) fn lock_with(&self, name: Name, options: Options) -> Mutex {
+        Mutex::new(Lock { shared: self.shared.clone(), name: Ok(name), options })
+    }
+
+    /// Runs a closure while holding a mutex, and gives it back before returning.
+    ///
+    /// The closure's future is dropped if the lock is lost, as by
+    /// [`while_held`](Guard::while_held).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Mutex::lock`], and [`ErrorKind::Lost`] if the lock was lost before the work was
+    /// done. That the release failed is logged and not an error: the work is done.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping it drops the work and gives the lock back in the background.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use lockkeeper_core::{Keeper, Memory};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> lockkeeper_core::Result<()> {
+    /// # let keeper = Keeper::new(Memory::new());
+    /// let fence = keeper.with_lock("orders/42", async |guard| guard.fence()).await?;
+    /// # assert!(fence.is_some());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn with_lock<T>(
+        &self,
+        name: impl Into<Arc<str>>,
+        work: impl AsyncFnOnce(&Guard) -> T,
+    ) -> Result<T> {
+        let guard = self.mutex(name).lock().await?;
+        let output = guard.while_held(work(&guard)).await;
+        if let Err(error) = guard.release().await {
+            tracing::warn!(%error, "work done, release failed");
+        }
+        output
+    }
+
+    /// Makes a guard from a [detached](Guard::detach) hold again, and renews it.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Lost`] if the lease had ended; [`ErrorKind::Unsupported`] on a store without
+    /// leases.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping it leaves the lock in the store as it was, until its lease ends.
+    pub async fn adopt(&self, ticket: Ticket) -> Result<Guard> {
+        let Ticket { name, owner, label, mode, ttl, fence } = ticket;
+        let at = |error: Error| error.at(self.shared.backend.name(), "adopt", &name);
+        if !self.shared.capabilities.leases {
+            return Err(at(Error::unsupported("leases, and so no tickets")));
+        }
+        self.shared.check(mode).map_err(at)?;
+        let background = self.shared.background().map_err(at)?.clone();
+        let ttl = check_ttl(ttl).map_err(at)?;
+        let spec =
+            ClaimSpec { name: name.clone(), owner, label, mode, ttl, queue: false, background };
+        let plan = Plan { wait: None, max_hold: self.options.max_hold, adopt: true };
+        match self.shared.drive(spec, plan, fence).map_err(at)?.await? {
+            Acquired::Guard(guard) => Ok(guard),
+            Acquired::NotInTime { .. } => Err(at(Error::lost())),
+        }
+    }
+
+    /// Looks into the store: who holds, who waits.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Unsupported`] if the store cannot be looked into.
+    pub fn inspect(&self) -> Result<Inspect> {
+        Inspect::new(self.shared.clone())
+    }
+
+    /// What the store can do.
+    pub fn capabilities(&self) -> Capabilities {
+        self.shared.capabilities
+    }
+
+    /// Ends the keeper and all its clones: waits until no release is under way.
+    ///
+    /// Whoever waits for a lock gets [`ErrorKind::Closed`], and so does every acquire from now on.
+    /// Guards that still live keep their locks and are not waited for. If the store is down, this
+    /// waits until the leases have run out: put a timeout around it if you cannot.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping it stops the waiting, not the releases. The keeper stays closed.
+    pub async fn close(&self) {
+        self.shared.closed.cancel();
+        if let Some(background) = self.shared.background.get() {
+            background.settled().await;
+        }
+    }
+}
+
+impl fmt::Debug for Keeper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Keeper")
+            .field("backend", &self.shared.backend)
+            .field("options", &self.options)
+            .finish_non_exhaustive()
+    }
+}
+
+/// How long an acquire may wait for other holders.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Wait {
+    /// As the lock's `max_wait` says.
+    AsSet,
+    /// This long.
+    For(Duration),
+}
+
+/// What every kind of lock is made of.
+#[derive(Clone)]
+pub(crate) struct Lock {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) name: Result<Name>,
+    pub(crate) options: Options,
+}
+
+impl Lock {
+    /// Acquires; contention for longer than `max_wait` is an error.
+    pub(crate) async fn acquire(&self, mode: Mode) -> Result<Guard> {
+        match self.start(mode, Wait::AsSet)?.await? {
+            Acquired::Guard(guard) => Ok(guard),
+            Acquired::NotInTime { waited } => Err(self.error(Error::timed_out(waited))),
+        }
+    }
+
+    /// Acquires; contention for longer than `wait` is `None`.
+    pub(crate) async fn try_acquire(&self, mode: Mode, wait: Duration) -> Result<Option<Guard>> {
+        match self.start(mode, Wait::For(wait))?.await? {
+            Acquired::Guard(guard) => Ok(Some(guard)),
+            Acquired::NotInTime { .. } => Ok(None),
+        }
+    }
+
+    fn start(&self, mode: Mode, wait: Wait) -> Result<Acquire> {
+        let wait = match wait {
+            Wait::AsSet => self.options.max_wait,
+            Wait::For(wait) => Some(wait),
+        };
+        let name = self.name.clone()?;
+        let spec = || {
+            self.shared.check(mode)?;
+            let owner = Owner::random();
+            let label = self.options.label()?;
+            let ttl = self.options.lease()?;
+            let background = self.shared.background()?.clone();
+            let queue = wait != Some(Duration::ZERO);
+            let spec =
+                ClaimSpec { name: name.clone(), owner, label, mode, ttl, queue, background };
+            let plan = Plan { wait, max_hold: self.options.max_hold, adopt: false };
+            self.shared.drive(spec, plan, None)
+        };
+        spec().map_err(|error| error.at(self.shared.backend.name(), "lock", &name))
+    }
+
+    /// An error about this lock.
+    pub(crate) fn error(&self, error: Error) -> Error {
+        match &self.name {
+            Ok(name) => error.at(self.shared.backend.name(), "lock", name),
+            Err(_) => error,
+        }
+    }
+}
+
+impl fmt::Debug for Lock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lock")
+            .field("store", &self.shared.backend.name())
+            .field("name", &self.name)
+            .field("options", &self.options)
+            .finish()
+    }
+}
+
+/// What a keeper, its clones, its locks and its guards share.
+pub(crate) struct Shared {
+    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) capabilities: Capabilities,
+    pub(crate) closed: CancellationToken,
+    background: OnceLock<Background>,
+    highest_fence: AtomicU64,
+    /// Told when the machine has slept: timers are late then.
+    woke: Notify,
+    watched: AtomicBool,
+    runtime_gone: AtomicBool,
+}
+
+impl Shared {
+    fn new(backend: Arc<dyn Backend>) -> Self {
+        Self {
+            capabilities: backend.capabilities(),
+            backend,
+            closed: CancellationToken::new(),
+            background: OnceLock::new(),
+            highest_fence: AtomicU64::new(0),
+            woke: Notify::new(),
+            watched: AtomicBool::new(false),
+            runtime_gone: AtomicBool::new(false),
+        }
+    }
+
+    /// Where the keeper's background work runs.
+    fn background(&self) -> Result<&Background> {
+        if let Some(background) = self.background.get() {
+            return Ok(background);
+        }
+        let handle = Handle::try_current().map_err(|_| {
+            let message = "no tokio runtime: make or first use the keeper inside of one, or take \
+                           lockkeeper's blocking::Keeper";
+            Error::new(ErrorKind::Config, message)
+        })?;
+        Ok(self.background.get_or_init(|| Background::new(handle)))
+    }
+
+    /// Whether a claim of this mode can be made now.
+    fn check(&self, mode: Mode) -> Result<()> {
+        if self.closed.is_cancelled() {
+            return Err(Self::closed_error());
+        }
+        if self.runtime_gone.load(Ordering::Relaxed) {
+            return Err(Self::runtime_gone());
+        }
+        match mode {
+            Mode::Shared if !self.capabilities.shared => Err(Error::unsupported("shared locks")),
+            Mode::Permits { .. } if !self.capabilities.permits => {
+                Err(Error::unsupported("semaphores"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes a claim and what drives it.
+    fn drive(
+        self: &Arc<Self>,
+        spec: ClaimSpec,
+        plan: Plan,
+        fence: Option<Fence>,
+    ) -> Result<Acquire> {
+        let who = (spec.name.clone(), spec.owner, spec.label.clone());
+        let (mode, ttl) = (spec.mode, spec.ttl);
+        let claim = self.backend.claim(spec)?;
+        let hold = Arc::new(Hold::new(self.clone(), who, mode, ttl, fence));
+        Ok(Acquire::new(Driver::new(claim, hold, plan)))
+    }
+
+    pub(crate) fn enter(&self) -> Option<EnterGuard<'_>> {
+        self.background.get().map(Background::enter)
+    }
+
+    pub(crate) fn spawn(&self, future: impl Future<Output = ()> + Send + 'static) {
+        if let Some(background) = self.background.get() {
+            background.spawn_untracked(future);
+        }
+    }
+
+    pub(crate) fn token(&self) -> Option<TaskTrackerToken> {
+        self.background.get().map(Background::token)
+    }
+
+    /// The lowest fence that the next exclusive grant may have. Passed to the store with every ask,
+    /// so that fences go on growing even if the store has forgotten everything.
+    pub(crate) fn next_fence(&self) -> Option<Fence> {
+        Fence::new(self.highest_fence.load(Ordering::Relaxed)).map(Fence::next)
+    }
+
+    pub(crate) fn saw_fence(&self, fence: Fence) {
+        self.highest_fence.fetch_max(fence.get(), Ordering::Relaxed);
+    }
+
+    /// Ready when the machine has woken from sleep.
+    pub(crate) async fn woken(&self) {
+        self.woke.notified().await;
+    }
+
+    /// Sees to it that somebody looks whether the machine has slept. Begins with the first guard.
+    pub(crate) fn watch(self: &Arc<Self>) {
+        if !self.watched.load(Ordering::Relaxed) && !self.watched.swap(true, Ordering::Relaxed) {
+            self.spawn(watch(Watched(Arc::downgrade(self))));
+        }
+    }
+
+    pub(crate) fn closed_error() -> Error {
+        Error::new(ErrorKind::Closed, "the keeper has been closed")
+    }
+
+    pub(crate) fn runtime_gone() -> Error {
+        Error::new(ErrorKind::Closed, "the keeper's runtime has been shut down")
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("backend", &self.backend).finish_non_exhaustive()
+    }
+}
+
+/// What the watch looks after. Dropped before the keeper, it tells that the runtime has gone.
+struct Watched(Weak<Shared>);
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        if let Some(shared) = self.0.upgrade() {
+            shared.runtime_gone.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Tells everybody when the machine has slept: a timer is late by as long as it did.
+async fn watch(watched: Watched) {
+    let mut asleep = clock::asleep();
+    loop {
+        tokio::time::sleep(WATCH_EVERY).await;
+        let Some(shared) = watched.0.upgrade() else { return };
+        let now = clock::asleep();
+        if now != asleep {
+            tracing::info!(slept = ?now.saturating_sub(asleep), "the machine has slept");
+            asleep = now;
+            shared.woke.notify_waiters();
+        }
+    }
+}

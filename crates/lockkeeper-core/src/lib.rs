@@ -1,0 +1,54 @@
+//! The contract, the engine and the memory store of Lockkeeper.
+//!
+//! Users take the `lockkeeper` crate, which re-exports all of this. Authors of stores depend on this
+//! one and implement [`Backend`] and [`Claim`].
+//!
+//! Layers, top to bottom; each knows only the one below:
+//!
+//! - facades: [`Mutex`], [`RwLock`], [`Semaphore`], [`LockAll`], and their [`blocking`] twins;
+//! - the engine (private): ask, wait, hold, renew, release or lose;
+//! - the contract: [`Backend`], [`Claim`], [`Inspector`];
+//! - stores: [`Memory`] here, the others in crates of their own;
+//! - around them: [`Prefixed`], [`Slots`], [`Quorum`].
+
+mod backend;
+mod background;
+mod backoff;
+mod clock;
+mod driver;
+mod error;
+mod fence;
+mod guard;
+mod hold;
+mod inspect;
+mod keeper;
+mod lock_all;
+mod memory;
+mod mutex;
+mod name;
+mod options;
+mod owner;
+mod polling;
+mod rwlock;
+mod semaphore;
+mod ticket;
+
+pub use backend::{
+    Attempt, Backend, BoxFuture, Capabilities, Change, Claim, ClaimSpec, Fences, Grant, Inspector,
+    Kind, LockInfo, Mode, Party, Release, Renewal,
+};
+pub use background::Background;
+pub use error::{Error, ErrorKind, Result};
+pub use fence::Fence;
+pub use guard::Guard;
+pub use hold::{ReleaseOutcome, State};
+pub use inspect::{Event, Inspect, Watch, What};
+pub use keeper::Keeper;
+pub use lock_all::{Guards, LockAll};
+pub use memory::Memory;
+pub use mutex::Mutex;
+pub use name::{Label, Name};
+pub use owner::Owner;
+pub use rwlock::RwLock;
+pub use semaphore::Semaphore;
+pub use ticket::Ticket;

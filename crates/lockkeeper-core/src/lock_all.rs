@@ -1,0 +1,212 @@
+//! Several mutexes at once.
+
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+use crate::guard::Guard;
+use crate::hold::ReleaseOutcome;
+use crate::keeper::Keeper;
+use crate::name::Name;
+use crate::options::{Options, invalid, option_setters};
+
+/// Several mutexes, taken together: all or nothing.
+///
+/// They are taken one after the other in the order of their names, whatever order they were given
+/// in, so two who take overlapping sets never wait for each other in a circle. A name given twice is
+/// taken once. `max_wait` is for all of them together.
+///
+/// # Examples
+///
+/// ```
+/// use lockkeeper_core::{Keeper, Memory};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> lockkeeper_core::Result<()> {
+/// let keeper = Keeper::new(Memory::new());
+/// let guards = keeper.lock_all(["accounts/b", "accounts/a"]).lock().await?;
+/// assert!(guards.get("accounts/a").is_some());
+/// assert!(keeper.mutex("accounts/b").try_lock().await?.is_none());
+/// guards.release().await?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+pub struct LockAll {
+    keeper: Keeper,
+    names: Result<Vec<Name>>,
+    options: Options,
+}
+
+impl LockAll {
+    pub(crate) fn new(keeper: Keeper, names: Result<Vec<Name>>, options: Options) -> Self {
+        let names = names.and_then(|mut names| {
+            names.sort();
+            names.dedup();
+            if names.is_empty() { Err(invalid("lock_all needs a name")) } else { Ok(names) }
+        });
+        Self { keeper, names, options }
+    }
+
+    option_setters!(options);
+
+    /// Waits for all of them, for at most `max_wait` in all.
+    ///
+    /// # Errors
+    ///
+    /// As [`Mutex::lock`](crate::Mutex::lock), for the first that fails, and
+    /// [`Lost`](crate::ErrorKind::Lost) if one is lost while the others are awaited. Those that were
+    /// held by then are given back.
+    ///
+    /// # Cancel safety
+    ///
+    /// If dropped, those that are held by then are given back in the background.
+    pub async fn lock(&self) -> Result<Guards> {
+        let start = tokio::time::Instant::now();
+        match self.take(self.options.max_wait).await? {
+            Taken::All(guards) => Ok(guards),
+            Taken::Contended(name) => {
+                let store = self.keeper.shared.backend.name();
+                Err(Error::timed_out(start.elapsed()).at(store, "lock", &name))
+            }
+        }
+    }
+
+    /// Asks once for each; `None` if another holds or awaits one of them.
+    ///
+    /// # Errors
+    ///
+    /// As [`lock`](Self::lock), without `TimedOut`.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`lock`](Self::lock).
+    pub async fn try_lock(&self) -> Result<Option<Guards>> {
+        self.try_lock_for(Duration::ZERO).await
+    }
+
+    /// Waits for all of them for at most this long in all; zero is one attempt each.
+    ///
+    /// # Errors
+    ///
+    /// As [`lock`](Self::lock), without `TimedOut`.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`lock`](Self::lock).
+    pub async fn try_lock_for(&self, wait: Duration) -> Result<Option<Guards>> {
+        match self.take(Some(wait)).await? {
+            Taken::All(guards) => Ok(Some(guards)),
+            Taken::Contended(_) => Ok(None),
+        }
+    }
+
+    async fn take(&self, wait: Option<Duration>) -> Result<Taken> {
+        let start = tokio::time::Instant::now();
+        let mut guards = Guards(Vec::new());
+        for name in self.names.as_ref().map_err(Error::clone)? {
+            let left = wait.map_or(Duration::MAX, |wait| wait.saturating_sub(start.elapsed()));
+            let mutex = self.keeper.lock_with(name.clone(), self.options.clone());
+            // Holding some is worth nothing any more when one of them is lost.
+            match guards.while_held(mutex.try_lock_for(left)).await?? {
+                Some(guard) => guards.0.push(guard),
+                None => {
+                    let _ = guards.release().await;
+                    return Ok(Taken::Contended(name.clone()));
+                }
+            }
+        }
+        Ok(Taken::All(guards))
+    }
+}
+
+enum Taken {
+    All(Guards),
+    Contended(Name),
+}
+
+/// The guards of several mutexes, sorted by name.
+#[derive(Debug)]
+#[must_use = "dropping the guards gives the locks back at once"]
+pub struct Guards(Vec<Guard>);
+
+impl Guards {
+    /// The guard of one of the names.
+    pub fn get(&self, name: &str) -> Option<&Guard> {
+        self.0.binary_search_by(|guard| guard.name().cmp(name)).ok().map(|at| &self.0[at])
+    }
+
+    /// All of them, in the order of their names.
+    pub fn iter(&self) -> std::slice::Iter<'_, Guard> {
+        self.0.iter()
+    }
+
+    /// Whether all of them are held, as far as this process knows.
+    pub fn is_held(&self) -> bool {
+        self.iter().all(Guard::is_held)
+    }
+
+    /// Runs a future for as long as all of them are held, and drops it when one is lost.
+    ///
+    /// # Errors
+    ///
+    /// [`Lost`](crate::ErrorKind::Lost), with the name of the one that was lost.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping it drops the work. The guards still hold.
+    pub async fn while_held<F: Future>(&self, work: F) -> Result<F::Output> {
+        let mut tokens: Vec<_> = self
+            .iter()
+            .map(|guard| {
+                let token = guard.lost_token();
+                Box::pin(async move { token.cancelled().await })
+            })
+            .collect();
+        let any_lost = std::future::poll_fn(|cx| {
+            let lost = tokens.iter_mut().any(|token| token.as_mut().poll(cx).is_ready());
+            if lost { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+        });
+        let output = tokio::select! {
+            biased;
+            () = any_lost => None,
+            output = work => Some(output),
+        };
+        let lost = self.iter().find(|guard| !guard.is_held());
+        match (output, lost) {
+            (Some(output), None) => Ok(output),
+            (_, Some(guard)) => Err(guard.lost_error()),
+            // Only a guard that is not held ends the wait.
+            (None, None) => Err(Error::lost()),
+        }
+    }
+
+    /// Gives all of them back, and tells whether all were held until then.
+    ///
+    /// # Errors
+    ///
+    /// The first of [`Guard::release`]'s errors; the others are given back all the same.
+    ///
+    /// # Cancel safety
+    ///
+    /// If dropped, the rest is given back in the background.
+    pub async fn release(self) -> Result<ReleaseOutcome> {
+        let mut outcome = Ok(ReleaseOutcome::Released);
+        // The last one first: whoever waits for the first then finds the rest free.
+        for guard in self.0.into_iter().rev() {
+            match (guard.release().await, &outcome) {
+                (Ok(ReleaseOutcome::Released), _) | (_, Err(_)) => {}
+                (worse, Ok(_)) => outcome = worse,
+            }
+        }
+        outcome
+    }
+}
+
+impl<'a> IntoIterator for &'a Guards {
+    type Item = &'a Guard;
+    type IntoIter = std::slice::Iter<'a, Guard>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}

@@ -1,0 +1,361 @@
+//! The table of locks behind the memory store. Everything in it happens under one lock, at a time
+//! that the caller gives.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use crate::backend::{ClaimSpec, Kind, LockInfo, Mode, Party};
+use crate::fence::Fence;
+use crate::name::{Label, Name};
+use crate::owner::Owner;
+
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    entries: HashMap<(Kind, Name), Entry>,
+    /// The highest fence of all names: so a name need not be remembered for its fence.
+    last_fence: u64,
+}
+
+/// The answer to an ask.
+pub(super) enum Asked {
+    Granted(Fence),
+    Contended {
+        ticket: Option<u64>,
+        retry_after: Option<Duration>,
+        /// For one that is not queued: rung at the next change.
+        notice: Option<Arc<Notify>>,
+    },
+}
+
+/// What an owner is at the moment.
+pub(super) enum Standing {
+    Holds(Fence),
+    Waits,
+    Gone,
+}
+
+/// One lock or semaphore that is held or awaited. Removed when it is neither.
+#[derive(Debug)]
+struct Entry {
+    fence: Fence,
+    holders: Vec<Place>,
+    queue: BTreeMap<u64, Place>,
+    next_ticket: u64,
+    /// No place ends before this; renewals make it too early, never too late.
+    next_end: Instant,
+    notice: Option<Arc<Notify>>,
+}
+
+/// A holder or a waiter.
+#[derive(Debug)]
+struct Place {
+    owner: Owner,
+    label: Label,
+    mode: Mode,
+    ttl: Duration,
+    since: Instant,
+    /// `None` if past the end of the clock.
+    end: Option<Instant>,
+    bell: Option<Arc<Notify>>,
+}
+
+impl Place {
+    fn new(spec: &ClaimSpec, bell: Option<&Arc<Notify>>, now: Instant) -> Self {
+        Self {
+            owner: spec.owner,
+            label: spec.label.clone(),
+            mode: spec.mode,
+            ttl: spec.ttl,
+            since: now,
+            end: now.checked_add(spec.ttl),
+            bell: bell.cloned(),
+        }
+    }
+
+    fn has_ended(&self, now: Instant) -> bool {
+        self.end.is_some_and(|end| now >= end)
+    }
+
+    fn ring(&self) {
+        if let Some(bell) = &self.bell {
+            bell.notify_one();
+        }
+    }
+
+    fn party(&self, now: Instant, fence: Option<Fence>) -> Party {
+        Party {
+            owner: Some(self.owner),
+            label: self.label.clone(),
+            mode: self.mode,
+            fence,
+            age: Some(now.saturating_duration_since(self.since)),
+            remaining: self.end.map(|end| end.saturating_duration_since(now)),
+        }
+    }
+}
+
+impl Table {
+    pub(super) fn ask(
+        &mut self,
+        spec: &ClaimSpec,
+        ticket: Option<u64>,
+        floor: Option<Fence>,
+        bell: Option<&Arc<Notify>>,
+        now: Instant,
+    ) -> Asked {
+        let key = (spec.mode.kind(), spec.name.clone());
+        let last_fence = &mut self.last_fence;
+        let entry = self.entries.entry(key).or_insert_with(|| Entry::new(last_fence, now));
+        entry.advance(last_fence, now);
+        if let Some(holder) = entry.holders.iter_mut().find(|holder| holder.owner == spec.owner) {
+            holder.end = now.checked_add(spec.ttl);
+            return Asked::Granted(entry.raise(last_fence, floor));
+        }
+        let place = Place::new(spec, bell, now);
+        if entry.queue.is_empty() && entry.admits(spec.mode) {
+            entry.admit(place, last_fence);
+            return Asked::Granted(entry.raise(last_fence, floor));
+        }
+        let ticket = spec.queue.then(|| entry.queue_up(ticket, place));
+        // Only who is next need look when a lease ends: he moves the queue on for all.
+        let is_next = match ticket {
+            Some(ticket) => entry.queue.keys().next() == Some(&ticket),
+            None => true,
+        };
+        let ends = entry.holders.iter().filter_map(|holder| holder.end).min();
+        let retry_after = ends.filter(|_| is_next).map(|end| end.saturating_duration_since(now));
+        let notice = ticket.is_none().then(|| entry.notice.get_or_insert_default().clone());
+        Asked::Contended { ticket, retry_after, notice }
+    }
+
+    pub(super) fn standing(
+        &mut self,
+        spec: &ClaimSpec,
+        ticket: Option<u64>,
+        bell: &Arc<Notify>,
+    ) -> Standing {
+        let Some(entry) = self.entries.get_mut(&(spec.mode.kind(), spec.name.clone())) else {
+            return Standing::Gone;
+        };
+        if let Some(holder) = entry.holders.iter_mut().find(|holder| holder.owner == spec.owner) {
+            holder.bell = Some(bell.clone());
+            return Standing::Holds(entry.fence);
+        }
+        let waiter = ticket.and_then(|ticket| entry.queue.get(&ticket));
+        let waits = waiter.is_some_and(|waiter| waiter.owner == spec.owner);
+        if waits { Standing::Waits } else { Standing::Gone }
+    }
+
+    /// Renews a hold, in the given mode; false if there is none.
+    pub(super) fn renew(
+        &mut self,
+        spec: &ClaimSpec,
+        mode: Mode,
+        ttl: Duration,
+        now: Instant,
+    ) -> bool {
+        let last_fence = &mut self.last_fence;
+        let Some(entry) = self.entries.get_mut(&(spec.mode.kind(), spec.name.clone())) else {
+            return false;
+        };
+        entry.advance(last_fence, now);
+        let Some(holder) = entry.holders.iter_mut().find(|holder| holder.owner == spec.owner)
+        else {
+            return false;
+        };
+        holder.end = now.checked_add(ttl);
+        holder.ttl = ttl;
+        entry.next_end = holder.end.map_or(entry.next_end, |end| end.min(entry.next_end));
+        if holder.mode != mode {
+            holder.mode = mode;
+            entry.advance(last_fence, now);
+            entry.tell();
+        }
+        true
+    }
+
+    /// Removes an owner, and hands over; true if it held.
+    pub(super) fn release(&mut self, spec: &ClaimSpec, ticket: Option<u64>, now: Instant) -> bool {
+        let key = (spec.mode.kind(), spec.name.clone());
+        let Some(entry) = self.entries.get_mut(&key) else { return false };
+        // First the expired go, so that a hold that has ended does not count as released.
+        entry.advance(&mut self.last_fence, now);
+        let place = entry.holders.iter().position(|holder| holder.owner == spec.owner);
+        if let Some(place) = place {
+            entry.holders.swap_remove(place);
+        }
+        if let Some(ticket) = ticket {
+            entry.queue.remove(&ticket);
+        }
+        self.moved_on(&key, now);
+        place.is_some()
+    }
+
+    pub(super) fn break_lock(&mut self, name: &Name, now: Instant) -> usize {
+        let mut broken = 0;
+        for kind in [Kind::Lock, Kind::Semaphore] {
+            let key = (kind, name.clone());
+            let Some(entry) = self.entries.get_mut(&key) else { continue };
+            entry.advance(&mut self.last_fence, now);
+            for holder in entry.holders.drain(..) {
+                holder.ring();
+                broken += 1;
+            }
+            self.moved_on(&key, now);
+        }
+        broken
+    }
+
+    /// Lets in whoever can enter now, and forgets the entry if nobody is left.
+    fn moved_on(&mut self, key: &(Kind, Name), now: Instant) {
+        let Some(entry) = self.entries.get_mut(key) else { return };
+        entry.advance(&mut self.last_fence, now);
+        entry.tell();
+        if entry.holders.is_empty() && entry.queue.is_empty() {
+            self.entries.remove(key);
+        }
+    }
+
+    pub(super) fn list(&mut self, now: Instant, wanted: impl Fn(&str) -> bool) -> Vec<LockInfo> {
+        let last_fence = &mut self.last_fence;
+        self.entries.retain(|_, entry| {
+            entry.advance(last_fence, now);
+            !entry.holders.is_empty() || !entry.queue.is_empty()
+        });
+        let wanted = self.entries.iter().filter(|((_, name), _)| wanted(name));
+        let mut infos: Vec<LockInfo> = wanted
+            .map(|((kind, name), entry)| {
+                let fence = Some(entry.fence);
+                let mut holders: Vec<&Place> = entry.holders.iter().collect();
+                holders.sort_by_key(|holder| holder.since);
+                LockInfo {
+                    name: name.clone(),
+                    kind: *kind,
+                    holders: holders.into_iter().map(|place| place.party(now, fence)).collect(),
+                    waiters: entry.queue.values().map(|place| place.party(now, None)).collect(),
+                }
+            })
+            .collect();
+        infos.sort_by(|a, b| (&a.name, a.kind).cmp(&(&b.name, b.kind)));
+        infos
+    }
+}
+
+impl Entry {
+    fn new(last_fence: &mut u64, now: Instant) -> Self {
+        // Those who hold together have the same fence: at least that of any exclusive hold before.
+        *last_fence = (*last_fence).max(1);
+        Self {
+            fence: Fence::new(*last_fence).unwrap_or(Fence::MAX),
+            holders: Vec::with_capacity(1),
+            queue: BTreeMap::new(),
+            next_ticket: 0,
+            next_end: now,
+            notice: None,
+        }
+    }
+
+    /// Removes those whose time has ended, and lets in whoever can enter then.
+    fn advance(&mut self, last_fence: &mut u64, now: Instant) {
+        if now >= self.next_end {
+            let before = self.holders.len() + self.queue.len();
+            self.holders.retain(|place| {
+                let ended = place.has_ended(now);
+                if ended {
+                    place.ring();
+                }
+                !ended
+            });
+            self.queue.retain(|_, place| {
+                let ended = place.has_ended(now);
+                if ended {
+                    place.ring();
+                }
+                !ended
+            });
+            self.recount_end(now);
+            if self.holders.len() + self.queue.len() < before {
+                self.tell();
+            }
+        }
+        while let Some(next) = self.queue.first_entry() {
+            if !admits(&self.holders, next.get().mode) {
+                break;
+            }
+            let mut place = next.remove();
+            place.since = now;
+            place.end = now.checked_add(place.ttl);
+            place.ring();
+            self.admit(place, last_fence);
+        }
+    }
+
+    fn recount_end(&mut self, now: Instant) {
+        let places = self.holders.iter().chain(self.queue.values());
+        let far = now + Duration::from_secs(24 * 60 * 60);
+        self.next_end = places.filter_map(|place| place.end).min().unwrap_or(far).min(far);
+    }
+
+    fn admits(&self, mode: Mode) -> bool {
+        admits(&self.holders, mode)
+    }
+
+    fn admit(&mut self, place: Place, last_fence: &mut u64) {
+        if place.mode == Mode::Exclusive {
+            *last_fence += 1;
+            self.fence = Fence::new(*last_fence).unwrap_or(Fence::MAX);
+        }
+        self.next_end = place.end.map_or(self.next_end, |end| end.min(self.next_end));
+        self.holders.push(place);
+    }
+
+    fn raise(&mut self, last_fence: &mut u64, floor: Option<Fence>) -> Fence {
+        self.fence = floor.map_or(self.fence, |floor| floor.max(self.fence));
+        *last_fence = self.fence.get().max(*last_fence);
+        self.fence
+    }
+
+    /// Takes a place in the queue, or refreshes the one that is there.
+    fn queue_up(&mut self, ticket: Option<u64>, place: Place) -> u64 {
+        self.next_end = place.end.map_or(self.next_end, |end| end.min(self.next_end));
+        if let Some(ticket) = ticket
+            && let Some(waiter) = self.queue.get_mut(&ticket)
+            && waiter.owner == place.owner
+        {
+            waiter.end = place.end;
+            return ticket;
+        }
+        self.next_ticket += 1;
+        self.queue.insert(self.next_ticket, place);
+        self.next_ticket
+    }
+
+    /// Tells those who listen without being queued that something changed.
+    fn tell(&mut self) {
+        if let Some(notice) = self.notice.take() {
+            notice.notify_waiters();
+        }
+    }
+}
+
+/// Whether a claim may enter beside those who hold.
+fn admits(holders: &[Place], mode: Mode) -> bool {
+    match mode {
+        Mode::Exclusive => holders.is_empty(),
+        Mode::Shared => holders.iter().all(|holder| holder.mode == Mode::Shared),
+        Mode::Permits { take, of } => {
+            let (mut used, mut limit) = (u64::from(take), of);
+            for holder in holders {
+                if let Mode::Permits { take, of } = holder.mode {
+                    used += u64::from(take);
+                    limit = limit.min(of);
+                }
+            }
+            used <= u64::from(limit)
+        }
+    }
+}

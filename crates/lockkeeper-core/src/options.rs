@@ -1,0 +1,135 @@
+//! Options of a lock, checked in one place.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::name::Label;
+
+/// The longest ttl that is taken: a thousand years. Stores count in milliseconds, in 53 bits.
+const LONGEST_TTL: Duration = Duration::from_secs(1000 * 366 * 24 * 60 * 60);
+
+/// What is taken off every lease, because this machine's clock and the store's do not run at quite
+/// the same speed: 1 % and 2 ms.
+pub(crate) fn drift(lease: Duration) -> Duration {
+    lease / 100 + Duration::from_millis(2)
+}
+
+/// How long a lock lasts, how long to wait for it and who asks.
+///
+/// A [`Keeper`](crate::Keeper) has defaults, each lock made by it may differ. Values are checked when
+/// the lock is asked for, and what is wrong is an [`ErrorKind::InvalidOption`] before any I/O.
+#[derive(Debug, Clone)]
+pub(crate) struct Options {
+    pub(crate) ttl: Duration,
+    pub(crate) max_wait: Option<Duration>,
+    pub(crate) max_hold: Option<Duration>,
+    label: Option<Result<Label>>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { ttl: Duration::from_secs(30), max_wait: None, max_hold: None, label: None }
+    }
+}
+
+impl Options {
+    pub(crate) fn set_label(&mut self, label: impl Into<Arc<str>>) {
+        self.label = Some(Label::new(label));
+    }
+
+    pub(crate) fn label(&self) -> Result<Label> {
+        self.label.clone().unwrap_or_else(|| Ok(Label::default()))
+    }
+
+    /// The first lease to ask for: the ttl, unless the hold must end before.
+    pub(crate) fn lease(&self) -> Result<Duration> {
+        let lease = check_ttl(self.ttl)?;
+        match self.max_hold {
+            Some(max_hold) if max_hold <= drift(max_hold) => Err(invalid(format!(
+                "a max_hold of {max_hold:?} is too short: clock drift alone takes {:?}",
+                drift(max_hold)
+            ))),
+            Some(max_hold) => Ok(lease.min(max_hold)),
+            None => Ok(lease),
+        }
+    }
+}
+
+/// A ttl that leaves something after drift is taken off.
+pub(crate) fn check_ttl(ttl: Duration) -> Result<Duration> {
+    if ttl <= drift(ttl) {
+        let least = drift(ttl);
+        return Err(invalid(format!(
+            "a ttl of {ttl:?} is too short: clock drift alone takes {least:?}"
+        )));
+    }
+    if ttl > LONGEST_TTL {
+        return Err(invalid("a ttl of more than a thousand years is too long"));
+    }
+    Ok(ttl)
+}
+
+pub(crate) fn invalid(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::InvalidOption, message)
+}
+
+/// The setters that a keeper, every lock and its blocking twin have in common.
+macro_rules! option_setters {
+    ($($path:ident).+) => {
+        /// Sets how long the lock lasts in the store without renewal (30 s if not set).
+        ///
+        /// While the guard lives it is renewed every third of this, so the ttl is not a limit on how
+        /// long you may hold. It is how long the lock stays taken after your process died, and how
+        /// long it survives a store that does not answer.
+        #[must_use]
+        pub fn ttl(mut self, ttl: std::time::Duration) -> Self {
+            self.$($path).+.ttl = ttl;
+            self
+        }
+
+        /// Sets how long to wait for other holders (for ever if not set).
+        ///
+        /// Zero is one attempt. The first answer of the store is awaited for at least a second even
+        /// if this is shorter, so that a short wait does not turn a slow network into an error.
+        #[must_use]
+        pub fn max_wait(mut self, max_wait: std::time::Duration) -> Self {
+            self.$($path).+.max_wait = Some(max_wait);
+            self
+        }
+
+        /// Sets after how long a hold is lost even though its holder lives (never if not set).
+        ///
+        /// The lease is not renewed past that moment, so the guard says that it lost the lock, and
+        /// the store frees it. For a job that must not block the others for ever when it hangs.
+        #[must_use]
+        pub fn max_hold(mut self, max_hold: std::time::Duration) -> Self {
+            self.$($path).+.max_hold = Some(max_hold);
+            self
+        }
+
+        /// Sets who asks, for people who inspect the lock (host, process id and program if not set).
+        #[must_use]
+        pub fn label(mut self, label: impl Into<std::sync::Arc<str>>) -> Self {
+            self.$($path).+.set_label(label);
+            self
+        }
+    };
+}
+pub(crate) use option_setters;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ttl_must_be_longer_than_the_drift_and_at_most_a_thousand_years() {
+        for bad in [Duration::ZERO, Duration::from_millis(2), LONGEST_TTL * 2, Duration::MAX] {
+            assert_eq!(check_ttl(bad).unwrap_err().kind(), ErrorKind::InvalidOption, "{bad:?}");
+        }
+        let century = Duration::from_secs(100 * 366 * 24 * 60 * 60);
+        for good in [Duration::from_millis(3), Duration::from_secs(30), century, LONGEST_TTL] {
+            assert_eq!(check_ttl(good).unwrap(), good);
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! Owner ids.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::error::{Error, ErrorKind};
+
+/// A random 128-bit id, new for every claim: what a store compares to know whose a lock is.
+///
+/// Two guards never share one, even from clones of one `Mutex`: so two holds are always two owners.
+/// Whoever knows an owner id can renew and release its hold, so treat it like a ticket.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Owner(u128);
+
+impl Owner {
+    /// A new owner, from the operating system's random source.
+    ///
+    /// # Panics
+    ///
+    /// If the operating system has no randomness to give, which on a running system it always has.
+    /// A weaker source would let two owners be the same, which lets two in.
+    pub fn random() -> Self {
+        // Straight from the OS and not from a seeded generator in user space: that one's state is
+        // copied by fork, and parent and child would then draw the same owners.
+        let mut bytes = [0; 16];
+        getrandom::fill(&mut bytes).expect("the operating system has no randomness");
+        Self(u128::from_ne_bytes(bytes))
+    }
+}
+
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+impl fmt::Debug for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Owner({self})")
+    }
+}
+
+impl FromStr for Owner {
+    type Err = Error;
+
+    /// Reads what `Display` writes: 32 hexadecimal digits.
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let digits = text.len() == 32 && text.bytes().all(|b| b.is_ascii_hexdigit());
+        match u128::from_str_radix(text, 16) {
+            Ok(id) if digits => Ok(Self(id)),
+            _ => Err(Error::new(ErrorKind::Config, "an owner id is 32 hexadecimal digits")),
+        }
+    }
+}
+
+#[cfg(feature = "serde")]
+impl serde::Serialize for Owner {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+#[cfg(feature = "serde")]
+impl<'de> serde::Deserialize<'de> for Owner {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}

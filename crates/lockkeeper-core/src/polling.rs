@@ -1,0 +1,176 @@
+//! Who polls the driver of a claim, and when.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use crate::backend::{BoxFuture, Claim};
+use crate::driver::{Job, Plan, drive};
+use crate::error::Result;
+use crate::guard::Guard;
+use crate::hold::{Ending, Hold, ReleaseOutcome, Verdict};
+use crate::keeper::Shared;
+
+/// A claim's driver and whoever polls it at the moment.
+pub(crate) struct Driver {
+    pub(crate) hold: Arc<Hold>,
+    seat: Mutex<Seat>,
+}
+
+struct Seat {
+    /// `None` when all is done.
+    future: Option<BoxFuture<'static, ()>>,
+    tender: Option<Waker>,
+}
+
+impl Driver {
+    pub(crate) fn new(claim: Box<dyn Claim>, hold: Arc<Hold>, plan: Plan) -> Arc<Self> {
+        let job = Job { claim, hold: hold.clone(), plan };
+        let future: BoxFuture<'static, ()> = Box::pin(drive(job));
+        Arc::new(Self { hold, seat: Mutex::new(Seat { future: Some(future), tender: None }) })
+    }
+
+    fn seat(&self) -> MutexGuard<'_, Seat> {
+        // A store that panics poisons this; the tender then reports the hold as lost.
+        self.seat.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Drives on, in the caller's task.
+    pub(crate) fn poll(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let mut seat = self.seat();
+        let Some(future) = &mut seat.future else { return Poll::Ready(()) };
+        {
+            // Timers must belong to the keeper's runtime: the task that polls later may live longer
+            // than the runtime that polls now.
+            let _entered = self.hold.shared.enter();
+            if future.as_mut().poll(cx).is_pending() {
+                return Poll::Pending;
+            }
+        }
+        let (future, tender) = (seat.future.take(), seat.tender.take());
+        drop(seat);
+        drop(future);
+        if let Some(tender) = tender {
+            tender.wake();
+        }
+        Poll::Ready(())
+    }
+
+    /// Lets a task of the keeper's runtime drive from now on.
+    pub(crate) fn tend(self: &Arc<Self>) {
+        if self.seat().future.is_some() {
+            self.hold.shared.spawn(Tender(self.clone()));
+        }
+    }
+
+    /// Makes the tender look, because something was asked or another poller has gone.
+    pub(crate) fn nudge(&self) {
+        let tender = self.seat().tender.clone();
+        if let Some(tender) = tender {
+            tender.wake();
+        }
+    }
+}
+
+/// Drives in the background, for as long as there is something to drive.
+struct Tender(Arc<Driver>);
+
+impl Future for Tender {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let mut seat = self.0.seat();
+        if seat.future.is_none() {
+            return Poll::Ready(());
+        }
+        match &seat.tender {
+            Some(waker) if waker.will_wake(cx.waker()) => {}
+            _ => seat.tender = Some(cx.waker().clone()),
+        }
+        drop(seat);
+        self.0.poll(cx)
+    }
+}
+
+impl Drop for Tender {
+    fn drop(&mut self) {
+        // Dropped before the end: the runtime is shutting down, or the store panicked.
+        let future = self.0.seat().future.take();
+        if future.is_some() {
+            self.0.hold.abandoned();
+        }
+    }
+}
+
+
+/// An acquire: drives in the caller's task until there is a verdict.
+///
+/// Dropped before that, it leaves the driver to a tender, which releases whatever the store granted
+/// or is about to grant.
+pub(crate) struct Acquire(Option<Arc<Driver>>);
+
+/// What came of an acquire.
+pub(crate) enum Acquired {
+    Guard(Guard),
+    NotInTime { waited: std::time::Duration },
+}
+
+impl Acquire {
+    pub(crate) fn new(driver: Arc<Driver>) -> Self {
+        Self(Some(driver))
+    }
+}
+
+impl Future for Acquire {
+    type Output = Result<Acquired>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let driver = self.0.as_ref().expect("an acquire is not polled after it was ready");
+        let _ = driver.poll(cx);
+        let Some(verdict) = driver.hold.take_verdict() else { return Poll::Pending };
+        let driver = self.0.take().expect("it was there a moment ago");
+        driver.tend();
+        Poll::Ready(match verdict {
+            Verdict::Granted if driver.hold.is_abandoned() => Err(Shared::runtime_gone()),
+            Verdict::Granted => {
+                driver.hold.shared.watch();
+                Ok(Acquired::Guard(Guard::new(driver)))
+            }
+            Verdict::NotInTime { waited } => Ok(Acquired::NotInTime { waited }),
+            Verdict::Failed(error) => Err(error),
+        })
+    }
+}
+
+impl Drop for Acquire {
+    fn drop(&mut self) {
+        if let Some(driver) = self.0.take() {
+            driver.hold.end(Ending::Release);
+            driver.tend();
+        }
+    }
+}
+
+/// A release: drives in the caller's task until the store has answered once.
+///
+/// Dropped before that, or if the store failed, the tender goes on.
+pub(crate) struct Releasing(pub(crate) Arc<Driver>);
+
+impl Future for Releasing {
+    type Output = Result<ReleaseOutcome>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let _ = self.0.poll(cx);
+        match self.0.hold.take_outcome(cx.waker()) {
+            Some(outcome) => Poll::Ready(outcome),
+            None => Poll::Pending,
+        }
+    }
+}
+
+impl Drop for Releasing {
+    fn drop(&mut self) {
+        self.0.nudge();
+    }
+}
