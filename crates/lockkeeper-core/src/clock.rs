@@ -51,7 +51,7 @@ impl Moment {
 /// Sleeps until a moment; for ever if there is none.
 ///
 /// After the machine slept, the timer is late by as much: whoever waits for a deadline must also
-/// listen to the keeper's [watch](crate::keeper), which notices.
+/// listen to the keeper, whose steward notices.
 pub(crate) async fn sleep_until(moment: Option<Moment>) {
     let Some(moment) = moment else { return std::future::pending().await };
     loop {
@@ -76,16 +76,13 @@ mod real {
     #[cfg(target_os = "linux")]
     pub(crate) fn asleep() -> Duration {
         use rustix::time::{ClockId, clock_gettime};
-        let nanos = |clock| {
-            let time = clock_gettime(clock);
-            i128::from(time.tv_sec) * 1_000_000_000 + i128::from(time.tv_nsec)
-        };
-        let monotonic = nanos(ClockId::Monotonic);
-        let difference = nanos(ClockId::Boottime) - monotonic;
+        let (monotonic, boot) = (clock_gettime(ClockId::Monotonic), clock_gettime(ClockId::Boottime));
+        let (seconds, nanos) = (boot.tv_sec - monotonic.tv_sec, boot.tv_nsec - monotonic.tv_nsec);
+        let millis = seconds * 1000 + nanos / 1_000_000;
         // The two clocks are read one after the other; rounding keeps the difference the same from
         // one reading to the next, so that it does not look like a tiny sleep. Down would claim less
         // sleep than there was, by at most a millisecond: the drift allowance covers that.
-        Duration::from_millis(u64::try_from(difference / 1_000_000).unwrap_or(0))
+        Duration::from_millis(u64::try_from(millis).unwrap_or(0))
     }
 
     #[cfg(not(target_os = "linux"))]

@@ -94,6 +94,7 @@ impl Job {
 
     async fn acquire(&mut self) -> Result<Granted, Left> {
         let start = Moment::now();
+        let mut sent = start;
         let until = self.plan.wait.and_then(|wait| start.checked_add(wait));
         let one_shot = self.plan.wait == Some(Duration::ZERO);
         let ttl = self.hold.ttl();
@@ -105,7 +106,7 @@ impl Job {
             return Err(Left::Nothing);
         }
         loop {
-            let (sent, answer) = self.ask(until).await;
+            let answer = self.ask(sent, until).await;
             let pause = match answer {
                 Ok(Attempt::Granted(grant)) if self.accepts(sent, grant) => {
                     return self.unless_ended(Granted { sent, grant });
@@ -142,13 +143,13 @@ impl Job {
             if let Some(granted) = self.wait(pause, start, until, contended).await? {
                 return self.unless_ended(granted);
             }
+            sent = Moment::now();
         }
     }
 
     /// Asks once, and awaits the answer for as long as it can be worth anything. If the caller's time
     /// is up before, he is told; the answer is awaited all the same, to release what it grants.
-    async fn ask(&mut self, until: Option<Moment>) -> (Moment, Result<Attempt>) {
-        let sent = Moment::now();
+    async fn ask(&mut self, sent: Moment, until: Option<Moment>) -> Result<Attempt> {
         let longest = self.hold.ttl().min(LONGEST_ANSWER);
         let end = sent.add(longest);
         let floor = match self.hold.mode() {
@@ -161,13 +162,13 @@ impl Job {
         let mut attempt = self.claim.attempt(floor);
         if let Some(caller) = caller.filter(|caller| *caller < end) {
             if let Some(answer) = within(&mut attempt, caller).await {
-                return (sent, answer);
+                return answer;
             }
             let error = Error::no_answer(Moment::now().since(sent));
             self.hold.fail(Verdict::Failed(self.hold.error("lock", error)));
         }
         let answer = within(&mut attempt, end).await;
-        (sent, answer.unwrap_or_else(|| Err(Error::no_answer(longest))))
+        answer.unwrap_or_else(|| Err(Error::no_answer(longest)))
     }
 
     /// Waits for a notice, for the time to ask again, or for the end of the caller's patience.
@@ -411,9 +412,7 @@ impl Job {
     /// Releases until the store confirms it, or until any lease has run out by itself.
     async fn settle(&mut self) {
         self.hold.settling();
-        let ttl = self.hold.ttl();
-        let end = Moment::now().add(ttl);
-        let release = settle(&mut *self.claim, end, ttl, |error| {
+        let release = settle(&mut *self.claim, self.hold.ttl(), |error| {
             let error = self.hold.error("release", error.clone());
             self.hold.released(Err(error));
         });
@@ -430,28 +429,36 @@ impl Job {
     }
 }
 
-/// Releases a claim until the store confirms it or the end is reached, and tells of each failure.
+/// Releases a claim until the store confirms it or any lease must have run out, and tells of each
+/// failure.
 ///
 /// A release that gets no answer is sent again: it is idempotent, and the store may be back.
 pub(crate) async fn settle(
     claim: &mut dyn Claim,
-    end: Moment,
     ttl: Duration,
     failed: impl Fn(&Error),
 ) -> Option<Release> {
     let patience = ttl.clamp(Duration::from_secs(1), Duration::from_secs(10));
     let mut pauses = Backoff::new(Duration::from_millis(50), Duration::from_secs(10).min(ttl));
+    let mut end = None;
     loop {
-        let sent = Moment::now();
         let mut release = claim.release();
-        let error = match within(&mut release, sent.add(patience)).await {
+        let end_of_patience = async { sleep_until(Some(Moment::now().add(patience))).await };
+        let answer = tokio::select! {
+            biased;
+            answer = &mut release => Some(answer),
+            () = end_of_patience => None,
+        };
+        let error = match answer {
             Some(Ok(release)) => return Some(release),
             Some(Err(error)) => error,
             None => Error::no_answer(patience),
         };
         drop(release);
         failed(&error);
-        let again = Moment::now().add(pauses.next());
+        let now = Moment::now();
+        let end = *end.get_or_insert(now.add(ttl));
+        let again = now.add(pauses.next());
         if again >= end || !error.is_retryable() {
             return None;
         }

@@ -111,7 +111,7 @@ impl Guard {
     /// Releasing does not cancel it: end the work before you give the lock back.
     pub fn lost_token(&self) -> CancellationToken {
         // A child, so that nobody can announce a loss by cancelling his token.
-        self.driver.hold.lost.child_token()
+        self.driver.hold.lost_token().child_token()
     }
 
     /// Runs a future for as long as the lock is held, and drops it when the lock is lost.
@@ -141,9 +141,10 @@ impl Guard {
     /// # }
     /// ```
     pub async fn while_held<F: Future>(&self, work: F) -> Result<F::Output> {
+        let lost = self.driver.hold.lost_token();
         let output = tokio::select! {
             biased;
-            () = self.driver.hold.lost.cancelled() => None,
+            () = lost.cancelled() => None,
             output = work => Some(output),
         };
         match output {
@@ -266,7 +267,7 @@ impl Guard {
     /// Once polled, the lock is given back even if this is dropped: in the background then.
     pub async fn release(self) -> Result<ReleaseOutcome> {
         self.driver.hold.end(Ending::Release);
-        if self.driver.hold.state() == State::Lost {
+        if self.driver.hold.is_known_lost() {
             self.driver.nudge();
             return Ok(ReleaseOutcome::AlreadyLost);
         }

@@ -77,7 +77,6 @@ pub(crate) struct Hold {
     pub(crate) name: Name,
     pub(crate) owner: Owner,
     pub(crate) label: Label,
-    pub(crate) lost: CancellationToken,
     inner: Mutex<Inner>,
 }
 
@@ -99,7 +98,8 @@ struct Inner {
     /// Kept while a release is under way, so that `close` waits for it.
     under_way: Option<TaskTrackerToken>,
     done: bool,
-    abandoned: bool,
+    /// Made when somebody first wants to be told of a loss.
+    lost: Option<CancellationToken>,
 }
 
 impl Hold {
@@ -124,10 +124,9 @@ impl Hold {
             releaser: None,
             under_way: None,
             done: false,
-            abandoned: false,
+            lost: None,
         };
-        let lost = CancellationToken::new();
-        Self { shared, name, owner, label, lost, inner: Mutex::new(inner) }
+        Self { shared, name, owner, label, inner: Mutex::new(inner) }
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
@@ -148,6 +147,22 @@ impl Hold {
             return self.mark_lost(inner);
         }
         inner.state
+    }
+
+    /// What has been told so far, without a look at the clock.
+    pub(crate) fn is_known_lost(&self) -> bool {
+        self.inner().state == State::Lost
+    }
+
+    /// Cancelled when the hold is lost.
+    pub(crate) fn lost_token(&self) -> CancellationToken {
+        let mut inner = self.inner();
+        let lost = inner.state == State::Lost;
+        let token = inner.lost.get_or_insert_default().clone();
+        if lost {
+            token.cancel();
+        }
+        token
     }
 
     pub(crate) fn deadline(&self) -> Option<Moment> {
@@ -308,9 +323,12 @@ impl Hold {
     fn mark_lost(&self, mut inner: MutexGuard<'_, Inner>) -> State {
         inner.state = State::Lost;
         let fence = inner.fence.map(Fence::get);
+        let token = inner.lost.clone();
         // Wakers run foreign code: not under our lock.
         drop(inner);
-        self.lost.cancel();
+        if let Some(token) = token {
+            token.cancel();
+        }
         let (store, name) = (self.shared.backend.name(), self.name.escape_debug());
         tracing::warn!(store, %name, fence, "lock lost");
         State::Lost
@@ -351,11 +369,6 @@ impl Hold {
         self.lose();
         self.released(Err(self.error("release", Shared::runtime_gone())));
         self.finished();
-        self.inner().abandoned = true;
-    }
-
-    pub(crate) fn is_abandoned(&self) -> bool {
-        self.inner().abandoned
     }
 }
 

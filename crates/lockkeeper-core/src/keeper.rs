@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::runtime::{EnterGuard, Handle};
@@ -29,8 +29,8 @@ use crate::rwlock::RwLock;
 use crate::semaphore::Semaphore;
 use crate::ticket::Ticket;
 
-/// How often to look whether the machine has slept, while anything is held.
-const WATCH_EVERY: Duration = Duration::from_secs(1);
+/// How often to look whether the machine has slept.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// The entry: a store with default options, from which locks are made.
 ///
@@ -295,7 +295,10 @@ pub(crate) struct Shared {
     highest_fence: AtomicU64,
     /// Told when the machine has slept: timers are late then.
     woke: Notify,
-    watched: AtomicBool,
+    has_steward: AtomicBool,
+    /// Drivers of new guards, for the steward, and how it is told of them.
+    newcomers: std::sync::Mutex<Vec<Arc<Driver>>>,
+    came: Arc<Notify>,
     runtime_gone: AtomicBool,
 }
 
@@ -308,7 +311,9 @@ impl Shared {
             background: OnceLock::new(),
             highest_fence: AtomicU64::new(0),
             woke: Notify::new(),
-            watched: AtomicBool::new(false),
+            has_steward: AtomicBool::new(false),
+            newcomers: std::sync::Mutex::default(),
+            came: Arc::default(),
             runtime_gone: AtomicBool::new(false),
         }
     }
@@ -386,11 +391,31 @@ impl Shared {
         self.woke.notified().await;
     }
 
-    /// Sees to it that somebody looks whether the machine has slept. Begins with the first guard.
-    pub(crate) fn watch(self: &Arc<Self>) {
-        if !self.watched.load(Ordering::Relaxed) && !self.watched.swap(true, Ordering::Relaxed) {
-            self.spawn(watch(Watched(Arc::downgrade(self))));
+    /// Sees to it that a driver whose guard has just been made gets a tender, unless it is done
+    /// before the steward looks. False if there is no runtime any more to run one.
+    pub(crate) fn entrust(self: &Arc<Self>, driver: &Arc<Driver>) -> bool {
+        self.newcomers().push(driver.clone());
+        if !self.has_steward.load(Ordering::Relaxed)
+            && !self.has_steward.swap(true, Ordering::Relaxed)
+        {
+            self.spawn(steward(Estate(Arc::downgrade(self))));
         }
+        self.came.notify_one();
+        // The steward was dropped with its runtime; it may have missed this one.
+        !self.runtime_gone.load(Ordering::SeqCst)
+    }
+
+    /// A driver is done: if it was the last to come, as in a lock that is held for a moment only,
+    /// nobody need look after it.
+    pub(crate) fn dismiss(&self, driver: &Driver) {
+        let mut newcomers = self.newcomers();
+        if newcomers.last().is_some_and(|last| std::ptr::eq(&raw const **last, driver)) {
+            newcomers.pop();
+        }
+    }
+
+    fn newcomers(&self) -> MutexGuard<'_, Vec<Arc<Driver>>> {
+        self.newcomers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn closed_error() -> Error {
@@ -408,23 +433,39 @@ impl fmt::Debug for Shared {
     }
 }
 
-/// What the watch looks after. Dropped before the keeper, it tells that the runtime has gone.
-struct Watched(Weak<Shared>);
+/// What the steward looks after.
+struct Estate(Weak<Shared>);
 
-impl Drop for Watched {
+impl Drop for Estate {
     fn drop(&mut self) {
+        // Dropped before the keeper: the runtime is being shut down.
         if let Some(shared) = self.0.upgrade() {
-            shared.runtime_gone.store(true, Ordering::Relaxed);
+            shared.runtime_gone.store(true, Ordering::SeqCst);
+            let newcomers = std::mem::take(&mut *shared.newcomers());
+            for driver in newcomers {
+                driver.abandon();
+            }
         }
     }
 }
 
-/// Tells everybody when the machine has slept: a timer is late by as long as it did.
-async fn watch(watched: Watched) {
+/// One task for each keeper, from its first guard on. It gives every new guard a tender, in a batch
+/// and only if the guard is still there, which makes a lock that is held for a moment three times as
+/// cheap as spawning one for each. And it tells everybody when the machine has slept, because a timer
+/// is then late by as long as it did.
+async fn steward(estate: Estate) {
     let mut asleep = clock::asleep();
+    let Some(came) = estate.0.upgrade().map(|shared| shared.came.clone()) else { return };
     loop {
-        tokio::time::sleep(WATCH_EVERY).await;
-        let Some(shared) = watched.0.upgrade() else { return };
+        tokio::select! {
+            () = came.notified() => {}
+            () = tokio::time::sleep(LOOK_EVERY) => {}
+        }
+        let Some(shared) = estate.0.upgrade() else { return };
+        let newcomers = std::mem::take(&mut *shared.newcomers());
+        for driver in newcomers {
+            driver.tend();
+        }
         let now = clock::asleep();
         if now != asleep {
             tracing::info!(slept = ?now.saturating_sub(asleep), "the machine has slept");

@@ -51,8 +51,9 @@ impl Driver {
         let (future, tender) = (seat.future.take(), seat.tender.take());
         drop(seat);
         drop(future);
-        if let Some(tender) = tender {
-            tender.wake();
+        match tender {
+            Some(tender) => tender.wake(),
+            None => self.hold.shared.dismiss(self),
         }
         Poll::Ready(())
     }
@@ -61,6 +62,14 @@ impl Driver {
     pub(crate) fn tend(self: &Arc<Self>) {
         if self.seat().future.is_some() {
             self.hold.shared.spawn(Tender(self.clone()));
+        }
+    }
+
+    /// Nobody will drive any more: whoever relies on it is told, unless all is done.
+    pub(crate) fn abandon(&self) {
+        let future = self.seat().future.take();
+        if future.is_some() {
+            self.hold.abandoned();
         }
     }
 
@@ -95,11 +104,8 @@ impl Future for Tender {
 
 impl Drop for Tender {
     fn drop(&mut self) {
-        // Dropped before the end: the runtime is shutting down, or the store panicked.
-        let future = self.0.seat().future.take();
-        if future.is_some() {
-            self.0.hold.abandoned();
-        }
+        // Dropped before the end: the runtime is being shut down, or the store panicked.
+        self.0.abandon();
     }
 }
 
@@ -130,15 +136,22 @@ impl Future for Acquire {
         let _ = driver.poll(cx);
         let Some(verdict) = driver.hold.take_verdict() else { return Poll::Pending };
         let driver = self.0.take().expect("it was there a moment ago");
-        driver.tend();
         Poll::Ready(match verdict {
-            Verdict::Granted if driver.hold.is_abandoned() => Err(Shared::runtime_gone()),
             Verdict::Granted => {
-                driver.hold.shared.watch();
+                if !driver.hold.shared.entrust(&driver) {
+                    driver.abandon();
+                    return Poll::Ready(Err(Shared::runtime_gone()));
+                }
                 Ok(Acquired::Guard(Guard::new(driver)))
             }
-            Verdict::NotInTime { waited } => Ok(Acquired::NotInTime { waited }),
-            Verdict::Failed(error) => Err(error),
+            Verdict::NotInTime { waited } => {
+                driver.tend();
+                Ok(Acquired::NotInTime { waited })
+            }
+            Verdict::Failed(error) => {
+                driver.tend();
+                Err(error)
+            }
         })
     }
 }

@@ -32,4 +32,24 @@ async fn speed() {
     let t = std::time::Instant::now();
     for _ in 0..100000 { std::hint::black_box(Owner::random()); }
     println!("owner {:?}", t.elapsed()/100000);
+    let t = std::time::Instant::now();
+    for _ in 0..100000 { std::hint::black_box(std::time::Instant::now()); }
+    println!("instant {:?}", t.elapsed()/100000);
+    let t = std::time::Instant::now();
+    for _ in 0..100000 { std::hint::black_box(rustix::time::clock_gettime(rustix::time::ClockId::Boottime)); }
+    println!("boottime {:?}", t.elapsed()/100000);
+    let t = std::time::Instant::now();
+    for _ in 0..100000 { std::hint::black_box(rustix::time::clock_gettime(rustix::time::ClockId::Monotonic)); }
+    println!("mono {:?}", t.elapsed()/100000);
+    for _ in 0..3 {
+    let t = std::time::Instant::now();
+    for i in 0..100000 { m.lock().await.unwrap().release().await.unwrap(); if i%64==0 {tokio::task::yield_now().await} }
+    println!("lock+release yield {:?}", t.elapsed()/100000);
+    }
+    let t = std::time::Instant::now();
+    for i in 0..100000 { tokio::spawn(async {}); if i%64==0 {tokio::task::yield_now().await} }
+    println!("spawn {:?}", t.elapsed()/100000);
+    let t = std::time::Instant::now();
+    for i in 0..100000 { std::hint::black_box(tokio_util::sync::CancellationToken::new()); }
+    println!("token {:?}", t.elapsed()/100000);
 }

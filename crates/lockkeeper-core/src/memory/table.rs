@@ -191,7 +191,9 @@ impl Table {
         if let Some(ticket) = ticket {
             entry.queue.remove(&ticket);
         }
-        self.moved_on(&key, now);
+        if entry.move_on(&mut self.last_fence, now) {
+            self.entries.remove(&key);
+        }
         place.is_some()
     }
 
@@ -205,19 +207,11 @@ impl Table {
                 holder.ring();
                 broken += 1;
             }
-            self.moved_on(&key, now);
+            if entry.move_on(&mut self.last_fence, now) {
+                self.entries.remove(&key);
+            }
         }
         broken
-    }
-
-    /// Lets in whoever can enter now, and forgets the entry if nobody is left.
-    fn moved_on(&mut self, key: &(Kind, Name), now: Instant) {
-        let Some(entry) = self.entries.get_mut(key) else { return };
-        entry.advance(&mut self.last_fence, now);
-        entry.tell();
-        if entry.holders.is_empty() && entry.queue.is_empty() {
-            self.entries.remove(key);
-        }
     }
 
     pub(super) fn list(&mut self, now: Instant, wanted: impl Fn(&str) -> bool) -> Vec<LockInfo> {
@@ -292,6 +286,13 @@ impl Entry {
             place.ring();
             self.admit(place, last_fence);
         }
+    }
+
+    /// Lets in whoever can enter after somebody left; true if nobody is left at all.
+    fn move_on(&mut self, last_fence: &mut u64, now: Instant) -> bool {
+        self.advance(last_fence, now);
+        self.tell();
+        self.holders.is_empty() && self.queue.is_empty()
     }
 
     fn recount_end(&mut self, now: Instant) {
