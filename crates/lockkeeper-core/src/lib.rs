@@ -14,6 +14,7 @@
 mod backend;
 mod background;
 mod backoff;
+pub mod blocking;
 mod clock;
 mod driver;
 mod error;
@@ -21,6 +22,7 @@ mod fence;
 mod guard;
 mod hold;
 mod inspect;
+mod join;
 mod keeper;
 mod lock_all;
 mod memory;
@@ -29,8 +31,11 @@ mod name;
 mod options;
 mod owner;
 mod polling;
+mod prefixed;
+mod quorum;
 mod rwlock;
 mod semaphore;
+mod slots;
 mod ticket;
 
 pub use backend::{
@@ -49,6 +54,9 @@ pub use memory::Memory;
 pub use mutex::Mutex;
 pub use name::{Label, Name};
 pub use owner::Owner;
+pub use prefixed::Prefixed;
+pub use quorum::Quorum;
 pub use rwlock::RwLock;
 pub use semaphore::Semaphore;
+pub use slots::Slots;
 pub use ticket::Ticket;

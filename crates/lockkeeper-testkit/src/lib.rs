@@ -1,1 +1,6 @@
 //! stub
+
+pub mod history;
+pub mod proxy;
+#[cfg(unix)]
+pub mod server;

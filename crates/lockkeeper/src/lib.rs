@@ -1,1 +1,102 @@
-//! stub
+//! Distributed locks with tokio's words, on the store you already run.
+//!
+//! # The promise
+//!
+//! 1. **It knows when it has lost.** A guard says "lost" *before* the store could have given the lock
+//!    to someone else, whatever hangs, and work can be cancelled at that moment. Every grant carries a
+//!    fencing token that only grows.
+//! 2. **It leaks nothing.** Drop a future at any await, kill a process at any instruction, restart the
+//!    store: no lock stays held past its lease, no waiter stays queued, no key stays behind.
+//! 3. **It hands over at wire speed.** Releasing gives the lock to the next in line, in order, and
+//!    tells it: no polling, where the store can push.
+//!
+//! # A dozen lines
+//!
+//! ```
+//! use lockkeeper::Keeper;
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> lockkeeper::Result<()> {
+//! # if !cfg!(feature = "memory") { return Ok(()) }
+//! let keeper = Keeper::open("memory:").await?;
+//! let orders = keeper.mutex("orders/42");
+//!
+//! let guard = orders.lock().await?; // waits for whoever holds it
+//! assert!(orders.try_lock().await?.is_none()); // contention is not an error
+//!
+//! let fence = guard.fence(); // send it along with each write
+//! guard.while_held(async { println!("working under {fence:?}") }).await?; // stopped if lost
+//! guard.release().await?; // dropping it would do, too
+//!
+//! keeper.with_lock("orders/43", async |guard| println!("holding {}", guard.name())).await?;
+//! # keeper.close().await;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Which lock do I need?
+//!
+//! | what must not happen | lock |
+//! |---|---|
+//! | two at a time, in one process | `tokio::sync::Mutex`: you do not need this crate |
+//! | two at a time, in several processes | [`Mutex`] |
+//! | a writer beside anyone else; readers may be many | [`RwLock`] |
+//! | more than *n* at a time | [`Semaphore`] |
+//! | a change of several things by halves | [`LockAll`], from [`lock_all`] |
+//! | a lock that ends with the process that took it | [`Guard::detach`] and [`adopt`] |
+//!
+//! [`lock_all`]: lockkeeper_core::Keeper::lock_all
+//! [`adopt`]: lockkeeper_core::Keeper::adopt
+//!
+//! # What it does not promise
+//!
+//! - **Exclusion, if nobody checks the fence.** A process may be paused between a look at
+//!   [`is_held`](Guard::is_held) and the next line, for longer than its lease. It then writes while
+//!   another holds. Where that does harm, send the [`Fence`] along and let the thing you write to
+//!   refuse a lower one than it has seen.
+//! - **Exclusion, if clocks jump.** Leases are counted on this machine's clock and on the store's. An
+//!   allowance of 1 % and 2 ms covers their drift; nothing covers one that jumps or runs at
+//!   another speed.
+//! - **Re-entrancy.** Two guards exclude each other, even in one task.
+//! - **That the store keeps its word.** A store that forgets what it acknowledged gives a lock twice.
+//!   What each one guarantees stands in `docs/backends`.
+//! - **Other processes, on [`Memory`].** It excludes only the process that it lives in.
+//!
+//! # Features
+//!
+//! - `memory` (default): `memory:` URLs. Off, a production build cannot be configured to exclude
+//!   nobody but itself. The type [`Memory`] is always there, for tests.
+//! - `serde`: tickets, fences and what inspection tells can be written and read.
+
+mod keeper;
+mod open;
+
+pub use keeper::Keeper;
+
+// The locks, and what one has while holding them.
+pub use lockkeeper_core::{
+    Fence, Guard, Guards, Label, LockAll, Mutex, Name, Owner, ReleaseOutcome, RwLock, Semaphore,
+    State, Ticket,
+};
+
+// Errors.
+pub use lockkeeper_core::{Error, ErrorKind, Result};
+
+// A look into the store.
+pub use lockkeeper_core::{Event, Inspect, Kind, LockInfo, Party, Watch, What};
+
+// Stores, and what is put around them (`Prefixed`, `Slots` and `Quorum` come here).
+pub use lockkeeper_core::Memory;
+
+// The contract, for authors of stores.
+pub use lockkeeper_core::{
+    Attempt, Backend, Background, BoxFuture, Capabilities, Change, Claim, ClaimSpec, Fences, Grant,
+    Inspector, Mode, Release, Renewal,
+};
+
+// The blocking twins (`blocking` comes here).
+
+/// The code in the README, so that it is compiled and run.
+#[cfg(all(doctest, feature = "memory"))]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

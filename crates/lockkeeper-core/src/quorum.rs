@@ -1,0 +1,430 @@
+//! One store out of several independent ones: what Redlock is.
+
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use tokio::sync::Mutex as AsyncMutex;
+
+use crate::backend::{
+    Attempt, Backend, BoxFuture, Capabilities, Change, Claim, ClaimSpec, Fences, Grant, Inspector,
+    Mode, Release, Renewal,
+};
+use crate::background::Background;
+use crate::clock::{Moment, sleep_until};
+use crate::driver::settle;
+use crate::error::{Error, ErrorKind, Result};
+use crate::fence::Fence;
+
+/// A lock that is held when a majority of independent stores says so.
+///
+/// All nodes are asked in parallel, and the answer is there when a majority's is: a node that hangs
+/// costs nothing, and up to half of them, less one, may be down or have forgotten everything.
+///
+/// # What it guarantees
+///
+/// Two holds of a name never have a majority at the same time, as long as no majority of nodes
+/// forgets at once. The lease counts from before the first node was asked. The fence of a hold is at
+/// least the highest that any node of its majority gave, and is written back to a majority before the
+/// guard exists: so the next majority, which has a node in common with this one, gives a higher one.
+///
+/// # What it does not
+///
+/// There is no queue: whoever asks at the right moment gets it. No semaphores: permits cannot be
+/// counted by majority. A node that restarts without its data must stay away for a ttl, else it may
+/// give to a second what it had given to the first.
+#[derive(Debug, Clone)]
+pub struct Quorum {
+    nodes: Arc<[Arc<dyn Backend>]>,
+    node_timeout: Duration,
+}
+
+impl Quorum {
+    /// A quorum of nodes that know nothing of each other.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Config`] for fewer than three nodes, which could bear the loss of none, or for a
+    /// node without leases.
+    pub fn new(nodes: impl IntoIterator<Item = Arc<dyn Backend>>) -> Result<Self> {
+        let nodes: Arc<[Arc<dyn Backend>]> = nodes.into_iter().collect();
+        if nodes.len() < 3 {
+            let message = format!("a quorum has at least 3 nodes, not {}", nodes.len());
+            return Err(Error::new(ErrorKind::Config, message));
+        }
+        if nodes.iter().any(|node| !node.capabilities().leases) {
+            return Err(Error::new(ErrorKind::Config, "a quorum needs nodes with leases"));
+        }
+        Ok(Self { nodes, node_timeout: Duration::from_millis(500) })
+    }
+
+    /// Sets how long a node's answer is awaited if there is no majority without it (500 ms if not
+    /// set). Should be small beside the ttl.
+    #[must_use]
+    pub fn node_timeout(mut self, node_timeout: Duration) -> Self {
+        self.node_timeout = node_timeout;
+        self
+    }
+}
+
+impl Backend for Quorum {
+    fn name(&self) -> &'static str {
+        "quorum"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let every = |can: fn(Capabilities) -> bool| {
+            self.nodes.iter().all(|node| can(node.capabilities()))
+        };
+        let raisable = every(|node| node.fences == Fences::Raisable);
+        Capabilities {
+            leases: true,
+            fair: false,
+            push: false,
+            shared: every(|node| node.shared),
+            permits: false,
+            downgrade: every(|node| node.downgrade),
+            fences: if raisable { Fences::Raisable } else { Fences::None },
+        }
+    }
+
+    fn claim(&self, spec: ClaimSpec) -> Result<Box<dyn Claim>> {
+        if let Mode::Permits { .. } = spec.mode {
+            return Err(Error::unsupported("semaphores"));
+        }
+        let node = |node: &Arc<dyn Backend>| {
+            // No queue on any node: places in five queues would be five different places.
+            let claim = node.claim(ClaimSpec { queue: false, ..spec.clone() })?;
+            Ok(Node { claim: Arc::new(AsyncMutex::new(claim)), op: None })
+        };
+        let nodes = self.nodes.iter().map(node).collect::<Result<Vec<_>>>()?;
+        Ok(Box::new(QuorumClaim {
+            majority: nodes.len() / 2 + 1,
+            nodes,
+            raises: self.capabilities().fences == Fences::Raisable,
+            ttl: spec.ttl,
+            node_timeout: self.node_timeout.min(spec.ttl),
+            background: spec.background,
+            granted: false,
+        }))
+    }
+
+    fn inspector(&self) -> Option<&dyn Inspector> {
+        None
+    }
+}
+
+struct QuorumClaim {
+    nodes: Vec<Node>,
+    majority: usize,
+    raises: bool,
+    ttl: Duration,
+    node_timeout: Duration,
+    background: Background,
+    granted: bool,
+}
+
+/// One node's claim, and what it has been asked and not answered.
+struct Node {
+    claim: Arc<AsyncMutex<Box<dyn Claim>>>,
+    op: Option<Op>,
+}
+
+/// A question under way. Polled by whatever the quorum does next, and in the background if that is
+/// nothing.
+struct Op {
+    answer: BoxFuture<'static, Answer>,
+    releases: bool,
+}
+
+enum Answer {
+    Attempt(Result<Attempt>),
+    Renewal(Result<Renewal>),
+    Release(Option<Release>),
+}
+
+/// What to ask a node.
+#[derive(Clone, Copy)]
+enum Ask {
+    Attempt(Option<Fence>),
+    Renew(Duration),
+    Downgrade(Duration),
+    Release(Duration),
+}
+
+impl Node {
+    /// Asks; after what is under way, if that must not be overtaken.
+    fn ask(&mut self, ask: Ask, node_timeout: Duration) {
+        let releases = matches!(ask, Ask::Release(_));
+        // A release may not overtake an attempt, nor an attempt a release: the store could do them in
+        // the wrong order. Anything else that was not answered is given up: an answer lost.
+        let before = self.op.take().filter(|op| releases || op.releases);
+        let claim = self.claim.clone();
+        let answer = Box::pin(async move {
+            if let Some(before) = before {
+                let _ = tokio::time::timeout(node_timeout, before.answer).await;
+            }
+            let mut claim = claim.lock_owned().await;
+            match ask {
+                Ask::Attempt(floor) => Answer::Attempt(claim.attempt(floor).await),
+                Ask::Renew(ttl) => Answer::Renewal(claim.renew(ttl).await),
+                Ask::Downgrade(ttl) => Answer::Renewal(claim.downgrade(ttl).await),
+                Ask::Release(ttl) => Answer::Release(settle(&mut **claim, ttl, |_| {}).await),
+            }
+        });
+        self.op = Some(Op { answer, releases });
+    }
+}
+
+/// What a node has said in this round.
+#[derive(Clone)]
+enum Said {
+    Nothing,
+    Granted(Grant),
+    Contended(Option<Duration>),
+    Failed(Error),
+}
+
+impl QuorumClaim {
+    fn ask_all(&mut self, ask: Ask) {
+        for node in &mut self.nodes {
+            node.ask(ask, self.node_timeout);
+        }
+    }
+
+    /// The next answer of any node; `None` when none is to come, or none in time.
+    async fn next_answer(&mut self, end: Moment) -> Option<(usize, Answer)> {
+        let nodes = &mut self.nodes;
+        let answers = std::future::poll_fn(|cx| {
+            let mut awaited = false;
+            for (i, node) in nodes.iter_mut().enumerate() {
+                let Some(op) = &mut node.op else { continue };
+                if let Poll::Ready(answer) = op.answer.as_mut().poll(cx) {
+                    node.op = None;
+                    return Poll::Ready(Some((i, answer)));
+                }
+                awaited = true;
+            }
+            if awaited { Poll::Pending } else { Poll::Ready(None) }
+        });
+        tokio::select! {
+            biased;
+            answer = answers => answer,
+            () = sleep_until(Some(end)) => None,
+        }
+    }
+
+    async fn acquire(&mut self, floor: Option<Fence>) -> Result<Attempt> {
+        let end = Moment::now().add(self.node_timeout);
+        self.ask_all(Ask::Attempt(floor));
+        let mut said = vec![Said::Nothing; self.nodes.len()];
+        let mut fence = None;
+        while let Some((i, answer)) = self.next_answer(end).await {
+            said[i] = match answer {
+                Answer::Attempt(Ok(Attempt::Granted(grant))) => Said::Granted(grant),
+                Answer::Attempt(Ok(Attempt::Contended { retry_after })) => {
+                    Said::Contended(retry_after)
+                }
+                Answer::Attempt(Err(error)) => Said::Failed(error),
+                Answer::Renewal(_) | Answer::Release(_) => continue,
+            };
+            if self.raises && fence.is_none() && granted(&said, None).count() >= self.majority {
+                // From here on this is the fence, whatever the others say.
+                fence = granted(&said, None).filter_map(|(_, grant)| grant.fence).max();
+                for (i, _) in granted(&said, None).filter(|(_, grant)| grant.fence < fence) {
+                    self.nodes[i].ask(Ask::Attempt(fence), self.node_timeout);
+                }
+            } else if let Said::Granted(grant) = &said[i]
+                && grant.fence < fence
+            {
+                self.nodes[i].ask(Ask::Attempt(fence), self.node_timeout);
+            }
+            let leases = granted(&said, fence).filter_map(|(_, grant)| grant.valid_for);
+            if let Some(valid_for) = nth_longest(leases, self.majority)
+                && (fence.is_some() || !self.raises)
+            {
+                self.granted = true;
+                return Ok(Attempt::Granted(Grant { fence, valid_for: Some(valid_for) }));
+            }
+            let hopeless = |s: &&Said| matches!(s, Said::Contended(_) | Said::Failed(_));
+            if said.iter().filter(hopeless).count() > self.nodes.len() - self.majority {
+                break;
+            }
+        }
+        self.refused(&said)
+    }
+
+    /// No majority: what some nodes gave is given back, so that another can have one.
+    fn refused(&mut self, said: &[Said]) -> Result<Attempt> {
+        self.granted = false;
+        self.ask_all(Ask::Release(self.ttl));
+        let answered = said.iter().filter(|said| {
+            matches!(said, Said::Granted(_) | Said::Contended(_))
+        });
+        let answered = answered.count();
+        if answered < self.majority {
+            let why = said.iter().find_map(|said| match said {
+                Said::Failed(error) => Some(error.to_string()),
+                _ => None,
+            });
+            let why = why.unwrap_or_else(|| format!("no answer in {:?}", self.node_timeout));
+            let all = self.nodes.len();
+            let message = format!("only {answered} of {all} nodes answered: {why}");
+            return Err(Error::new(ErrorKind::Unavailable, message));
+        }
+        let hints = said.iter().filter_map(|said| match said {
+            Said::Contended(retry_after) => *retry_after,
+            _ => None,
+        });
+        Ok(Attempt::Contended { retry_after: hints.min() })
+    }
+
+    async fn renewal(&mut self, ask: Ask) -> Result<Renewal> {
+        let end = Moment::now().add(self.node_timeout);
+        self.ask_all(ask);
+        let (mut leases, mut lost, mut why) = (Vec::new(), 0, None);
+        while let Some((_, answer)) = self.next_answer(end).await {
+            match answer {
+                Answer::Renewal(Ok(Renewal::Renewed { valid_for })) => leases.push(valid_for),
+                Answer::Renewal(Ok(Renewal::Held)) => leases.push(Duration::MAX),
+                Answer::Renewal(Ok(Renewal::Lost)) => lost += 1,
+                Answer::Renewal(Err(error)) => why = Some(error),
+                Answer::Attempt(_) | Answer::Release(_) => {}
+            }
+            // Only a true majority renews: nodes that say nothing count for nothing.
+            if let Some(valid_for) = nth_longest(leases.iter().copied(), self.majority) {
+                self.granted = true;
+                return Ok(Renewal::Renewed { valid_for });
+            }
+            if lost > self.nodes.len() - self.majority {
+                return Ok(Renewal::Lost);
+            }
+        }
+        let (renewed, all) = (leases.len(), self.nodes.len());
+        let why = why.map_or_else(|| "the rest said nothing".to_owned(), |why| why.to_string());
+        let message = format!("only {renewed} of {all} nodes renewed: {why}");
+        Err(Error::new(ErrorKind::Unavailable, message))
+    }
+
+    async fn give_back(&mut self) -> Result<Release> {
+        let end = Moment::now().add(self.node_timeout);
+        self.ask_all(Ask::Release(self.ttl));
+        let (mut released, mut confirmed) = (0, 0);
+        while let Some((_, answer)) = self.next_answer(end).await {
+            if let Answer::Release(Some(release)) = answer {
+                confirmed += 1;
+                released += usize::from(release == Release::Released);
+            }
+            let silent = self.nodes.len() - confirmed;
+            if released >= self.majority || confirmed >= self.majority && silent == 0 {
+                break;
+            }
+            if confirmed >= self.majority && released + silent < self.majority {
+                break;
+            }
+        }
+        // A node that has not answered yet is seen to in the background.
+        self.finish_in_background();
+        if confirmed < self.majority {
+            let all = self.nodes.len();
+            let message = format!("only {confirmed} of {all} nodes confirmed the release");
+            return Err(Error::new(ErrorKind::Unavailable, message));
+        }
+        let held = self.granted && released + (self.nodes.len() - confirmed) >= self.majority;
+        self.granted = false;
+        Ok(if held { Release::Released } else { Release::WasNotHeld })
+    }
+
+    /// Leaves releases that are under way to the background.
+    fn finish_in_background(&mut self) {
+        for node in &mut self.nodes {
+            if let Some(op) = node.op.take_if(|op| op.releases) {
+                self.background.spawn(async move {
+                    op.answer.await;
+                });
+            }
+        }
+    }
+
+    async fn news(&mut self) -> Change {
+        let listen = |node: &Node| -> Option<BoxFuture<'static, Change>> {
+            let claim = node.claim.clone();
+            Some(Box::pin(async move { claim.lock_owned().await.changed().await }))
+        };
+        let mut ears: Vec<_> = self.nodes.iter().map(listen).collect();
+        let (mut lost, mut notices) = (0, 0);
+        let (granted, majority, all) = (self.granted, self.majority, self.nodes.len());
+        let nodes = &mut self.nodes;
+        std::future::poll_fn(|cx| {
+            for (node, ear) in nodes.iter_mut().zip(&mut ears) {
+                // What is under way goes on while we listen.
+                if let Some(op) = &mut node.op {
+                    if op.answer.as_mut().poll(cx).is_pending() {
+                        continue;
+                    }
+                    node.op = None;
+                }
+                let Some(Poll::Ready(change)) = ear.as_mut().map(|ear| ear.as_mut().poll(cx)) else {
+                    continue;
+                };
+                *ear = None;
+                match change {
+                    Change::Lost => lost += 1,
+                    Change::LookAgain | Change::Granted(_) => notices += 1,
+                }
+            }
+            if granted && lost > all - majority {
+                return Poll::Ready(Change::Lost);
+            }
+            // Whoever releases tells a majority. Asking at the first word would find the rest taken.
+            if (granted && notices > 0) || notices + lost >= majority {
+                return Poll::Ready(Change::LookAgain);
+            }
+            Poll::Pending
+        })
+        .await
+    }
+}
+
+/// The nodes that granted with at least this fence.
+fn granted(said: &[Said], fence: Option<Fence>) -> impl Iterator<Item = (usize, Grant)> {
+    said.iter().enumerate().filter_map(move |(i, said)| match said {
+        Said::Granted(grant) if grant.fence >= fence => Some((i, *grant)),
+        _ => None,
+    })
+}
+
+/// For how long at least `n` of them last.
+fn nth_longest(leases: impl Iterator<Item = Duration>, n: usize) -> Option<Duration> {
+    let mut leases: Vec<Duration> = leases.collect();
+    leases.sort_unstable_by(|a, b| b.cmp(a));
+    leases.get(n - 1).copied()
+}
+
+impl Claim for QuorumClaim {
+    fn attempt(&mut self, floor: Option<Fence>) -> BoxFuture<'_, Result<Attempt>> {
+        Box::pin(self.acquire(floor))
+    }
+
+    fn changed(&mut self) -> BoxFuture<'_, Change> {
+        Box::pin(self.news())
+    }
+
+    fn renew(&mut self, ttl: Duration) -> BoxFuture<'_, Result<Renewal>> {
+        Box::pin(self.renewal(Ask::Renew(ttl)))
+    }
+
+    fn downgrade(&mut self, ttl: Duration) -> BoxFuture<'_, Result<Renewal>> {
+        Box::pin(self.renewal(Ask::Downgrade(ttl)))
+    }
+
+    fn release(&mut self) -> BoxFuture<'_, Result<Release>> {
+        Box::pin(self.give_back())
+    }
+}
+
+impl Drop for QuorumClaim {
+    fn drop(&mut self) {
+        self.finish_in_background();
+    }
+}

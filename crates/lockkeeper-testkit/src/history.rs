@@ -1,0 +1,522 @@
+//! A checker for what a run really did: who held what, from when to when, with which fence.
+//!
+//! Workers note their holds in a [`History`], and [`History::check`] finds the holds that should not
+//! have been. A hold starts when the acquire has returned, and ends when the release is called, the
+//! loss is told or the deadline passes, whichever is first. That is never more than what the store
+//! granted, so two noted holds that overlap are two holders at once, and never a clock's doing.
+//!
+//! Times are nanoseconds of the machine's monotonic clock, which all its processes share: a worker
+//! process prints its [`Hold`]s as lines, and the test that started it reads them back. The clock is
+//! the real one even where tokio's is paused.
+
+use std::cmp::Reverse;
+use std::collections::hash_map::{Entry, HashMap};
+use std::collections::{BTreeMap, BinaryHeap};
+use std::fmt;
+use std::str::FromStr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use lockkeeper_core::{Fence, Kind, Mode};
+
+/// All that was noted of a run. Clones are handles to the same history.
+///
+/// # Examples
+///
+/// ```
+/// use lockkeeper_core::Mode;
+/// use lockkeeper_testkit::history::History;
+///
+/// let history = History::new();
+/// let first = history.begin("orders", 1, Mode::Exclusive, None);
+/// let second = history.begin("orders", 2, Mode::Exclusive, None);
+/// first.end();
+/// second.end();
+/// let violations = history.check().unwrap_err();
+/// assert!(violations[0].to_string().starts_with("two holds overlap"));
+/// ```
+#[derive(Debug, Clone, Default)]
+pub struct History(Arc<Mutex<Records>>);
+
+#[derive(Debug, Default)]
+struct Records {
+    /// By number, so that one can be discarded and the others keep theirs.
+    holds: BTreeMap<u64, Hold>,
+    next: u64,
+    /// The numbers of holds that came from elsewhere, by name, owner and start.
+    added: HashMap<(String, String, u64), u64>,
+}
+
+impl Records {
+    fn push(&mut self, hold: Hold) -> u64 {
+        let number = self.next;
+        self.next += 1;
+        self.holds.insert(number, hold);
+        number
+    }
+}
+
+impl History {
+    /// An empty history.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Notes a hold that starts now. Call it when the acquire has returned.
+    pub fn begin(
+        &self,
+        name: &str,
+        owner: impl fmt::Display,
+        mode: Mode,
+        fence: Option<Fence>,
+    ) -> Open {
+        let (name, owner) = (name.to_owned(), owner.to_string());
+        let mut records = self.records();
+        // The time is taken under the lock: so the order of the records is the order of the starts.
+        let number = records.push(Hold { name, owner, mode, fence, start: now(), end: None });
+        Open { history: self.clone(), number, discarded: false }
+    }
+
+    /// Adds a hold that was noted elsewhere. Added again, with the same name, owner and start, it
+    /// replaces what was known: so a worker can print a hold when it begins, and once more, with its
+    /// end, if it lives to see it.
+    pub fn add(&self, hold: Hold) {
+        let records = &mut *self.records();
+        match records.added.entry((hold.name.clone(), hold.owner.clone(), hold.start)) {
+            Entry::Occupied(known) => {
+                records.holds.insert(*known.get(), hold);
+            }
+            Entry::Vacant(new) => {
+                new.insert(records.next);
+                records.push(hold);
+            }
+        }
+    }
+
+    /// Ends every hold that has not ended by then: `end` is when the process that noted them, and
+    /// nobody else in this history, was killed.
+    pub fn end_all(&self, end: u64) {
+        for hold in self.records().holds.values_mut() {
+            hold.end = Some(hold.end.map_or(end, |known| known.min(end)));
+        }
+    }
+
+    /// All holds, in the order in which they were noted.
+    pub fn holds(&self) -> Vec<Hold> {
+        self.records().holds.values().cloned().collect()
+    }
+
+    /// Looks for holds that should not have been.
+    ///
+    /// Locks and semaphores of one name are looked at apart, since they never meet. A hold without a
+    /// fence is left out of the order of fences; a hold without an end holds for ever.
+    ///
+    /// # Errors
+    ///
+    /// Every violation found. Of a hold that meets several others, only one meeting is told.
+    pub fn check(&self) -> Result<Summary, Vec<Violation>> {
+        let records = self.records();
+        let (mut holds, reversed): (Vec<&Hold>, Vec<&Hold>) =
+            records.holds.values().partition(|hold| hold.start <= hold.last());
+        let mut violations: Vec<Violation> =
+            reversed.into_iter().cloned().map(Violation::EndsBeforeStart).collect();
+
+        // Where two start in the same nanosecond, the one that is over in it was first. The fence
+        // decides between two that are both over: their true order is unknown.
+        holds.sort_by_key(|h| (&h.name, h.mode.kind(), h.start, h.last(), h.fence));
+        let mut summary = Summary::default();
+        for group in holds.chunk_by(|a, b| a.name == b.name && a.mode.kind() == b.mode.kind()) {
+            match group[0].mode.kind() {
+                Kind::Lock => {
+                    find_overlaps(group, &mut violations);
+                    find_low_fences(group, &mut violations);
+                }
+                Kind::Semaphore => find_crowds(group, &mut violations),
+            }
+            summary.add(group);
+        }
+        if violations.is_empty() { Ok(summary) } else { Err(violations) }
+    }
+
+    /// Checks, and fails the test with one line for each violation.
+    ///
+    /// # Panics
+    ///
+    /// If [`check`](Self::check) finds a violation.
+    #[track_caller]
+    pub fn assert_clean(&self) -> Summary {
+        match self.check() {
+            Ok(summary) => summary,
+            Err(violations) => {
+                let lines: Vec<String> = violations.iter().map(Violation::to_string).collect();
+                panic!("the history has {} violations:\n{}", lines.len(), lines.join("\n"));
+            }
+        }
+    }
+
+    fn records(&self) -> MutexGuard<'_, Records> {
+        // A worker that panicked has left whole records behind: each is written in one step.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Each exclusive hold must start after all before it have ended, each shared one after all
+/// exclusive ones before it.
+fn find_overlaps(group: &[&Hold], violations: &mut Vec<Violation>) {
+    // It is enough to remember who stays the longest: if that one is gone, all are.
+    let mut longest: Option<&Hold> = None;
+    let mut longest_exclusive: Option<&Hold> = None;
+    for &hold in group {
+        let exclusive = hold.mode == Mode::Exclusive;
+        let other = if exclusive { longest } else { longest_exclusive };
+        if let Some(other) = other.filter(|other| other.last() > hold.start) {
+            violations.push(Violation::Overlap { first: other.clone(), second: hold.clone() });
+        }
+        if longest.is_none_or(|other| hold.last() > other.last()) {
+            longest = Some(hold);
+        }
+        if exclusive && longest_exclusive.is_none_or(|other| hold.last() > other.last()) {
+            longest_exclusive = Some(hold);
+        }
+    }
+}
+
+/// An exclusive hold's fence must be above those of all exclusive holds before it, a shared one's
+/// not below them.
+fn find_low_fences(group: &[&Hold], violations: &mut Vec<Violation>) {
+    let mut highest: Option<&Hold> = None;
+    for &hold in group.iter().filter(|hold| hold.fence.is_some()) {
+        let exclusive = hold.mode == Mode::Exclusive;
+        let too_low = |other: &Hold| {
+            if exclusive { hold.fence <= other.fence } else { hold.fence < other.fence }
+        };
+        match highest {
+            Some(other) if too_low(other) => {
+                violations.push(Violation::Fence { before: other.clone(), after: hold.clone() });
+            }
+            _ if exclusive => highest = Some(hold),
+            _ => {}
+        }
+    }
+}
+
+/// The permits in use must never be more than the smallest `of` of those who hold.
+fn find_crowds(group: &[&Hold], violations: &mut Vec<Violation>) {
+    let mut ends = BinaryHeap::new();
+    let mut in_use = 0;
+    let mut limits: BTreeMap<u32, usize> = BTreeMap::new();
+    for &hold in group {
+        while let Some(&Reverse((end, take, of))) = ends.peek()
+            && end <= hold.start
+        {
+            ends.pop();
+            in_use -= u64::from(take);
+            if let Some(count) = limits.get_mut(&of) {
+                *count -= 1;
+                if *count == 0 {
+                    limits.remove(&of);
+                }
+            }
+        }
+        let Mode::Permits { take, of } = hold.mode else { continue };
+        ends.push(Reverse((hold.last(), take, of)));
+        in_use += u64::from(take);
+        *limits.entry(of).or_default() += 1;
+        let of = limits.keys().next().copied().unwrap_or(of);
+        if in_use > u64::from(of) {
+            violations.push(Violation::Crowd { last: hold.clone(), in_use, of });
+        }
+    }
+}
+
+/// A hold that has been noted and goes on. Dropping it ends it, as dropping a guard releases.
+///
+/// Declare it after the guard it stands for: then it is dropped, and the hold noted as ended, before
+/// the guard releases.
+#[derive(Debug)]
+#[must_use = "dropping it ends the hold"]
+pub struct Open {
+    history: History,
+    number: u64,
+    discarded: bool,
+}
+
+impl Open {
+    /// The hold as it is known by now.
+    pub fn hold(&self) -> Hold {
+        self.history.records().holds[&self.number].clone()
+    }
+
+    /// Notes until when the hold lasts if it is not renewed: the guard's `expires_at`. Called again, it
+    /// replaces the deadline before.
+    pub fn until(&self, deadline: Instant) {
+        let (nanos, instant) = (now(), Instant::now());
+        let end = match deadline.checked_duration_since(instant) {
+            Some(left) => nanos.saturating_add(left.as_nanos().try_into().unwrap_or(u64::MAX)),
+            None => nanos.saturating_sub(
+                instant.duration_since(deadline).as_nanos().try_into().unwrap_or(u64::MAX),
+            ),
+        };
+        self.change(|hold| hold.end = Some(end));
+    }
+
+    /// Ends the hold now, or at its deadline if that has passed. Call it before the release.
+    pub fn end(self) -> Hold {
+        self.finish();
+        self.hold()
+    }
+
+    /// Takes the hold back, as if it had not been noted.
+    ///
+    /// For a worker that was paused between acquire and [`begin`](History::begin) for longer than
+    /// the lease: if the guard no longer holds *after* `begin`, this hold never was one.
+    pub fn discard(mut self) {
+        self.discarded = true;
+    }
+
+    fn finish(&self) {
+        self.change(|hold| {
+            let now = now();
+            hold.end = Some(hold.end.map_or(now, |deadline| deadline.min(now)));
+        });
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Hold)) {
+        if let Some(hold) = self.history.records().holds.get_mut(&self.number) {
+            change(hold);
+        }
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        if self.discarded {
+            self.history.records().holds.remove(&self.number);
+        } else {
+            self.finish();
+        }
+    }
+}
+
+/// One hold, from when it was got to when it was given up, lost or ran out.
+///
+/// As text it is one line of six fields, each without blanks: name, owner, mode, fence, start, end.
+/// What there is not is `-`.
+///
+/// ```text
+/// orders 4f1c exclusive 17 1000 2000
+/// workers 90ab permits:2/5 - 1500 -
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hold {
+    /// The name that is held.
+    pub name: String,
+    /// Who holds it.
+    pub owner: String,
+    /// How much of it.
+    pub mode: Mode,
+    /// The fencing token, if the store gave one.
+    pub fence: Option<Fence>,
+    /// When the acquire had returned, on the clock of [`now`].
+    pub start: u64,
+    /// When it was released, lost or ran out; `None` if it still holds.
+    pub end: Option<u64>,
+}
+
+impl Hold {
+    /// The end, which for one that still holds is the end of time.
+    fn last(&self) -> u64 {
+        self.end.unwrap_or(u64::MAX)
+    }
+}
+
+impl fmt::Display for Hold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} ", escape(&self.name), escape(&self.owner))?;
+        match self.mode {
+            Mode::Exclusive => f.write_str("exclusive")?,
+            Mode::Shared => f.write_str("shared")?,
+            Mode::Permits { take, of } => write!(f, "permits:{take}/{of}")?,
+        }
+        let or_dash = |number: Option<u64>| number.map_or("-".to_owned(), |n| n.to_string());
+        write!(f, " {} {} {}", or_dash(self.fence.map(Fence::get)), self.start, or_dash(self.end))
+    }
+}
+
+impl FromStr for Hold {
+    type Err = ParseHoldError;
+
+    /// Reads what `Display` writes.
+    fn from_str(line: &str) -> Result<Self, ParseHoldError> {
+        parse(line).ok_or_else(|| ParseHoldError(line.to_owned()))
+    }
+}
+
+fn parse(line: &str) -> Option<Hold> {
+    let fields: Vec<&str> = line.split(' ').collect();
+    let [name, owner, mode, fence, start, end] = fields[..] else { return None };
+    let unless_dash = |text: &str| match text {
+        "-" => Some(None),
+        number => number.parse::<u64>().ok().map(Some),
+    };
+    let mode = match mode {
+        "exclusive" => Mode::Exclusive,
+        "shared" => Mode::Shared,
+        permits => {
+            let (take, of) = permits.strip_prefix("permits:")?.split_once('/')?;
+            Mode::Permits { take: take.parse().ok()?, of: of.parse().ok()? }
+        }
+    };
+    let fence = match unless_dash(fence)? {
+        Some(number) => Some(Fence::new(number)?),
+        None => None,
+    };
+    let (start, end) = (start.parse().ok()?, unless_dash(end)?);
+    Some(Hold { name: unescape(name)?, owner: unescape(owner)?, mode, fence, start, end })
+}
+
+/// Writes what would break a line of fields as `%` and two hexadecimal digits.
+fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c == ' ' || c == '%' || c.is_ascii_control() {
+            escaped += &format!("%{:02x}", u32::from(c));
+        } else {
+            escaped.push(c);
+        }
+    }
+    escaped
+}
+
+fn unescape(text: &str) -> Option<String> {
+    let mut parts = text.split('%');
+    let mut plain = parts.next()?.to_owned();
+    for part in parts {
+        let (digits, rest) = part.split_at_checked(2)?;
+        let byte = u8::from_str_radix(digits, 16).ok().filter(u8::is_ascii)?;
+        plain.push(char::from(byte));
+        plain += rest;
+    }
+    Some(plain)
+}
+
+/// A line that is not a [`Hold`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ParseHoldError(String);
+
+impl fmt::Display for ParseHoldError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "not a hold (name owner mode fence start end): {:?}", self.0)
+    }
+}
+
+impl std::error::Error for ParseHoldError {}
+
+/// What a clean history contains, so that a test can tell that it tested something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Summary {
+    /// How many holds there are.
+    pub holds: usize,
+    /// Of how many locks and semaphores.
+    pub names: usize,
+    /// How many of them have not ended.
+    pub open: usize,
+    /// The most holds that one name had at the same time.
+    pub most_at_once: usize,
+}
+
+impl Summary {
+    /// Counts in the holds of one name, which are sorted by their starts.
+    fn add(&mut self, group: &[&Hold]) {
+        self.holds += group.len();
+        self.names += 1;
+        self.open += group.iter().filter(|hold| hold.end.is_none()).count();
+        let mut ends: Vec<u64> = group.iter().map(|hold| hold.last()).collect();
+        ends.sort_unstable();
+        let mut ended = 0;
+        for (earlier, hold) in group.iter().enumerate() {
+            // A hold that ends in its first nanosecond was there too: it is not among the ended yet.
+            while ended < earlier && ends[ended] <= hold.start {
+                ended += 1;
+            }
+            self.most_at_once = self.most_at_once.max(earlier + 1 - ended);
+        }
+    }
+}
+
+/// Something that should not have been.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Violation {
+    /// Two held at once of which one was exclusive.
+    Overlap {
+        /// The one that was there.
+        first: Hold,
+        /// The one that was let in beside it.
+        second: Hold,
+    },
+    /// More permits were in use than the smallest `of` of those who held.
+    Crowd {
+        /// The hold with which it was too many.
+        last: Hold,
+        /// How many permits were in use with it.
+        in_use: u64,
+        /// How many there were.
+        of: u32,
+    },
+    /// A fence was not above that of an exclusive hold before it; or, of a shared hold, below it.
+    Fence {
+        /// The exclusive hold before.
+        before: Hold,
+        /// The hold with the fence that is too low.
+        after: Hold,
+    },
+    /// A hold ended before it started: whoever noted it is wrong.
+    EndsBeforeStart(Hold),
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Overlap { first, second } => {
+                write!(f, "two holds overlap: [{first}] and [{second}]")
+            }
+            Self::Crowd { last, in_use, of } => {
+                write!(f, "{in_use} of {of} permits are in use, with [{last}]")
+            }
+            Self::Fence { before, after } => {
+                write!(f, "a fence does not rise: [{before}], then [{after}]")
+            }
+            Self::EndsBeforeStart(hold) => write!(f, "a hold ends before it starts: [{hold}]"),
+        }
+    }
+}
+
+/// The time on the clock of histories: nanoseconds that all processes of this machine count alike.
+pub fn now() -> u64 {
+    monotonic::nanos()
+}
+
+#[cfg(unix)]
+mod monotonic {
+    use rustix::time::{ClockId, clock_gettime};
+
+    pub(super) fn nanos() -> u64 {
+        let time = clock_gettime(ClockId::Monotonic);
+        let nanos = i128::from(time.tv_sec) * 1_000_000_000 + i128::from(time.tv_nsec);
+        u64::try_from(nanos).unwrap_or(0)
+    }
+}
+
+/// Elsewhere std offers no monotonic clock that processes share.
+#[cfg(not(unix))]
+mod monotonic {
+    use std::time::{SystemTime, UNIX_EPOCH};
+
+    pub(super) fn nanos() -> u64 {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        since.as_nanos().try_into().unwrap_or(u64::MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests;

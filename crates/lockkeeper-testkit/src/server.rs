@@ -1,0 +1,349 @@
+//! Real servers for tests: started on free ports in temporary directories, stopped by process id.
+//!
+//! ```no_run
+//! use lockkeeper_testkit::server::RedisServer;
+//!
+//! let mut redis = RedisServer::start_or_panic();
+//! println!("{}", redis.url());
+//! redis.kill9();
+//! redis.restart().unwrap();
+//! ```
+//!
+//! A server ends when it is dropped, and so also when the test panics; only a test process that is
+//! itself killed leaves its servers behind. Everything here blocks: in an async test, servers that
+//! take long to start hold up the thread.
+
+mod binaries;
+mod postgres;
+mod redis;
+
+pub use binaries::Binaries;
+pub use postgres::PostgresServer;
+pub use redis::RedisServer;
+
+use std::fmt;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
+use tempfile::TempDir;
+
+/// How long a server may take to come up, and to go down when asked to.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// How long to wait before looking again, where there is nothing to wait on.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// A running server of either kind: what [`RedisServer`] and [`PostgresServer`] have in common.
+pub struct Server {
+    recipe: Box<dyn Recipe>,
+    port: u16,
+    dir: TempDir,
+    /// The last process that was started.
+    pid: Pid,
+    /// That process, unless it was killed.
+    child: Option<Child>,
+}
+
+/// What differs between one kind of server and another.
+trait Recipe: Send + Sync {
+    /// Its name in messages.
+    fn name(&self) -> &'static str;
+
+    /// Its address, for a client.
+    fn url(&self, port: u16) -> String;
+
+    /// Prepares a new directory.
+    fn prepare(&self, dir: &Path) -> Result<(), StartError>;
+
+    /// The command that runs it in the foreground.
+    fn command(&self, dir: &Path, port: u16) -> Command;
+
+    /// Asks the server whether it is there. `Ok(true)` only if it is the one with this process id and
+    /// directory: on a port that was raced for, it may be another's.
+    fn ask(&self, stream: TcpStream, pid: Pid, dir: &Path) -> io::Result<bool>;
+
+    /// Ends it in the way that leaves nothing behind.
+    fn shutdown_signal(&self) -> Signal;
+
+    /// Removes what only an orderly shutdown would, after all its processes were killed.
+    fn clean_up(&self, dir: &Path);
+}
+
+impl Server {
+    fn launch(recipe: impl Recipe + 'static) -> Result<Self, StartError> {
+        let recipe = Box::new(recipe);
+        let name = recipe.name();
+        let dir = tempfile::Builder::new().prefix("lockkeeper-").tempdir();
+        let dir = dir.map_err(|e| StartError(format!("{name}: no temporary directory: {e}")))?;
+        recipe.prepare(dir.path())?;
+        for _ in 0..10 {
+            let port = free_port()?;
+            match spawn(&*recipe, dir.path(), port)? {
+                Some(child) => {
+                    let pid = Pid::from_child(&child);
+                    return Ok(Self { recipe, port, dir, pid, child: Some(child) });
+                }
+                None => continue,
+            }
+        }
+        Err(StartError(format!("{name}: every port that was free was taken before it could bind")))
+    }
+
+    /// The port it listens on, on 127.0.0.1. It stays the same over restarts.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// The address it listens on: a target for a [`Proxy`](crate::proxy::Proxy).
+    pub fn addr(&self) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, self.port).into()
+    }
+
+    /// The address for a client: `redis://127.0.0.1:PORT/` or
+    /// `postgres://postgres@127.0.0.1:PORT/postgres`.
+    pub fn url(&self) -> String {
+        self.recipe.url(self.port)
+    }
+
+    /// The process id; after [`kill9`](Self::kill9), that of the one that was killed.
+    pub fn pid(&self) -> u32 {
+        self.pid.as_raw_nonzero().get().unsigned_abs()
+    }
+
+    /// Its directory, which goes with it. The server's output is in `server.log`.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// Whether it answers a client within this time.
+    pub fn answers(&self, within: Duration) -> bool {
+        answers(&*self.recipe, self.dir.path(), self.port, self.pid, within)
+    }
+
+    /// Kills it and all its processes with SIGKILL, as a crash would, and waits until they are gone.
+    /// Does nothing to one that is dead.
+    pub fn kill9(&mut self) {
+        let Some(mut child) = self.child.take() else { return };
+        // Stopped, it has no more children while they are counted.
+        let _ = signal(self.pid, Signal::STOP);
+        let children = children(self.pid);
+        for pid in [self.pid].iter().chain(&children) {
+            let _ = signal(*pid, Signal::KILL);
+        }
+        let _ = child.wait();
+        // The next start would find the orphans alive in the same directory, and refuse.
+        wait_for(&children, |state| state == 'Z');
+        self.recipe.clean_up(self.dir.path());
+    }
+
+    /// Stops it and all its processes with SIGSTOP: connections stay open and nobody answers.
+    ///
+    /// # Panics
+    ///
+    /// If it is dead.
+    pub fn stop(&self) {
+        self.signal(Signal::STOP);
+        // An exit must end this wait too. It is only looked at: reaping is the child's.
+        let events = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+        let _ = waitid(WaitId::Pid(self.pid), events);
+        let children = children(self.pid);
+        for pid in &children {
+            let _ = signal(*pid, Signal::STOP);
+        }
+        wait_for(&children, |state| matches!(state, 'T' | 'Z'));
+    }
+
+    /// Lets it go on after [`stop`](Self::stop).
+    ///
+    /// # Panics
+    ///
+    /// If it is dead.
+    pub fn cont(&self) {
+        for pid in children(self.pid) {
+            let _ = signal(pid, Signal::CONT);
+        }
+        self.signal(Signal::CONT);
+    }
+
+    /// Starts it again on the same port and in the same directory; one that runs is killed first.
+    ///
+    /// # Errors
+    ///
+    /// If it does not come up.
+    pub fn restart(&mut self) -> Result<(), StartError> {
+        self.kill9();
+        let start = Instant::now();
+        while start.elapsed() < PATIENCE {
+            if let Some(child) = spawn(&*self.recipe, self.dir.path(), self.port)? {
+                self.pid = Pid::from_child(&child);
+                self.child = Some(child);
+                return Ok(());
+            }
+            sleep(PAUSE);
+        }
+        let (name, port) = (self.recipe.name(), self.port);
+        Err(StartError(format!("{name}: port {port} was taken while it was down")))
+    }
+
+    #[track_caller]
+    fn signal(&self, which: Signal) {
+        // A reaped process's id may be another's by now, so a dead one gets no signals.
+        assert!(self.child.is_some(), "{} on port {} is dead", self.recipe.name(), self.port);
+        if let Err(error) = signal(self.pid, which) {
+            panic!("{} on port {}: {error}", self.recipe.name(), self.port);
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let Some(child) = &mut self.child else { return };
+        let _ = signal(self.pid, self.recipe.shutdown_signal());
+        // If it was stopped, it hears that only now.
+        for pid in children(self.pid).into_iter().chain([self.pid]) {
+            let _ = signal(pid, Signal::CONT);
+        }
+        let start = Instant::now();
+        while start.elapsed() < PATIENCE {
+            match child.try_wait() {
+                Ok(None) => sleep(PAUSE),
+                _ => return,
+            }
+        }
+        self.kill9();
+    }
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (name, port, pid) = (self.recipe.name(), self.port, self.pid());
+        f.debug_struct(name).field("port", &port).field("pid", &pid).finish_non_exhaustive()
+    }
+}
+
+/// Starts the process and waits until it answers; `None` if the port is taken.
+fn spawn(recipe: &dyn Recipe, dir: &Path, port: u16) -> Result<Option<Child>, StartError> {
+    let name = recipe.name();
+    let failed = |what: &str| StartError(format!("{name}: {what}; {}", log_tail(dir, 0)));
+    let (log, offset) = open_log(dir).map_err(|e| StartError(format!("{name}: no log: {e}")))?;
+    let errors = log.try_clone().map_err(|e| StartError(format!("{name}: no log: {e}")))?;
+    let mut command = recipe.command(dir, port);
+    // The messages that are looked for below are English ones.
+    command.env("LC_ALL", "C").current_dir(dir);
+    command.stdin(Stdio::null()).stdout(log).stderr(errors);
+    let spawned = command.spawn();
+    let mut child = spawned.map_err(|e| StartError(format!("{name}: cannot be run: {e}")))?;
+
+    let start = Instant::now();
+    while start.elapsed() < PATIENCE {
+        if answers(recipe, dir, port, Pid::from_child(&child), PATIENCE - start.elapsed()) {
+            return Ok(Some(child));
+        }
+        match child.try_wait() {
+            Ok(None) => sleep(PAUSE),
+            _ if log_tail(dir, offset).contains("Address already in use") => return Ok(None),
+            Ok(Some(status)) => return Err(failed(&format!("ended at once with {status}"))),
+            Err(error) => return Err(failed(&error.to_string())),
+        }
+    }
+    let _ = child.kill();
+    let _ = child.wait();
+    Err(failed(&format!("no answer on port {port} within {PATIENCE:?}")))
+}
+
+fn answers(recipe: &dyn Recipe, dir: &Path, port: u16, pid: Pid, within: Duration) -> bool {
+    // std refuses a timeout of zero.
+    let within = within.max(Duration::from_millis(1));
+    let ask = || {
+        let stream = TcpStream::connect_timeout(&(Ipv4Addr::LOCALHOST, port).into(), within)?;
+        stream.set_read_timeout(Some(within))?;
+        stream.set_write_timeout(Some(within))?;
+        recipe.ask(stream, pid, dir)
+    };
+    ask().unwrap_or(false)
+}
+
+/// A port that nobody listens on at the moment.
+///
+/// It is from below those that Linux and macOS give to outgoing connections: one of them could take
+/// it between this and the server's bind, or while a server is down for a restart.
+fn free_port() -> Result<u16, StartError> {
+    (0..1000)
+        .map(|_| fastrand::u16(10_000..32_000))
+        .find(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok())
+        .ok_or_else(|| StartError("no free port between 10000 and 32000".into()))
+}
+
+fn log_path(dir: &Path) -> PathBuf {
+    dir.join("server.log")
+}
+
+/// The log, to append to, and how long it is already.
+fn open_log(dir: &Path) -> io::Result<(File, usize)> {
+    let log = OpenOptions::new().create(true).append(true).open(log_path(dir))?;
+    let len = log.metadata()?.len();
+    Ok((log, usize::try_from(len).unwrap_or(usize::MAX)))
+}
+
+/// The last lines of the log from an offset on, in one line.
+fn log_tail(dir: &Path, offset: usize) -> String {
+    let log = fs::read(log_path(dir)).unwrap_or_default();
+    let log = String::from_utf8_lossy(log.get(offset..).unwrap_or_default()).into_owned();
+    let lines: Vec<&str> = log.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    let tail = &lines[lines.len().saturating_sub(15)..];
+    format!("its log ends: {}", tail.join(" | "))
+}
+
+fn signal(pid: Pid, which: Signal) -> io::Result<()> {
+    Ok(kill_process(pid, which)?)
+}
+
+/// The processes that a process has started. Known only on Linux; elsewhere there seem to be none.
+fn children(parent: Pid) -> Vec<Pid> {
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let pids = pids.filter_map(Pid::from_raw);
+    pids.filter(|pid| stat(*pid).is_some_and(|(_, of)| of == parent.as_raw_pid())).collect()
+}
+
+/// A process's state, as a letter, and its parent.
+fn stat(pid: Pid) -> Option<(char, i32)> {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid())).ok()?;
+    // The program's name comes first, in brackets, and may itself contain brackets and blanks.
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    Some((fields.next()?.chars().next()?, fields.next()?.parse().ok()?))
+}
+
+/// Waits until each process is in such a state, or gone.
+fn wait_for(pids: &[Pid], state: impl Fn(char) -> bool) {
+    let start = Instant::now();
+    while start.elapsed() < PATIENCE
+        && pids.iter().any(|pid| stat(*pid).is_some_and(|(now, _)| !state(now)))
+    {
+        sleep(PAUSE);
+    }
+}
+
+/// Why a server could not be started: one line, with what to install if that is it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct StartError(String);
+
+impl fmt::Display for StartError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// As [`Display`](fmt::Display) does, since `unwrap` prints this one.
+impl fmt::Debug for StartError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for StartError {}

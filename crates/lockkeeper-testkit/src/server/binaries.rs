@@ -1,0 +1,45 @@
+//! Finding the programs.
+
+use std::cmp::Reverse;
+use std::fs;
+use std::path::PathBuf;
+
+use super::StartError;
+
+/// Where to look for the servers' programs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Binaries(Vec<PathBuf>);
+
+impl Binaries {
+    /// The directories of `PATH`, then those that Debian keeps `PostgreSQL` in, newest version first.
+    pub fn installed() -> Self {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let mut dirs: Vec<PathBuf> = std::env::split_paths(&path).collect();
+        let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
+        let mut versions: Vec<PathBuf> = versions.map(|entry| entry.path()).collect();
+        // By number: as text, 9 would be newer than 16.
+        versions.sort_by_key(|dir| {
+            let version = dir.file_name().and_then(|name| name.to_str()?.parse::<f64>().ok());
+            Reverse(version.map(|version| (version * 100.0) as u64))
+        });
+        dirs.extend(versions.into_iter().map(|dir| dir.join("bin")));
+        Self(dirs)
+    }
+
+    /// These directories only.
+    pub fn within(dirs: impl IntoIterator<Item = PathBuf>) -> Self {
+        Self(dirs.into_iter().collect())
+    }
+
+    /// The path of a program.
+    ///
+    /// # Errors
+    ///
+    /// If it is in none of the directories: then `package` is what to install.
+    pub fn find(&self, program: &str, package: &str) -> Result<PathBuf, StartError> {
+        let mut paths = self.0.iter().map(|dir| dir.join(program));
+        paths.find(|path| path.is_file()).ok_or_else(|| {
+            StartError(format!("{program} is not installed: try `apt-get install {package}`"))
+        })
+    }
+}
