@@ -12,7 +12,7 @@
 use std::cmp::Reverse;
 use std::collections::hash_map::{Entry, HashMap};
 use std::collections::{BTreeMap, BinaryHeap};
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -380,7 +380,7 @@ fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
         if c == ' ' || c == '%' || c.is_ascii_control() {
-            escaped += &format!("%{:02x}", u32::from(c));
+            let _ = write!(escaped, "%{:02x}", u32::from(c));
         } else {
             escaped.push(c);
         }

@@ -13,7 +13,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWrite};
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::tcp::{ReadHalf, WriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};
@@ -122,7 +122,7 @@ async fn accept(listener: TcpListener, target: SocketAddr, link: Arc<watch::Send
 }
 
 /// Carries one connection until both sides have closed it, one has broken it, or the link is cut.
-async fn carry(client: TcpStream, target: SocketAddr, cable: Cable) {
+async fn carry(mut client: TcpStream, target: SocketAddr, cable: Cable) {
     let connect = async {
         // On a frozen link the server must not hear of the client.
         cable.gate(|_| Poll::Ready(())).await;
@@ -132,13 +132,14 @@ async fn carry(client: TcpStream, target: SocketAddr, cable: Cable) {
         server = connect => server,
         () = cable.cut() => Err(io::ErrorKind::ConnectionReset.into()),
     };
-    let Ok(server) = server else { return reset(&client) };
+    let Ok(mut server) = server else { return reset(&client) };
     // Without this a small answer may wait for the acknowledgement of the one before.
     let _ = client.set_nodelay(true);
     let _ = server.set_nodelay(true);
 
-    let (mut from_client, mut to_client) = client.into_split();
-    let (mut from_server, mut to_server) = server.into_split();
+    // The borrowed halves, since an owned one says an orderly goodbye when it is dropped.
+    let (mut from_client, mut to_client) = client.split();
+    let (mut from_server, mut to_server) = server.split();
     let both = async {
         tokio::try_join!(
             pump(&mut from_client, &mut to_server, &cable),
@@ -150,13 +151,13 @@ async fn carry(client: TcpStream, target: SocketAddr, cable: Cable) {
         () = cable.cut() => false,
     };
     if !closed {
-        reset(to_client.as_ref());
-        reset(to_server.as_ref());
+        reset(&client);
+        reset(&server);
     }
 }
 
 /// Passes on, after the delay, what one side sends to the other, then its close or its failure.
-async fn pump(from: &mut OwnedReadHalf, to: &mut OwnedWriteHalf, cable: &Cable) -> io::Result<()> {
+async fn pump(from: &mut ReadHalf<'_>, to: &mut WriteHalf<'_>, cable: &Cable) -> io::Result<()> {
     let (sender, mut chunks) = mpsc::channel::<(Instant, io::Result<Vec<u8>>)>(CHUNKS);
     let reading = async move {
         let mut buffer = vec![0; CHUNK];
@@ -186,7 +187,7 @@ async fn pump(from: &mut OwnedReadHalf, to: &mut OwnedWriteHalf, cable: &Cable) 
     tokio::try_join!(reading, writing).map(|_| ())
 }
 
-async fn write(to: &mut OwnedWriteHalf, mut chunk: &[u8], cable: &Cable) -> io::Result<()> {
+async fn write(to: &mut WriteHalf<'_>, mut chunk: &[u8], cable: &Cable) -> io::Result<()> {
     while !chunk.is_empty() {
         let written = cable.gate(|cx| Pin::new(&mut *to).poll_write(cx, chunk)).await?;
         chunk = &chunk[written..];

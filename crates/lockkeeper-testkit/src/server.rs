@@ -35,6 +35,8 @@ use tempfile::TempDir;
 
 /// How long a server may take to come up, and to go down when asked to.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// How long one ask may take while it starts: it may be another's port, on which nobody answers.
+const ONE_ASK: Duration = Duration::from_secs(2);
 /// How long to wait before looking again, where there is nothing to wait on.
 const PAUSE: Duration = Duration::from_millis(5);
 
@@ -83,12 +85,9 @@ impl Server {
         recipe.prepare(dir.path())?;
         for _ in 0..10 {
             let port = free_port()?;
-            match spawn(&*recipe, dir.path(), port)? {
-                Some(child) => {
-                    let pid = Pid::from_child(&child);
-                    return Ok(Self { recipe, port, dir, pid, child: Some(child) });
-                }
-                None => continue,
+            if let Some(child) = spawn(&*recipe, dir.path(), port)? {
+                let pid = Pid::from_child(&child);
+                return Ok(Self { recipe, port, dir, pid, child: Some(child) });
             }
         }
         Err(StartError(format!("{name}: every port that was free was taken before it could bind")))
@@ -128,17 +127,10 @@ impl Server {
     /// Kills it and all its processes with SIGKILL, as a crash would, and waits until they are gone.
     /// Does nothing to one that is dead.
     pub fn kill9(&mut self) {
-        let Some(mut child) = self.child.take() else { return };
-        // Stopped, it has no more children while they are counted.
-        let _ = signal(self.pid, Signal::STOP);
-        let children = children(self.pid);
-        for pid in [self.pid].iter().chain(&children) {
-            let _ = signal(*pid, Signal::KILL);
+        if let Some(child) = self.child.take() {
+            kill_tree(child);
+            self.recipe.clean_up(self.dir.path());
         }
-        let _ = child.wait();
-        // The next start would find the orphans alive in the same directory, and refuse.
-        wait_for(&children, |state| state == 'Z');
-        self.recipe.clean_up(self.dir.path());
     }
 
     /// Stops it and all its processes with SIGSTOP: connections stay open and nobody answers.
@@ -229,8 +221,8 @@ impl fmt::Debug for Server {
 /// Starts the process and waits until it answers; `None` if the port is taken.
 fn spawn(recipe: &dyn Recipe, dir: &Path, port: u16) -> Result<Option<Child>, StartError> {
     let name = recipe.name();
-    let failed = |what: &str| StartError(format!("{name}: {what}; {}", log_tail(dir, 0)));
     let (log, offset) = open_log(dir).map_err(|e| StartError(format!("{name}: no log: {e}")))?;
+    let failed = |what: &str| StartError(format!("{name}: {what}; {}", log_tail(dir, offset)));
     let errors = log.try_clone().map_err(|e| StartError(format!("{name}: no log: {e}")))?;
     let mut command = recipe.command(dir, port);
     // The messages that are looked for below are English ones.
@@ -241,7 +233,7 @@ fn spawn(recipe: &dyn Recipe, dir: &Path, port: u16) -> Result<Option<Child>, St
 
     let start = Instant::now();
     while start.elapsed() < PATIENCE {
-        if answers(recipe, dir, port, Pid::from_child(&child), PATIENCE - start.elapsed()) {
+        if answers(recipe, dir, port, Pid::from_child(&child), ONE_ASK) {
             return Ok(Some(child));
         }
         match child.try_wait() {
@@ -251,8 +243,8 @@ fn spawn(recipe: &dyn Recipe, dir: &Path, port: u16) -> Result<Option<Child>, St
             Err(error) => return Err(failed(&error.to_string())),
         }
     }
-    let _ = child.kill();
-    let _ = child.wait();
+    kill_tree(child);
+    recipe.clean_up(dir);
     Err(failed(&format!("no answer on port {port} within {PATIENCE:?}")))
 }
 
@@ -297,6 +289,20 @@ fn log_tail(dir: &Path, offset: usize) -> String {
     let lines: Vec<&str> = log.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     let tail = &lines[lines.len().saturating_sub(15)..];
     format!("its log ends: {}", tail.join(" | "))
+}
+
+/// Kills a process and its children, and waits until they are gone.
+fn kill_tree(mut child: Child) {
+    let pid = Pid::from_child(&child);
+    // Stopped, it starts no more of them while they are looked for.
+    let _ = signal(pid, Signal::STOP);
+    let children = children(pid);
+    for pid in [pid].iter().chain(&children) {
+        let _ = signal(*pid, Signal::KILL);
+    }
+    let _ = child.wait();
+    // `PostgreSQL` refuses to start in a directory in which an orphan of the last one still works.
+    wait_for(&children, |state| state == 'Z');
 }
 
 fn signal(pid: Pid, which: Signal) -> io::Result<()> {

@@ -37,8 +37,8 @@ async fn main() -> Result<()> {
     edition.store(2, Ordering::SeqCst);
 
     // No other writer can come in between: what the readers see is what was just written.
+    println!("written; the writer reads on, and the readers may come in");
     write.downgrade().await?;
-    println!("written; the writer reads on, and the readers come in");
     assert!(report.try_write().await?.is_none());
     for done in readers.join_all().await {
         done?;

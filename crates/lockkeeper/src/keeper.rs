@@ -154,3 +154,28 @@ impl From<Keeper> for lockkeeper_core::Keeper {
         keeper.0
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ErrorKind, Memory};
+
+    #[tokio::test]
+    async fn a_keeper_goes_to_the_core_and_back_with_its_store_and_its_options() {
+        let keeper = Keeper::from_backend(Arc::new(Memory::new()))
+            .ttl(Duration::from_secs(7))
+            .max_wait(Duration::ZERO)
+            .max_hold(Duration::from_secs(5))
+            .label("me");
+        let guard = keeper.mutex("a").lock().await.unwrap();
+        assert_eq!(guard.label().as_str(), "me");
+        assert!(guard.remaining().unwrap() <= Duration::from_secs(5));
+
+        let back = Keeper::from(lockkeeper_core::Keeper::from(keeper.clone()));
+        assert_eq!(back.mutex("a").lock().await.unwrap_err().kind(), ErrorKind::TimedOut);
+        assert_eq!(format!("{back:?}"), format!("{keeper:?}"));
+        let longer = back.mutex("b").max_hold(Duration::from_secs(60)).lock().await.unwrap();
+        assert!(longer.remaining().unwrap() > Duration::from_secs(5));
+        assert!(longer.remaining().unwrap() <= Duration::from_secs(7));
+    }
+}

@@ -200,7 +200,9 @@ fn holds_noted_one_after_the_other_are_clean() {
             })
         })
         .collect();
-    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    for thread in threads {
+        thread.join().unwrap();
+    }
     assert_eq!(history.assert_clean().holds, 400);
 }
 

@@ -19,8 +19,9 @@ impl Binaries {
         let mut versions: Vec<PathBuf> = versions.map(|entry| entry.path()).collect();
         // By number: as text, 9 would be newer than 16.
         versions.sort_by_key(|dir| {
-            let version = dir.file_name().and_then(|name| name.to_str()?.parse::<f64>().ok());
-            Reverse(version.map(|version| (version * 100.0) as u64))
+            let name = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let version: Option<Vec<u32>> = name.split('.').map(|part| part.parse().ok()).collect();
+            Reverse(version)
         });
         dirs.extend(versions.into_iter().map(|dir| dir.join("bin")));
         Self(dirs)

@@ -1,0 +1,600 @@
+//! The engine's guarantees, in paused time on a store that misbehaves.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{Pair, millis, pair, secs};
+use lockkeeper_core::{ErrorKind, Keeper, Memory, ReleaseOutcome, State};
+use lockkeeper_testkit::{Fault, Op};
+use tokio::time::{Instant, sleep, timeout};
+
+/// What is left of 30 s when drift is taken off: 1 % and 2 ms.
+const HELD_FOR: Duration = Duration::from_millis(30_000 - 302);
+/// Timers are only as fine as this.
+const TICK: Duration = Duration::from_millis(2);
+
+#[tokio::test(start_paused = true)]
+async fn loss_is_told_at_the_deadline_while_a_renewal_hangs() {
+    let Pair { faulty, faults, healthy } = pair();
+    let start = Instant::now();
+    let guard = faulty.mutex("a").lock().await.unwrap();
+    faults.everything(Fault::Hangs);
+    let next = tokio::spawn(async move {
+        let guard = healthy.mutex("a").lock().await.unwrap();
+        (Instant::now(), guard.fence())
+    });
+
+    guard.lost().await;
+    let told = Instant::now();
+    assert!(told >= start + HELD_FOR, "told too early, after {:?}", told - start);
+    assert!(told <= start + HELD_FOR + TICK, "told too late, after {:?}", told - start);
+    assert_eq!(guard.state(), State::Lost);
+    assert!(!guard.is_held());
+    assert_eq!(guard.remaining(), Some(Duration::ZERO));
+    let (entered, fence) = next.await.unwrap();
+    assert!(entered > told, "another entered {:?} before the loss was told", told - entered);
+    assert!(fence > guard.fence());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_renewal_error_is_neither_a_renewal_nor_a_loss() {
+    let Pair { faulty, faults, .. } = pair();
+    let guard = faulty.mutex("a").lock().await.unwrap();
+    let expires_at = guard.expires_at().unwrap();
+
+    faults.always(Op::Renew, Fault::Refused);
+    sleep(secs(11)).await;
+    assert_eq!(guard.state(), State::AtRisk);
+    assert!(guard.is_held());
+    assert_eq!(guard.expires_at().unwrap(), expires_at, "a failed renewal renews nothing");
+
+    faults.none();
+    sleep(secs(3)).await;
+    assert_eq!(guard.state(), State::Held);
+    assert!(guard.expires_at().unwrap() > expires_at);
+    sleep(secs(1000)).await;
+    assert_eq!(guard.state(), State::Held);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_renewal_that_gets_no_answer_is_tried_again_within_the_lease() {
+    for fault in [Fault::Hangs, Fault::NoAnswer, Fault::LostAnswer] {
+        let Pair { faulty, faults, .. } = pair();
+        let guard = faulty.mutex("a").lock().await.unwrap();
+        faults.once(Op::Renew, fault);
+        sleep(secs(100)).await;
+        assert_eq!(guard.state(), State::Held, "{fault:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_is_down_for_less_than_the_lease_costs_nothing() {
+    let Pair { faulty, faults, .. } = pair();
+    let guard = faulty.mutex("a").lock().await.unwrap();
+    let lost = guard.lost_token();
+    for _ in 0..5 {
+        faults.everything(Fault::Refused);
+        sleep(secs(19)).await;
+        faults.none();
+        sleep(secs(11)).await;
+        assert_eq!(guard.state(), State::Held);
+    }
+    assert!(!lost.is_cancelled());
+    assert_eq!(guard.release().await.unwrap(), ReleaseOutcome::Released);
+    assert!(!lost.is_cancelled(), "a release is not a loss");
+}
+
+#[tokio::test(start_paused = true)]
+async fn lost_is_final_even_if_the_store_comes_back() {
+    let Pair { faulty, faults, .. } = pair();
+    let guard = faulty.mutex("a").lock().await.unwrap();
+    // The store obeys and never tells: in the store it is held all the while.
+    faults.always(Op::Renew, Fault::NoAnswer);
+    guard.lost().await;
+    faults.none();
+    sleep(secs(100)).await;
+    assert_eq!(guard.state(), State::Lost);
+    assert_eq!(guard.release().await.unwrap(), ReleaseOutcome::AlreadyLost);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_that_was_lost_here_but_not_in_the_store_is_given_back() {
+    let pair = pair();
+    let guard = pair.faulty.mutex("a").lock().await.unwrap();
+    pair.faults.always(Op::Renew, Fault::NoAnswer);
+    guard.lost().await;
+    pair.faulty.close().await;
+    assert_eq!(pair.left().await, []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn validity_counts_from_before_the_send() {
+    for fault in [Fault::SlowAnswer(secs(9)), Fault::SlowRequest(secs(9))] {
+        let Pair { faulty, faults, .. } = pair();
+        faults.once(Op::Attempt, fault);
+        let guard = faulty.mutex("a").lock().await.unwrap();
+        let left = guard.remaining().unwrap();
+        assert!(left <= HELD_FOR - secs(9), "{fault:?}: {left:?} left");
+
+        faults.once(Op::Renew, Fault::SlowAnswer(secs(4)));
+        let renewals = faults.asked(Op::Renew);
+        while guard.remaining().unwrap() <= left {
+            sleep(millis(1)).await;
+        }
+        assert_eq!(faults.asked(Op::Renew), renewals + 1);
+        let left = guard.remaining().unwrap();
+        assert!(left <= HELD_FOR - secs(4), "renewal, {fault:?}: {left:?} left");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_handed_over_grant_counts_from_the_last_ask_of_the_waiter() {
+    let pair = pair();
+    let holder = pair.healthy.mutex("a").lock().await.unwrap();
+    let waiter = tokio::spawn({
+        let mutex = pair.faulty.mutex("a");
+        async move { mutex.lock().await.unwrap() }
+    });
+    pair.until_queued("a", 1).await;
+    sleep(secs(9)).await;
+    assert_eq!(pair.faults.asked(Op::Attempt), 1);
+    holder.release().await.unwrap();
+    let guard = waiter.await.unwrap();
+    assert_eq!(pair.faults.asked(Op::Attempt), 1, "handed over without a second ask");
+    let left = guard.remaining().unwrap();
+    assert!(left <= HELD_FOR - secs(9), "{left:?} left");
+    assert!(left >= secs(20), "a waiter refreshes its place, so two thirds are left: {left:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_refreshes_its_place_every_third_of_the_ttl_and_asks_no_more_than_that() {
+    let pair = pair();
+    let _holder = pair.healthy.mutex("a").lock().await.unwrap();
+    let _waiter = tokio::spawn({
+        let mutex = pair.faulty.mutex("a");
+        async move { mutex.lock().await.unwrap() }
+    });
+    sleep(secs(299)).await;
+    let asked = pair.faults.asked(Op::Attempt);
+    assert!((29..=31).contains(&asked), "asked {asked} times in 299 s");
+    assert_eq!(pair.waiters("a").await, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_takes_longer_than_its_lease_is_no_grant() {
+    let pair = pair();
+    // Answered, but nothing is left of it.
+    pair.faults.once(Op::Attempt, Fault::SlowAnswer(millis(1990)));
+    let mutex = pair.faulty.mutex("a").ttl(secs(2));
+    let error = mutex.lock().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    // Not answered at all.
+    pair.faults.once(Op::Attempt, Fault::NoAnswer);
+    let start = Instant::now();
+    let error = mutex.try_lock().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(start.elapsed() <= secs(2) + TICK, "{:?}", start.elapsed());
+    pair.faulty.close().await;
+    assert_eq!(pair.left().await, []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hung_store_is_an_error_in_bounded_time() {
+    let Pair { faulty, faults, .. } = pair();
+    faults.everything(Fault::Hangs);
+    for (wait, bound) in [(Some(secs(3)), 3), (Some(millis(1)), 1), (None, 30)] {
+        let mut mutex = faulty.mutex("a").ttl(secs(3600));
+        if let Some(wait) = wait {
+            mutex = mutex.max_wait(wait);
+        }
+        let start = Instant::now();
+        let error = mutex.lock().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        assert!(start.elapsed() <= secs(bound) + TICK, "{:?}", start.elapsed());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_is_down_is_an_error_at_once() {
+    let Pair { faulty, faults, .. } = pair();
+    faults.everything(Fault::Refused);
+    let start = Instant::now();
+    let error = faulty.mutex("orders/42").lock().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.is_retryable());
+    assert_eq!(error.to_string(), r#"memory: lock "orders/42": connection refused"#);
+    assert_eq!(start.elapsed(), Duration::ZERO);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_bears_an_outage_shorter_than_the_ttl() {
+    let pair = pair();
+    let holder = pair.healthy.mutex("a").lock().await.unwrap();
+    let waiter = tokio::spawn({
+        let mutex = pair.faulty.mutex("a");
+        async move { mutex.lock().await }
+    });
+    pair.until_queued("a", 1).await;
+    pair.faults.everything(Fault::Refused);
+    sleep(secs(25)).await;
+    pair.faults.none();
+    sleep(secs(5)).await;
+    assert_eq!(pair.waiters("a").await, 1);
+    holder.release().await.unwrap();
+    assert!(waiter.await.unwrap().unwrap().is_held());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_whose_store_is_down_for_longer_than_the_ttl_is_told() {
+    let pair = pair();
+    let _holder = pair.healthy.mutex("a").lock().await.unwrap();
+    let start = Instant::now();
+    let waiter = tokio::spawn({
+        let mutex = pair.faulty.mutex("a");
+        async move { mutex.lock().await }
+    });
+    pair.until_queued("a", 1).await;
+    pair.faults.everything(Fault::Refused);
+    let error = waiter.await.unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    let waited = start.elapsed();
+    assert!(waited >= secs(30) && waited < secs(45), "told after {waited:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_missed_notice_is_made_up_for_by_the_next_refresh() {
+    let pair = pair();
+    pair.faults.always(Op::Changed, Fault::Hangs);
+    let holder = pair.healthy.mutex("a").lock().await.unwrap();
+    let waiter = tokio::spawn({
+        let mutex = pair.faulty.mutex("a");
+        async move { mutex.lock().await.unwrap() }
+    });
+    pair.until_queued("a", 1).await;
+    holder.release().await.unwrap();
+    let released = Instant::now();
+    let guard = waiter.await.unwrap();
+    assert!(guard.is_held());
+    assert!(released.elapsed() <= secs(10) + TICK, "{:?}", released.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_holder_that_dies_is_followed_when_its_lease_ends() {
+    let pair = pair();
+    let start = Instant::now();
+    let ticket = pair.healthy.mutex("a").ttl(secs(5)).lock().await.unwrap().detach().unwrap();
+    let guard = pair.faulty.mutex("a").lock().await.unwrap();
+    assert!(start.elapsed() >= secs(5), "{:?}", start.elapsed());
+    assert!(start.elapsed() <= secs(5) + TICK, "{:?}", start.elapsed());
+    assert!(guard.fence() > ticket.fence);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_is_renewed_every_third_of_its_ttl() {
+    let Pair { faulty, faults, .. } = pair();
+    let guard = faulty.mutex("a").lock().await.unwrap();
+    sleep(secs(299)).await;
+    assert!((29..=30).contains(&faults.asked(Op::Renew)), "{}", faults.asked(Op::Renew));
+    guard.release().await.unwrap();
+    sleep(secs(100)).await;
+    assert!(faults.asked(Op::Renew) <= 30, "a lock that was given back is not renewed");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_renewal_never_brings_a_lock_back() {
+    let pair = pair();
+    // The notice of the loss is missed, so that the renewal finds out.
+    pair.faults.always(Op::Changed, Fault::Hangs);
+    let guard = pair.faulty.mutex("a").lock().await.unwrap();
+    assert_eq!(pair.healthy.inspect().unwrap().break_lock("a").await.unwrap(), 1);
+    timeout(secs(11), guard.lost()).await.expect("the renewal finds out");
+    assert_eq!(pair.left().await, []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_holder_whose_lock_is_broken_is_told_at_once() {
+    let Pair { faulty, healthy, .. } = pair();
+    let guard = faulty.mutex("a").lock().await.unwrap();
+    // Lets the driver begin to listen.
+    sleep(secs(1)).await;
+    let start = Instant::now();
+    healthy.inspect().unwrap().break_lock("a").await.unwrap();
+    guard.lost().await;
+    assert_eq!(start.elapsed(), Duration::ZERO);
+    assert_eq!(guard.release().await.unwrap(), ReleaseOutcome::AlreadyLost);
+}
+
+#[tokio::test(start_paused = true)]
+async fn max_hold_ends_a_hold_though_its_holder_lives() {
+    let pair = pair();
+    for (ttl, max_hold) in [(30, 100), (30, 10)] {
+        let start = Instant::now();
+        let mutex = pair.faulty.mutex("a").ttl(secs(ttl)).max_hold(secs(max_hold));
+        let guard = mutex.lock().await.unwrap();
+        let next = tokio::spawn({
+            let mutex = pair.healthy.mutex("a");
+            async move { mutex.lock().await.unwrap() }
+        });
+        guard.lost().await;
+        let held = start.elapsed();
+        assert!(held <= secs(max_hold), "lost after {held:?}");
+        assert!(held >= secs(max_hold) - secs(2), "lost after {held:?}");
+        next.await.unwrap().release().await.unwrap();
+        assert!(start.elapsed() <= secs(max_hold) + TICK, "next after {:?}", start.elapsed());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn extend_changes_the_lease_now_and_from_now_on() {
+    let Pair { faulty, .. } = pair();
+    let guard = faulty.mutex("a").lock().await.unwrap();
+    guard.extend(secs(300)).await.unwrap();
+    assert!(guard.remaining().unwrap() > secs(290));
+    sleep(secs(1000)).await;
+    assert!(guard.remaining().unwrap() > secs(190));
+    guard.extend(secs(3)).await.unwrap();
+    assert!(guard.remaining().unwrap() < secs(3));
+    sleep(secs(100)).await;
+    assert!(guard.is_held());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_extend_that_fails_releases_nothing() {
+    let Pair { faulty, faults, .. } = pair();
+    let guard = faulty.mutex("a").lock().await.unwrap();
+    for (fault, ttl) in [(Fault::Refused, 300), (Fault::LostAnswer, 300), (Fault::Hangs, 60)] {
+        faults.once(Op::Renew, fault);
+        let error = guard.extend(secs(ttl)).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        assert!(guard.is_held());
+    }
+    sleep(secs(100)).await;
+    assert_eq!(guard.state(), State::Held);
+    for bad in [Duration::ZERO, millis(2), Duration::MAX] {
+        assert_eq!(guard.extend(bad).await.unwrap_err().kind(), ErrorKind::InvalidOption);
+    }
+    assert_eq!(guard.state(), State::Held);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shorter_lease_whose_answer_is_lost_is_believed() {
+    let Pair { faulty, faults, .. } = pair();
+    let guard = faulty.mutex("a").lock().await.unwrap();
+    // The store cuts the lease to 3 s and the answer is lost: only 3 s can be relied on.
+    faults.always(Op::Renew, Fault::LostAnswer);
+    guard.extend(secs(3)).await.unwrap_err();
+    assert!(guard.remaining().unwrap() < secs(3));
+}
+
+#[tokio::test(start_paused = true)]
+async fn extend_of_a_lost_lock_says_so() {
+    let Pair { faulty, healthy, .. } = pair();
+    let guard = faulty.mutex("a").lock().await.unwrap();
+    healthy.inspect().unwrap().break_lock("a").await.unwrap();
+    let error = guard.extend(secs(60)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Lost);
+    assert_eq!(guard.state(), State::Lost);
+}
+
+#[tokio::test(start_paused = true)]
+async fn extend_does_not_go_past_max_hold() {
+    let Pair { faulty, .. } = pair();
+    let guard = faulty.mutex("a").max_hold(secs(60)).lock().await.unwrap();
+    assert_eq!(guard.extend(secs(61)).await.unwrap_err().kind(), ErrorKind::InvalidOption);
+    guard.extend(secs(50)).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_that_fails_is_done_when_the_store_is_back() {
+    for fault in [Fault::Refused, Fault::LostAnswer, Fault::Hangs, Fault::NoAnswer] {
+        let pair = pair();
+        let guard = pair.faulty.mutex("a").lock().await.unwrap();
+        pair.faults.always(Op::Release, fault);
+        let error = guard.release().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{fault:?}");
+        pair.faults.none();
+        let start = Instant::now();
+        pair.faulty.close().await;
+        assert_eq!(pair.left().await, [], "{fault:?}");
+        assert!(start.elapsed() < secs(20), "{fault:?}: {:?}", start.elapsed());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dropped_guard_of_a_store_that_is_down_gives_up_when_the_lease_has_ended() {
+    let pair = pair();
+    drop(pair.faulty.mutex("a").lock().await.unwrap());
+    pair.faults.everything(Fault::Refused);
+    let start = Instant::now();
+    pair.faulty.close().await;
+    assert!(start.elapsed() <= secs(41), "{:?}", start.elapsed());
+    sleep(secs(30)).await;
+    assert_eq!(pair.left().await, []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_ask_whose_answer_is_lost_leaves_nothing() {
+    for fault in [Fault::LostAnswer, Fault::NoAnswer, Fault::SlowAnswer(secs(40))] {
+        let pair = pair();
+        pair.faults.once(Op::Attempt, fault);
+        let error = pair.faulty.mutex("a").lock().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        pair.faulty.close().await;
+        assert_eq!(pair.left().await, [], "{fault:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn past_max_wait_it_is_timed_out_with_the_time_waited() {
+    let pair = pair();
+    let _holder = pair.healthy.mutex("a").lock().await.unwrap();
+    let error = pair.faulty.mutex("a").max_wait(secs(7)).lock().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut);
+    let waited = error.waited().unwrap();
+    assert!(waited >= secs(7) && waited <= secs(7) + TICK, "{waited:?}");
+    assert_eq!(
+        error.to_string(),
+        r#"memory: lock "a": not acquired within 7.0s: others hold it"#
+    );
+    pair.faulty.close().await;
+    assert_eq!(pair.waiters("a").await, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn zero_is_one_attempt_and_the_longest_wait_does_not_overflow() {
+    let pair = pair();
+    let holder = pair.healthy.mutex("a").lock().await.unwrap();
+    let mutex = pair.faulty.mutex("a");
+    let start = Instant::now();
+    assert!(mutex.try_lock().await.unwrap().is_none());
+    assert!(mutex.try_lock_for(Duration::ZERO).await.unwrap().is_none());
+    let zero = mutex.clone().max_wait(Duration::ZERO);
+    assert_eq!(zero.lock().await.unwrap_err().kind(), ErrorKind::TimedOut);
+    assert_eq!(pair.faults.asked(Op::Attempt), 3);
+    assert_eq!(start.elapsed(), Duration::ZERO);
+    assert!(mutex.try_lock_for(secs(2)).await.unwrap().is_none());
+    assert!(start.elapsed() >= secs(2));
+
+    let waiter = tokio::spawn(async move { mutex.try_lock_for(Duration::MAX).await });
+    pair.until_queued("a", 1).await;
+    sleep(secs(100)).await;
+    holder.release().await.unwrap();
+    assert!(waiter.await.unwrap().unwrap().is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_century_long_ttl_works() {
+    let century = secs(100 * 366 * 24 * 60 * 60);
+    let keeper = Keeper::new(Memory::new()).ttl(century);
+    let mutex = keeper.mutex("a");
+    let guard = mutex.lock().await.unwrap();
+    tokio::time::advance(century / 10).await;
+    assert!(guard.is_held());
+    assert!(guard.remaining().unwrap() > century / 2);
+    assert!(guard.expires_at().is_some());
+    guard.extend(century).await.unwrap();
+    assert_eq!(guard.release().await.unwrap(), ReleaseOutcome::Released);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_is_told_when_the_keeper_is_closed_and_leaves_the_queue() {
+    let pair = pair();
+    let _holder = pair.healthy.mutex("a").lock().await.unwrap();
+    let waiter = tokio::spawn({
+        let mutex = pair.faulty.mutex("a");
+        async move { mutex.lock().await }
+    });
+    pair.until_queued("a", 1).await;
+    pair.faulty.close().await;
+    assert_eq!(waiter.await.unwrap().unwrap_err().kind(), ErrorKind::Closed);
+    let error = pair.faulty.clone().mutex("b").lock().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Closed);
+    pair.until_queued("a", 0).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn close_waits_for_releases_under_way_and_not_for_guards() {
+    let pair = pair();
+    let kept = pair.faulty.mutex("kept").lock().await.unwrap();
+    drop(pair.faulty.mutex("dropped").lock().await.unwrap());
+    pair.faults.always(Op::Release, Fault::SlowRequest(secs(5)));
+    let start = Instant::now();
+    pair.faulty.close().await;
+    assert!(start.elapsed() >= secs(5));
+    let names: Vec<_> = pair.left().await.into_iter().map(|info| info.name.to_string()).collect();
+    assert_eq!(names, ["kept"]);
+    sleep(secs(100)).await;
+    assert!(kept.is_held(), "guards outlive the keeper");
+    assert_eq!(kept.release().await.unwrap(), ReleaseOutcome::Released);
+}
+
+#[tokio::test]
+async fn nothing_is_spawned_before_the_guard_exists() {
+    let alive = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
+    let pair = pair();
+    let holder = pair.healthy.mutex("a").lock().await.unwrap();
+    let before = alive();
+    let mutex = pair.faulty.mutex("a");
+    let mut waiting = Box::pin(mutex.lock());
+    assert!(std::future::poll_fn(|cx| {
+        std::task::Poll::Ready(waiting.as_mut().poll(cx).is_pending())
+    })
+    .await);
+    assert_eq!(pair.waiters("a").await, 1);
+    assert_eq!(alive(), before);
+    drop(waiting);
+    drop(holder);
+}
+
+#[test]
+fn a_guard_dropped_on_a_thread_without_a_runtime_gives_its_lock_back() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let keeper = Keeper::new(Memory::new());
+    let guard = runtime.block_on(keeper.mutex("a").lock()).unwrap();
+    std::thread::spawn(move || drop(guard)).join().unwrap();
+    let guard = runtime.block_on(keeper.mutex("a").try_lock_for(secs(20))).unwrap();
+    assert!(guard.is_some());
+}
+
+#[test]
+fn a_guard_that_outlives_its_runtime_says_that_it_lost() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let keeper = Keeper::new(Memory::new());
+    let (long, short) = runtime.block_on(async {
+        let long = keeper.mutex("long").lock().await.unwrap();
+        sleep(millis(5)).await;
+        (long, keeper.mutex("short").lock().await.unwrap())
+    });
+    let lost = long.lost_token();
+    drop(runtime);
+    assert!(lost.is_cancelled());
+    assert_eq!((long.state(), short.state()), (State::Lost, State::Lost));
+    drop(short);
+    let other = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    other.block_on(async {
+        assert_eq!(long.release().await.unwrap(), ReleaseOutcome::AlreadyLost);
+        let error = keeper.mutex("a").lock().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+        keeper.close().await;
+    });
+}
+
+#[test]
+fn a_keeper_without_a_runtime_says_what_to_do() {
+    let keeper = Keeper::new(Memory::new());
+    let mutex = keeper.mutex("a");
+    let mut lock = Box::pin(mutex.lock());
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    let std::task::Poll::Ready(Err(error)) = lock.as_mut().poll(&mut context) else {
+        panic!("an error at once")
+    };
+    assert_eq!(error.kind(), ErrorKind::Config);
+    assert!(error.to_string().contains("no tokio runtime"), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn while_held_ends_the_work_when_the_lock_is_lost() {
+    let Pair { faulty, faults, .. } = pair();
+    let guard = faulty.mutex("a").lock().await.unwrap();
+    assert_eq!(guard.while_held(async { 42 }).await.unwrap(), 42);
+    faults.everything(Fault::Hangs);
+    let start = Instant::now();
+    let error = guard.while_held(sleep(secs(1000))).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Lost);
+    assert!(!error.is_retryable());
+    assert!(start.elapsed() < secs(30));
+    assert_eq!(guard.while_held(async { 42 }).await.unwrap_err().kind(), ErrorKind::Lost);
+}
+
+#[tokio::test(start_paused = true)]
+async fn fences_rise_even_if_the_store_forgets_them() {
+    let keeper = Keeper::new(Memory::new());
+    let mut last = None;
+    for _ in 0..100 {
+        let guard = keeper.mutex("a").lock().await.unwrap();
+        assert!(guard.fence() > last);
+        last = guard.fence();
+        guard.release().await.unwrap();
+    }
+}

@@ -1,0 +1,272 @@
+//! The proxy, between a client and an echo server.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::future::Future;
+use std::io::ErrorKind;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use lockkeeper_testkit::proxy::Proxy;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+/// Longer than anything here takes: a wait that ends by it has failed.
+const LONG: Duration = Duration::from_secs(20);
+/// How long is waited for what must not come.
+const SHORT: Duration = Duration::from_millis(200);
+
+/// What the echo server saw.
+#[derive(Debug, PartialEq, Eq)]
+enum Seen {
+    Connected,
+    Bytes(Vec<u8>),
+    Closed,
+    Reset,
+}
+
+/// An echo server that tells what it sees.
+async fn echo() -> (SocketAddr, mpsc::UnboundedReceiver<Seen>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    let (seen, seen_by_test) = mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let seen = seen.clone();
+            let _ = seen.send(Seen::Connected);
+            tokio::spawn(async move {
+                let mut buffer = vec![0; 64 * 1024];
+                loop {
+                    let read = stream.read(&mut buffer).await;
+                    let (what, len) = match read {
+                        Ok(0) => (Seen::Closed, 0),
+                        Ok(len) => (Seen::Bytes(buffer[..len].to_vec()), len),
+                        Err(_) => (Seen::Reset, 0),
+                    };
+                    let _ = seen.send(what);
+                    if len == 0 || stream.write_all(&buffer[..len]).await.is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    (addr, seen_by_test)
+}
+
+async fn within<T>(what: impl Future<Output = T>) -> T {
+    timeout(LONG, what).await.expect("it takes too long")
+}
+
+async fn connect(proxy: &Proxy) -> TcpStream {
+    within(TcpStream::connect(proxy.addr())).await.unwrap()
+}
+
+/// Sends and waits for the echo.
+async fn ask(stream: &mut TcpStream, text: &str) {
+    stream.write_all(text.as_bytes()).await.unwrap();
+    expect(stream, text).await;
+}
+
+async fn expect(stream: &mut TcpStream, text: &str) {
+    let mut answer = vec![0; text.len()];
+    within(stream.read_exact(&mut answer)).await.unwrap();
+    assert_eq!(answer, text.as_bytes());
+}
+
+/// Waits until the other side has reset the connection.
+async fn assert_reset(stream: &mut TcpStream) {
+    let error = within(stream.read(&mut [0])).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+}
+
+async fn assert_silent(stream: &mut TcpStream) {
+    let read = timeout(SHORT, stream.read(&mut [0])).await;
+    assert!(read.is_err(), "{read:?} came through");
+}
+
+#[tokio::test]
+async fn it_carries_both_ways() {
+    let (target, _seen) = echo().await;
+    let proxy = Proxy::start(target).await.unwrap();
+    let (mut one, mut other) = (connect(&proxy).await, connect(&proxy).await);
+    ask(&mut one, "one").await;
+    ask(&mut other, "other").await;
+    ask(&mut one, "again").await;
+}
+
+#[tokio::test]
+async fn it_carries_more_than_fits_into_its_buffers() {
+    let (target, _seen) = echo().await;
+    let proxy = Proxy::start(target).await.unwrap();
+    let (mut reader, mut writer) = connect(&proxy).await.into_split();
+    let sent: Vec<u8> =
+        (0..8_000_000_u32).map(|n| n.to_be_bytes()[3] ^ n.to_be_bytes()[2]).collect();
+    let expected = sent.clone();
+    let sending = tokio::spawn(async move {
+        writer.write_all(&sent).await.unwrap();
+        writer.shutdown().await.unwrap();
+    });
+    let mut echoed = Vec::new();
+    within(reader.read_to_end(&mut echoed)).await.unwrap();
+    within(sending).await.unwrap();
+    assert!(echoed == expected, "{} of {} bytes", echoed.len(), expected.len());
+}
+
+#[tokio::test]
+async fn a_close_is_passed_on() {
+    let (target, mut seen) = echo().await;
+    let proxy = Proxy::start(target).await.unwrap();
+    let mut client = connect(&proxy).await;
+    client.shutdown().await.unwrap();
+    assert_eq!(within(seen.recv()).await, Some(Seen::Connected));
+    assert_eq!(within(seen.recv()).await, Some(Seen::Closed));
+    assert_eq!(within(client.read(&mut [0])).await.unwrap(), 0);
+}
+
+#[tokio::test]
+async fn a_client_without_a_server_is_reset() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let nobody = listener.local_addr().unwrap();
+    drop(listener);
+    let proxy = Proxy::start(nobody).await.unwrap();
+    assert_reset(&mut connect(&proxy).await).await;
+}
+
+#[tokio::test]
+async fn a_delay_counts_in_each_direction() {
+    let (target, _seen) = echo().await;
+    let proxy = Proxy::start(target).await.unwrap();
+    let mut client = connect(&proxy).await;
+    ask(&mut client, "fast").await;
+    proxy.delay(Duration::from_millis(100));
+    let start = Instant::now();
+    ask(&mut client, "slow").await;
+    assert!(start.elapsed() >= Duration::from_millis(200), "{:?}", start.elapsed());
+}
+
+#[tokio::test]
+async fn a_cut_resets_both_sides() {
+    let (target, mut seen) = echo().await;
+    let proxy = Proxy::start(target).await.unwrap();
+    let mut client = connect(&proxy).await;
+    ask(&mut client, "a").await;
+    proxy.cut();
+    assert_reset(&mut client).await;
+    assert_eq!(within(seen.recv()).await, Some(Seen::Connected));
+    assert_eq!(within(seen.recv()).await, Some(Seen::Bytes(b"a".to_vec())));
+    assert_eq!(within(seen.recv()).await, Some(Seen::Reset));
+}
+
+#[tokio::test]
+async fn a_cut_link_resets_whoever_connects_until_it_heals() {
+    let (target, mut seen) = echo().await;
+    let proxy = Proxy::start(target).await.unwrap();
+    proxy.cut();
+    for _ in 0..3 {
+        assert_reset(&mut connect(&proxy).await).await;
+    }
+    assert!(seen.try_recv().is_err(), "the server has heard of it");
+    proxy.heal();
+    ask(&mut connect(&proxy).await, "a").await;
+}
+
+#[tokio::test]
+async fn a_cut_that_heals_at_once_still_resets() {
+    let (target, _seen) = echo().await;
+    let proxy = Proxy::start(target).await.unwrap();
+    let mut client = connect(&proxy).await;
+    ask(&mut client, "a").await;
+    // Nothing is awaited in between: no task has seen the link while it was cut.
+    proxy.cut();
+    proxy.heal();
+    assert_reset(&mut client).await;
+    ask(&mut connect(&proxy).await, "b").await;
+}
+
+#[tokio::test]
+async fn a_frozen_link_keeps_connections_and_delivers_when_it_heals() {
+    let (target, mut seen) = echo().await;
+    let proxy = Proxy::start(target).await.unwrap();
+    let mut client = connect(&proxy).await;
+    ask(&mut client, "a").await;
+    assert_eq!(within(seen.recv()).await, Some(Seen::Connected));
+    assert_eq!(within(seen.recv()).await, Some(Seen::Bytes(b"a".to_vec())));
+    proxy.freeze();
+    client.write_all(b"b").await.unwrap();
+    assert_silent(&mut client).await;
+    assert!(seen.try_recv().is_err(), "the server has heard of it");
+    proxy.heal();
+    expect(&mut client, "b").await;
+}
+
+#[tokio::test]
+async fn a_frozen_link_holds_back_answers_too() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let proxy = Proxy::start(listener.local_addr().unwrap()).await.unwrap();
+    let mut client = connect(&proxy).await;
+    let (mut server, _) = within(listener.accept()).await.unwrap();
+    proxy.freeze();
+    server.write_all(b"answer").await.unwrap();
+    drop(server);
+    assert_silent(&mut client).await;
+    proxy.heal();
+    expect(&mut client, "answer").await;
+    assert_eq!(within(client.read(&mut [0])).await.unwrap(), 0);
+}
+
+#[tokio::test]
+async fn a_frozen_link_accepts_and_tells_nobody() {
+    let (target, mut seen) = echo().await;
+    let proxy = Proxy::start(target).await.unwrap();
+    proxy.freeze();
+    let mut client = connect(&proxy).await;
+    client.write_all(b"a").await.unwrap();
+    assert_silent(&mut client).await;
+    assert!(seen.try_recv().is_err(), "the server has heard of it");
+    proxy.heal();
+    expect(&mut client, "a").await;
+}
+
+#[tokio::test]
+async fn a_frozen_link_passes_on_no_close() {
+    let (target, mut seen) = echo().await;
+    let proxy = Proxy::start(target).await.unwrap();
+    let mut client = connect(&proxy).await;
+    ask(&mut client, "a").await;
+    assert_eq!(within(seen.recv()).await, Some(Seen::Connected));
+    assert_eq!(within(seen.recv()).await, Some(Seen::Bytes(b"a".to_vec())));
+    proxy.freeze();
+    drop(client);
+    let told = timeout(SHORT, seen.recv()).await;
+    assert!(told.is_err(), "the server has heard of it: {told:?}");
+    proxy.heal();
+    assert_eq!(within(seen.recv()).await, Some(Seen::Closed));
+}
+
+#[tokio::test]
+async fn a_frozen_link_can_be_cut() {
+    let (target, _seen) = echo().await;
+    let proxy = Proxy::start(target).await.unwrap();
+    let mut client = connect(&proxy).await;
+    ask(&mut client, "a").await;
+    proxy.freeze();
+    client.write_all(b"b").await.unwrap();
+    proxy.cut();
+    assert_reset(&mut client).await;
+}
+
+#[tokio::test]
+async fn a_dropped_proxy_closes_its_port_and_its_connections() {
+    let (target, _seen) = echo().await;
+    let proxy = Proxy::start(target).await.unwrap();
+    let addr = proxy.addr();
+    let mut client = connect(&proxy).await;
+    ask(&mut client, "a").await;
+    drop(proxy);
+    assert!(matches!(within(client.read(&mut [0])).await, Ok(0) | Err(_)));
+    let refused = TcpStream::connect(addr).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
+}

@@ -1,0 +1,286 @@
+//! The starters of real servers, against the real servers.
+#![cfg(unix)]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs;
+use std::net::{TcpListener, TcpStream};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use lockkeeper_testkit::server::{Binaries, PostgresServer, RedisServer, Server};
+
+/// Longer than any server here takes to answer, so that waiting for it ends only if it never will.
+const LONG: Duration = Duration::from_secs(20);
+/// How long a server that is stopped is given to answer all the same.
+const SHORT: Duration = Duration::from_millis(300);
+
+fn redis() -> RedisServer {
+    RedisServer::start_or_panic()
+}
+
+fn postgres() -> PostgresServer {
+    PostgresServer::start_or_panic()
+}
+
+/// Whether there is such a process, if only as a zombie.
+fn exists(pid: u32) -> bool {
+    let pid = rustix::process::Pid::from_raw(pid.try_into().unwrap()).unwrap();
+    rustix::process::test_kill_process(pid).is_ok()
+}
+
+fn listens(port: u16) -> bool {
+    TcpStream::connect(("127.0.0.1", port)).is_ok()
+}
+
+/// Binding tells more than a refused connection does: the port is free for the next.
+fn is_free(port: u16) -> bool {
+    TcpListener::bind(("127.0.0.1", port)).is_ok()
+}
+
+#[track_caller]
+fn starts_and_answers(server: &Server, url: &str) {
+    assert!(server.answers(LONG));
+    assert!(exists(server.pid()));
+    assert_eq!(server.url(), url.replace("PORT", &server.port().to_string()));
+    assert_eq!(server.addr().port(), server.port());
+    assert!(server.dir().join("server.log").is_file());
+}
+
+#[test]
+fn redis_starts_and_answers() {
+    starts_and_answers(&redis(), "redis://127.0.0.1:PORT/");
+}
+
+#[test]
+fn postgres_starts_and_answers() {
+    starts_and_answers(&postgres(), "postgres://postgres@127.0.0.1:PORT/postgres");
+}
+
+#[track_caller]
+fn differ(one: &Server, other: &Server) {
+    assert_ne!(one.port(), other.port());
+    assert_ne!(one.pid(), other.pid());
+    assert!(one.answers(LONG) && other.answers(LONG));
+}
+
+#[test]
+fn two_redis_servers_get_different_ports() {
+    differ(&redis(), &redis());
+}
+
+#[test]
+fn two_postgres_servers_get_different_ports() {
+    differ(&postgres(), &postgres());
+}
+
+#[track_caller]
+fn assert_gone(pid: u32, port: u16, dir: &Path) {
+    assert!(!exists(pid), "{pid} is still there");
+    assert!(is_free(port), "{port} is still taken");
+    assert!(!dir.exists(), "{} is still there", dir.display());
+}
+
+#[track_caller]
+fn goes_when_dropped<S: std::ops::Deref<Target = Server>>(server: S) {
+    let (pid, port, dir) = (server.pid(), server.port(), server.dir().to_owned());
+    assert!(exists(pid) && listens(port) && dir.exists());
+    drop(server);
+    assert_gone(pid, port, &dir);
+}
+
+#[test]
+fn a_dropped_redis_leaves_no_process_port_or_directory() {
+    goes_when_dropped(redis());
+}
+
+#[test]
+fn a_dropped_postgres_leaves_no_process_port_or_directory() {
+    goes_when_dropped(postgres());
+}
+
+#[test]
+fn a_stopped_redis_goes_when_dropped() {
+    let server = redis();
+    server.stop();
+    goes_when_dropped(server);
+}
+
+#[test]
+fn a_stopped_postgres_goes_when_dropped() {
+    let server = postgres();
+    server.stop();
+    goes_when_dropped(server);
+}
+
+#[track_caller]
+fn goes_when_its_test_panics<S: std::ops::Deref<Target = Server>>(start: impl FnOnce() -> S) {
+    let mut left = None;
+    let panicked = catch_unwind(AssertUnwindSafe(|| {
+        let server = start();
+        left = Some((server.pid(), server.port(), server.dir().to_owned()));
+        panic!("on purpose");
+    }));
+    assert!(panicked.is_err());
+    let (pid, port, dir) = left.unwrap();
+    assert_gone(pid, port, &dir);
+}
+
+#[test]
+fn a_panicking_test_leaves_no_redis() {
+    goes_when_its_test_panics(redis);
+}
+
+#[test]
+fn a_panicking_test_leaves_no_postgres() {
+    goes_when_its_test_panics(postgres);
+}
+
+#[track_caller]
+fn comes_back_on_its_port(server: &mut Server) {
+    let (port, pid) = (server.port(), server.pid());
+    server.kill9();
+    assert!(!exists(pid), "{pid} is still there");
+    assert!(!listens(port));
+    server.kill9();
+    server.restart().unwrap();
+    assert_eq!(server.port(), port);
+    assert_ne!(server.pid(), pid);
+    assert!(server.answers(LONG));
+    // Without a kill before it, too.
+    let pid = server.pid();
+    server.restart().unwrap();
+    assert!(!exists(pid), "{pid} is still there");
+    assert_eq!(server.port(), port);
+    assert!(server.answers(LONG));
+}
+
+#[test]
+fn a_killed_redis_comes_back_on_its_port() {
+    comes_back_on_its_port(&mut redis());
+}
+
+#[test]
+fn a_killed_postgres_comes_back_on_its_port() {
+    comes_back_on_its_port(&mut postgres());
+}
+
+#[track_caller]
+fn answers_only_while_it_runs(server: &Server) {
+    server.stop();
+    assert!(!server.answers(SHORT));
+    server.cont();
+    assert!(server.answers(LONG));
+}
+
+#[test]
+fn a_stopped_redis_does_not_answer_until_it_goes_on() {
+    answers_only_while_it_runs(&redis());
+}
+
+#[test]
+fn a_stopped_postgres_does_not_answer_until_it_goes_on() {
+    answers_only_while_it_runs(&postgres());
+}
+
+/// The processes that a postgres server has started, with their states.
+fn processes_of(parent: u32) -> Vec<(String, String)> {
+    let stats = fs::read_dir("/proc").unwrap().flatten();
+    let stats = stats.filter_map(|entry| fs::read_to_string(entry.path().join("stat")).ok());
+    let fields = stats.map(|stat| {
+        let (pid, rest) = stat.split_once(" (").unwrap();
+        let mut rest = rest.rsplit_once(") ").unwrap().1.split(' ').map(str::to_owned);
+        (pid.to_owned(), rest.next().unwrap(), rest.next().unwrap())
+    });
+    let of_parent = fields.filter(|(_, _, of)| *of == parent.to_string());
+    of_parent.map(|(pid, state, _)| (pid, state)).collect()
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn stop_and_kill_reach_the_sessions_of_postgres_too() {
+    let mut server = postgres();
+    server.stop();
+    let stopped = processes_of(server.pid());
+    // One that had just ended cannot be reaped by a server that is stopped.
+    let (ended, stopped): (Vec<_>, Vec<_>) = stopped.into_iter().partition(|(_, s)| s == "Z");
+    assert!(!stopped.is_empty(), "{ended:?}");
+    assert!(stopped.iter().all(|(_, state)| state == "T"), "{stopped:?}");
+    server.cont();
+    assert!(server.answers(LONG));
+    let children = processes_of(server.pid());
+    server.kill9();
+    for (pid, _) in children {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        // A zombie is dead: whether it is reaped is for the machine's init to see to.
+        assert!(stat.is_empty() || stat.contains(") Z "), "{stat}");
+    }
+}
+
+#[test]
+fn redis_takes_further_arguments() {
+    let server = RedisServer::with_args(&["--requirepass", "secret"]).unwrap();
+    assert!(server.answers(LONG));
+}
+
+#[test]
+fn postgres_takes_further_arguments() {
+    let server = PostgresServer::with_args(&["-c", "fsync=off"]).unwrap();
+    assert!(server.answers(LONG));
+    let options = fs::read_to_string(server.dir().join("data/postmaster.opts")).unwrap();
+    assert!(options.contains("fsync=off"), "{options}");
+}
+
+#[test]
+fn a_server_that_does_not_come_up_tells_the_end_of_its_log() {
+    let error = RedisServer::with_args(&["--no-such-option", "1"]).unwrap_err().to_string();
+    assert!(error.starts_with("redis-server: ended at once"), "{error}");
+    assert!(error.contains("no-such-option"), "{error}");
+    let error = PostgresServer::with_args(&["-c", "no_such_option=1"]).unwrap_err().to_string();
+    assert!(error.starts_with("postgres: ended at once"), "{error}");
+    assert!(error.contains("no_such_option"), "{error}");
+    assert_eq!(error.lines().count(), 1);
+}
+
+#[test]
+fn a_restart_waits_for_its_port_if_another_has_it() {
+    let mut server = redis();
+    server.kill9();
+    let other = TcpListener::bind(server.addr()).unwrap();
+    let restarting = thread::spawn(move || server.restart().map(|()| server));
+    // It was started, could not bind, and somebody asks whether it is there.
+    drop(other.accept().unwrap());
+    drop(other);
+    assert!(restarting.join().unwrap().unwrap().answers(LONG));
+}
+
+#[test]
+fn another_server_on_its_port_is_not_taken_for_it() {
+    let mut server = redis();
+    server.kill9();
+    let mut other = Command::new("redis-server")
+        .args(["--port", &server.port().to_string(), "--save", ""])
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    while !listens(server.port()) {
+        assert!(other.try_wait().unwrap().is_none(), "the other did not come up");
+        thread::sleep(Duration::from_millis(5));
+    }
+    let mistaken = server.answers(LONG);
+    other.kill().unwrap();
+    other.wait().unwrap();
+    assert!(!mistaken);
+}
+
+#[test]
+fn a_missing_program_is_an_error_that_says_what_to_install() {
+    let empty = tempfile::tempdir().unwrap();
+    let nowhere = Binaries::within([empty.path().to_owned()]);
+    let error = RedisServer::from_binaries(&nowhere, &[]).unwrap_err().to_string();
+    assert_eq!(error, "redis-server is not installed: try `apt-get install redis-server`");
+    let error = PostgresServer::from_binaries(&nowhere, &[]).unwrap_err().to_string();
+    assert_eq!(error, "postgres is not installed: try `apt-get install postgresql`");
+}
