@@ -76,7 +76,8 @@ mod real {
     #[cfg(target_os = "linux")]
     pub(crate) fn asleep() -> Duration {
         use rustix::time::{ClockId, clock_gettime};
-        let (monotonic, boot) = (clock_gettime(ClockId::Monotonic), clock_gettime(ClockId::Boottime));
+        let (monotonic, boot) =
+            (clock_gettime(ClockId::Monotonic), clock_gettime(ClockId::Boottime));
         let (seconds, nanos) = (boot.tv_sec - monotonic.tv_sec, boot.tv_nsec - monotonic.tv_nsec);
         let millis = seconds * 1000 + nanos / 1_000_000;
         // The two clocks are read one after the other; rounding keeps the difference the same from

@@ -22,8 +22,8 @@ use crate::backend::{
 use crate::backoff::Backoff;
 use crate::clock::{Moment, sleep_until};
 use crate::error::{Error, ErrorKind, Result};
-use crate::keeper::Shared;
 use crate::hold::{Ending, Hold, ReleaseOutcome, Request, Verdict};
+use crate::keeper::Shared;
 
 /// An attempt that takes longer has nothing left to give, whatever the ttl.
 const LONGEST_ANSWER: Duration = Duration::from_secs(30);
@@ -420,7 +420,8 @@ impl Job {
             Some(Release::Released) => ReleaseOutcome::Released,
             Some(Release::WasNotHeld) => ReleaseOutcome::AlreadyLost,
             None => {
-                let (store, name) = (self.hold.shared.backend.name(), self.hold.name.escape_debug());
+                let (store, name) =
+                    (self.hold.shared.backend.name(), self.hold.name.escape_debug());
                 tracing::warn!(store, %name, "release never confirmed, lock left to expire");
                 return;
             }

@@ -394,3 +394,69 @@ impl Inner {
 fn valid_until(sent: Moment, lease: Duration) -> Moment {
     sent.add(lease.saturating_sub(drift(lease)))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::simulated::sleep_machine;
+    use crate::{Keeper, Memory};
+
+    const TTL: Duration = Duration::from_secs(30);
+
+    fn hold() -> Hold {
+        let shared = Keeper::new(Memory::new()).shared;
+        let who = (Name::new("a").unwrap(), Owner::random(), Label::default());
+        let hold = Hold::new(shared, who, Mode::Exclusive, TTL, None);
+        assert!(hold.granted(Moment::now(), None, Some(TTL), None));
+        hold
+    }
+
+    #[test]
+    fn a_hold_is_lost_while_the_machine_sleeps_and_says_so_at_once() {
+        let hold = hold();
+        assert_eq!(hold.state(), State::Held);
+        let token = hold.lost_token();
+        sleep_machine(TTL);
+        assert!(!token.is_cancelled(), "nobody has looked yet");
+        assert_eq!(hold.state(), State::Lost);
+        assert!(token.is_cancelled());
+        assert!(hold.lost_token().is_cancelled());
+    }
+
+    #[test]
+    fn a_renewal_confirmed_after_the_deadline_does_not_bring_a_hold_back() {
+        for looked in [true, false] {
+            let hold = hold();
+            let sent = Moment::now();
+            sleep_machine(TTL);
+            if looked {
+                assert_eq!(hold.state(), State::Lost);
+            }
+            assert!(!hold.renewed(Moment::now(), Some(TTL)));
+            assert!(!hold.renewed(sent, Some(TTL * 100)));
+            hold.lose();
+            assert_eq!(hold.state(), State::Lost);
+        }
+    }
+
+    #[test]
+    fn a_hold_that_ran_out_before_it_was_given_back_was_lost() {
+        let hold = hold();
+        sleep_machine(TTL);
+        assert!(hold.end(Ending::Release));
+        hold.released(Ok(ReleaseOutcome::Released));
+        let outcome = hold.take_outcome(Waker::noop());
+        assert_eq!(outcome.unwrap().unwrap(), ReleaseOutcome::AlreadyLost);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_guard_tells_of_its_loss_soon_after_the_machine_wakes() {
+        let keeper = Keeper::new(Memory::new());
+        let guard = keeper.mutex("a").lock().await.unwrap();
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        let start = tokio::time::Instant::now();
+        sleep_machine(TTL);
+        guard.lost().await;
+        assert!(start.elapsed() <= Duration::from_secs(1), "{:?}", start.elapsed());
+    }
+}

@@ -259,8 +259,7 @@ impl Lock {
             let ttl = self.options.lease()?;
             let background = self.shared.background()?.clone();
             let queue = wait != Some(Duration::ZERO);
-            let spec =
-                ClaimSpec { name: name.clone(), owner, label, mode, ttl, queue, background };
+            let spec = ClaimSpec { name: name.clone(), owner, label, mode, ttl, queue, background };
             let plan = Plan { wait, max_hold: self.options.max_hold, adopt: false };
             self.shared.drive(spec, plan, None)
         };

@@ -109,7 +109,6 @@ impl Drop for Tender {
     }
 }
 
-
 /// An acquire: drives in the caller's task until there is a verdict.
 ///
 /// Dropped before that, it leaves the driver to a tender, which releases whatever the store granted

@@ -2,9 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::backend::{
-    Backend, BoxFuture, Capabilities, Claim, ClaimSpec, Inspector, LockInfo,
-};
+use crate::backend::{Backend, BoxFuture, Capabilities, Claim, ClaimSpec, Inspector, LockInfo};
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::Name;
 

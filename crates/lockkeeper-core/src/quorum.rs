@@ -73,9 +73,8 @@ impl Backend for Quorum {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let every = |can: fn(Capabilities) -> bool| {
-            self.nodes.iter().all(|node| can(node.capabilities()))
-        };
+        let every =
+            |can: fn(Capabilities) -> bool| self.nodes.iter().all(|node| can(node.capabilities()));
         let raisable = every(|node| node.fences == Fences::Raisable);
         Capabilities {
             leases: true,
@@ -258,16 +257,16 @@ impl QuorumClaim {
     fn refused(&mut self, said: &[Said]) -> Result<Attempt> {
         self.granted = false;
         self.ask_all(Ask::Release(self.ttl));
-        let answered = said.iter().filter(|said| {
-            matches!(said, Said::Granted(_) | Said::Contended(_))
-        });
+        let contended = said.iter().any(|said| matches!(said, Said::Contended(_)));
+        let answered =
+            said.iter().filter(|said| matches!(said, Said::Granted(_) | Said::Contended(_)));
         let answered = answered.count();
-        if answered < self.majority {
+        if answered < self.majority || !contended {
             let why = said.iter().find_map(|said| match said {
                 Said::Failed(error) => Some(error.to_string()),
                 _ => None,
             });
-            let why = why.unwrap_or_else(|| format!("no answer in {:?}", self.node_timeout));
+            let why = why.unwrap_or_else(|| format!("the rest took over {:?}", self.node_timeout));
             let all = self.nodes.len();
             let message = format!("only {answered} of {all} nodes answered: {why}");
             return Err(Error::new(ErrorKind::Unavailable, message));
@@ -364,7 +363,8 @@ impl QuorumClaim {
                     }
                     node.op = None;
                 }
-                let Some(Poll::Ready(change)) = ear.as_mut().map(|ear| ear.as_mut().poll(cx)) else {
+                let Some(Poll::Ready(change)) = ear.as_mut().map(|ear| ear.as_mut().poll(cx))
+                else {
                     continue;
                 };
                 *ear = None;

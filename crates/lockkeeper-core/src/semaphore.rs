@@ -151,12 +151,13 @@ impl Semaphore {
             .ok_or_else(|| self.lock.error(Error::unsupported("way to be looked into")))?;
         let shown = inspector.show(name).await.map_err(|error| self.lock.error(error))?;
         let semaphore = shown.iter().filter(|info| info.kind == Kind::Semaphore);
-        let used = semaphore.flat_map(|info| &info.holders).fold(0_u32, |used, holder| {
-            match holder.mode {
-                Mode::Permits { take, .. } => used.saturating_add(take),
-                Mode::Exclusive | Mode::Shared => used,
-            }
-        });
+        let used =
+            semaphore.flat_map(|info| &info.holders).fold(0_u32, |used, holder| {
+                match holder.mode {
+                    Mode::Permits { take, .. } => used.saturating_add(take),
+                    Mode::Exclusive | Mode::Shared => used,
+                }
+            });
         Ok(self.permits.saturating_sub(used))
     }
 

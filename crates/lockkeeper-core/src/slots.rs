@@ -69,7 +69,8 @@ impl Backend for Slots {
             self.inner.claim(part)
         };
         let gate = spec.queue.then(|| part(gate_name(&spec.name), true)).transpose()?;
-        let slot = |slot| Ok(Slot { claim: part(slot_name(&spec.name, slot), false)?, grant: None });
+        let slot =
+            |slot| Ok(Slot { claim: part(slot_name(&spec.name, slot), false)?, grant: None });
         let slots = (0..of).map(slot).collect::<Result<Vec<_>>>()?;
         let pauses = Backoff::new(Duration::from_millis(5), LOOK_EVERY);
         let take = take as usize;
@@ -337,7 +338,8 @@ impl Inspector for Slots {
             let mut broken = look.break_lock(&name).await?;
             let parts = look.list(&format!("{name}\0slot\0")).await?;
             // Owners and not slots are counted, as everywhere.
-            let holders = as_semaphores(parts.clone()).iter().map(|info| info.holders.len()).sum::<usize>();
+            let holders =
+                as_semaphores(parts.clone()).iter().map(|info| info.holders.len()).sum::<usize>();
             for part in parts {
                 look.break_lock(&part.name).await?;
             }

@@ -4,7 +4,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Pair, millis, pair, secs};
+use common::{Forgetful, Pair, millis, pair, secs};
 use lockkeeper_core::{ErrorKind, Keeper, Memory, ReleaseOutcome, State};
 use lockkeeper_testkit::{Fault, Op};
 use tokio::time::{Instant, sleep, timeout};
@@ -433,10 +433,7 @@ async fn past_max_wait_it_is_timed_out_with_the_time_waited() {
     assert_eq!(error.kind(), ErrorKind::TimedOut);
     let waited = error.waited().unwrap();
     assert!(waited >= secs(7) && waited <= secs(7) + TICK, "{waited:?}");
-    assert_eq!(
-        error.to_string(),
-        r#"memory: lock "a": not acquired within 7.0s: others hold it"#
-    );
+    assert_eq!(error.to_string(), r#"memory: lock "a": not acquired within 7.0s: others hold it"#);
     pair.faulty.close().await;
     assert_eq!(pair.waiters("a").await, 0);
 }
@@ -517,10 +514,12 @@ async fn nothing_is_spawned_before_the_guard_exists() {
     let before = alive();
     let mutex = pair.faulty.mutex("a");
     let mut waiting = Box::pin(mutex.lock());
-    assert!(std::future::poll_fn(|cx| {
-        std::task::Poll::Ready(waiting.as_mut().poll(cx).is_pending())
-    })
-    .await);
+    assert!(
+        std::future::poll_fn(|cx| {
+            std::task::Poll::Ready(waiting.as_mut().poll(cx).is_pending())
+        })
+        .await
+    );
     assert_eq!(pair.waiters("a").await, 1);
     assert_eq!(alive(), before);
     drop(waiting);
@@ -588,13 +587,23 @@ async fn while_held_ends_the_work_when_the_lock_is_lost() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn fences_rise_even_if_the_store_forgets_them() {
-    let keeper = Keeper::new(Memory::new());
+async fn fences_rise_even_if_the_store_forgets_everything() {
+    let store = Forgetful::default();
+    let keeper = Keeper::new(store.clone());
     let mut last = None;
-    for _ in 0..100 {
+    for _ in 0..10 {
         let guard = keeper.mutex("a").lock().await.unwrap();
-        assert!(guard.fence() > last);
+        assert!(guard.fence() > last, "{:?} after {last:?}", guard.fence());
         last = guard.fence();
-        guard.release().await.unwrap();
+        store.forget();
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_forgets_a_hold_is_found_out_by_the_next_renewal() {
+    let store = Forgetful::default();
+    let keeper = Keeper::new(store.clone());
+    let guard = keeper.mutex("a").lock().await.unwrap();
+    store.forget();
+    timeout(secs(10) + TICK, guard.lost()).await.expect("the renewal finds out");
 }

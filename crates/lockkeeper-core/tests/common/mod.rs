@@ -3,7 +3,10 @@
 
 use std::time::Duration;
 
-use lockkeeper_core::{Keeper, LockInfo, Memory};
+use lockkeeper_core::{
+    Attempt, Backend, BoxFuture, Capabilities, Change, Claim, ClaimSpec, Fence, Inspector, Keeper,
+    LockInfo, Memory, Release, Renewal, Result,
+};
 use lockkeeper_testkit::{Faults, Faulty};
 
 /// A keeper on a faulty store, and one on the same store without faults.
@@ -45,3 +48,83 @@ pub fn secs(seconds: u64) -> Duration {
 pub fn millis(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
+
+/// A store that can forget everything, like one that restarts without its data.
+#[derive(Debug, Clone, Default)]
+pub struct Forgetful(std::sync::Arc<std::sync::RwLock<(u64, Memory)>>);
+
+impl Forgetful {
+    pub fn forget(&self) {
+        let mut store = self.0.write().unwrap();
+        *store = (store.0 + 1, Memory::new());
+    }
+
+    pub fn memory(&self) -> Memory {
+        self.0.read().unwrap().1.clone()
+    }
+
+    fn life(&self) -> u64 {
+        self.0.read().unwrap().0
+    }
+}
+
+impl Backend for Forgetful {
+    fn name(&self) -> &'static str {
+        "forgetful"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.memory().capabilities()
+    }
+
+    fn claim(&self, spec: ClaimSpec) -> Result<Box<dyn Claim>> {
+        let (store, claim) = (self.clone(), self.memory().claim(spec.clone())?);
+        Ok(Box::new(ForgetfulClaim { life: store.life(), store, spec, claim }))
+    }
+
+    fn inspector(&self) -> Option<&dyn Inspector> {
+        None
+    }
+}
+
+struct ForgetfulClaim {
+    store: Forgetful,
+    life: u64,
+    spec: ClaimSpec,
+    claim: Box<dyn Claim>,
+}
+
+impl ForgetfulClaim {
+    /// The claim in the store as it is now.
+    fn now(&mut self) -> &mut dyn Claim {
+        if self.life != self.store.life() {
+            self.life = self.store.life();
+            self.claim = self.store.memory().claim(self.spec.clone()).unwrap();
+        }
+        &mut *self.claim
+    }
+}
+
+impl Claim for ForgetfulClaim {
+    fn attempt(&mut self, floor: Option<Fence>) -> BoxFuture<'_, Result<Attempt>> {
+        self.now().attempt(floor)
+    }
+
+    fn changed(&mut self) -> BoxFuture<'_, Change> {
+        self.now().changed()
+    }
+
+    fn renew(&mut self, ttl: Duration) -> BoxFuture<'_, Result<Renewal>> {
+        self.now().renew(ttl)
+    }
+
+    fn downgrade(&mut self, ttl: Duration) -> BoxFuture<'_, Result<Renewal>> {
+        self.now().downgrade(ttl)
+    }
+
+    fn release(&mut self) -> BoxFuture<'_, Result<Release>> {
+        self.now().release()
+    }
+}
+
+pub const SECOND: Duration = Duration::from_secs(1);

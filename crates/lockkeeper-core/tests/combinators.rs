@@ -1,0 +1,467 @@
+//! Prefixed, Slots and Quorum, over memory stores.
+
+mod common;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{Forgetful, millis, secs};
+use lockkeeper_core::{
+    Backend, Capabilities, Claim, ClaimSpec, ErrorKind, Fences, Inspector, Keeper, Kind, Memory,
+    Prefixed, Quorum, ReleaseOutcome, Result, Slots, State,
+};
+use lockkeeper_testkit::{Fault, Faults, Faulty, Op};
+use tokio::time::{Instant, sleep};
+
+// Prefixed.
+
+#[tokio::test(start_paused = true)]
+async fn prefixes_do_not_meet_and_the_whole_store_sees_them_all() {
+    let store = Arc::new(Memory::new());
+    let whole = Keeper::from_backend(store.clone());
+    let red = Keeper::new(Prefixed::new(store.clone(), "red").unwrap());
+    let blue = Keeper::new(Prefixed::new(store.clone(), "blue").unwrap());
+    let _red = red.mutex("a/b").lock().await.unwrap();
+    let _blue = blue.mutex("a/b").lock().await.unwrap();
+    assert!(red.mutex("a/b").try_lock().await.unwrap().is_none());
+    let names = async |keeper: &Keeper| -> Vec<String> {
+        let listed = keeper.inspect().unwrap().list("").await.unwrap();
+        listed.iter().map(|info| info.name.to_string()).collect()
+    };
+    assert_eq!(names(&whole).await, ["blue/a/b", "red/a/b"]);
+    assert_eq!(names(&red).await, ["a/b"]);
+    assert_eq!(red.inspect().unwrap().show("a/b").await.unwrap().len(), 1);
+    assert_eq!(red.inspect().unwrap().break_lock("a/b").await.unwrap(), 1);
+    assert_eq!(names(&whole).await, ["blue/a/b"]);
+    let longest = red.mutex("x".repeat(1024)).lock().await.unwrap();
+    assert_eq!(longest.name().len(), 1024, "a prefix takes nothing from a name");
+}
+
+#[test]
+fn a_prefix_that_could_meet_another_is_refused() {
+    let store: Arc<dyn Backend> = Arc::new(Memory::new());
+    for bad in ["", "a/b", "/", "a\0", &"x".repeat(257)] {
+        let error = Prefixed::new(store.clone(), bad).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config, "{bad:?}");
+    }
+}
+
+// Slots.
+
+/// A memory store that cannot count.
+#[derive(Debug, Default)]
+struct Uncounting(Memory);
+
+impl Backend for Uncounting {
+    fn name(&self) -> &'static str {
+        "uncounting"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { permits: false, ..self.0.capabilities() }
+    }
+
+    fn claim(&self, spec: ClaimSpec) -> Result<Box<dyn Claim>> {
+        assert_eq!(spec.mode.kind(), Kind::Lock, "asked to count");
+        self.0.claim(spec)
+    }
+
+    fn inspector(&self) -> Option<&dyn Inspector> {
+        self.0.inspector()
+    }
+}
+
+fn slots() -> Keeper {
+    Keeper::new(Slots::new(Arc::new(Uncounting::default())))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_semaphore_of_slots_admits_as_many_as_it_has() {
+    let keeper = slots();
+    let gpus = keeper.semaphore("gpu", 4);
+    let _mutex = keeper.mutex("gpu").lock().await.unwrap();
+    let three = gpus.acquire_many(3).await.unwrap();
+    assert_eq!(gpus.available().await.unwrap(), 1);
+    assert!(gpus.try_acquire_many(2).await.unwrap().is_none());
+    assert_eq!(gpus.available().await.unwrap(), 1, "a failed try leaves nothing");
+    let one = gpus.try_acquire().await.unwrap().unwrap();
+    assert!(gpus.try_acquire().await.unwrap().is_none());
+    sleep(secs(100)).await;
+    assert!(three.is_held() && one.is_held());
+    let shown = keeper.inspect().unwrap().show("gpu").await.unwrap();
+    assert_eq!(shown.len(), 2);
+    assert_eq!(shown[1].kind, Kind::Semaphore);
+    assert_eq!(shown[1].holders.len(), 2);
+    assert_eq!(three.release().await.unwrap(), ReleaseOutcome::Released);
+    assert_eq!(gpus.available().await.unwrap(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiters_for_slots_enter_in_order_and_only_one_of_them_looks() {
+    let (store, faults) = Faulty::new(Uncounting::default());
+    let keeper = Keeper::new(Slots::new(Arc::new(store)));
+    let gpus = keeper.semaphore("gpu", 2);
+    let both = gpus.acquire_many(2).await.unwrap();
+    let (entered, mut order) = tokio::sync::mpsc::unbounded_channel();
+    for i in 0..10 {
+        let (gpus, entered) = (gpus.clone(), entered.clone());
+        tokio::spawn(async move {
+            let guard = gpus.acquire().await.unwrap();
+            entered.send(i).unwrap();
+            sleep(secs(1)).await;
+            guard.release().await.unwrap();
+        });
+        while keeper.inspect().unwrap().show("gpu").await.unwrap()[0].waiters.len() != i + 1 {
+            tokio::task::yield_now().await;
+        }
+    }
+    let before = faults.asked(Op::Attempt);
+    sleep(secs(60)).await;
+    let asked = faults.asked(Op::Attempt) - before;
+    assert!(asked < 60 * 4 * 8, "{asked} questions in a minute: everybody looks");
+    drop(both);
+    for i in 0..10 {
+        assert_eq!(order.recv().await.unwrap(), i);
+    }
+    keeper.close().await;
+    while !keeper.inspect().unwrap().list("").await.unwrap().is_empty() {
+        sleep(millis(10)).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn those_who_want_several_slots_do_not_deadlock() {
+    let keeper = slots();
+    let gpus = keeper.semaphore("gpu", 5);
+    let tasks: Vec<_> = (0..20)
+        .map(|i| {
+            let gpus = gpus.clone();
+            tokio::spawn(async move {
+                let guard = gpus.acquire_many(i % 5 + 1).await.unwrap();
+                sleep(millis(100)).await;
+                guard.release().await.unwrap()
+            })
+        })
+        .collect();
+    for task in tasks {
+        assert_eq!(task.await.unwrap(), ReleaseOutcome::Released);
+    }
+    assert!(keeper.inspect().unwrap().list("").await.unwrap().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_broken_slot_loses_all_of_the_hold() {
+    let keeper = slots();
+    let guard = keeper.semaphore("gpu", 3).acquire_many(2).await.unwrap();
+    sleep(secs(1)).await;
+    assert_eq!(keeper.inspect().unwrap().break_lock("gpu").await.unwrap(), 1);
+    guard.lost().await;
+    assert_eq!(keeper.semaphore("gpu", 3).available().await.unwrap(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_ticket_for_slots_can_be_adopted() {
+    let keeper = slots();
+    let gpus = keeper.semaphore("gpu", 3);
+    let ticket = gpus.acquire_many(2).await.unwrap().detach().unwrap();
+    let guard = keeper.adopt(ticket).await.unwrap();
+    sleep(secs(100)).await;
+    assert!(guard.is_held());
+    assert_eq!(gpus.available().await.unwrap(), 1);
+    assert_eq!(guard.release().await.unwrap(), ReleaseOutcome::Released);
+    assert_eq!(gpus.available().await.unwrap(), 3);
+}
+
+// Quorum.
+
+struct Five {
+    keeper: Keeper,
+    memories: Vec<Memory>,
+    faults: Vec<Faults>,
+}
+
+fn five() -> Five {
+    let memories: Vec<Memory> = (0..5).map(|_| Memory::new()).collect();
+    let mut faults = Vec::new();
+    let nodes = memories.iter().map(|memory| {
+        let (node, fault) = Faulty::new(memory.clone());
+        faults.push(fault);
+        Arc::new(node) as Arc<dyn Backend>
+    });
+    let keeper = Keeper::new(Quorum::new(nodes.collect::<Vec<_>>()).unwrap());
+    Five { keeper, memories, faults }
+}
+
+impl Five {
+    /// How many nodes have something.
+    async fn left(&self) -> usize {
+        let mut left = 0;
+        for memory in &self.memories {
+            let keeper = Keeper::new(memory.clone());
+            left += keeper.inspect().unwrap().list("").await.unwrap().len();
+        }
+        left
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_quorum_lock_excludes_and_leaves_nothing_on_any_node() {
+    let five = five();
+    let mutex = five.keeper.mutex("a");
+    for _ in 0..200 {
+        let guard = mutex.lock().await.unwrap();
+        assert!(mutex.try_lock().await.unwrap().is_none());
+        assert_eq!(guard.release().await.unwrap(), ReleaseOutcome::Released);
+    }
+    five.keeper.close().await;
+    assert_eq!(five.left().await, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_nodes_that_hang_or_are_down_cost_nothing() {
+    for fault in [Fault::Hangs, Fault::Refused, Fault::NoAnswer, Fault::LostAnswer] {
+        let five = five();
+        five.faults[0].everything(fault);
+        five.faults[3].everything(fault);
+        let start = Instant::now();
+        let guard = five.keeper.mutex("a").lock().await.unwrap();
+        assert_eq!(start.elapsed(), Duration::ZERO, "{fault:?}");
+        sleep(secs(300)).await;
+        assert_eq!(guard.state(), State::Held, "{fault:?}");
+        let start = Instant::now();
+        assert_eq!(guard.release().await.unwrap(), ReleaseOutcome::Released, "{fault:?}");
+        assert_eq!(start.elapsed(), Duration::ZERO, "{fault:?}");
+        for faults in &five.faults {
+            faults.none();
+        }
+        five.keeper.close().await;
+        assert_eq!(five.left().await, 0, "{fault:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn three_nodes_down_is_unavailable_and_what_the_others_gave_is_given_back() {
+    for fault in [Fault::Hangs, Fault::Refused, Fault::NoAnswer, Fault::LostAnswer] {
+        let five = five();
+        for i in [0, 2, 4] {
+            five.faults[i].always(Op::Attempt, fault);
+        }
+        let start = Instant::now();
+        let error = five.keeper.mutex("a").try_lock().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{fault:?}");
+        assert!(error.to_string().contains("only 2 of 5 nodes"), "{error}");
+        assert!(start.elapsed() <= millis(502), "{fault:?}: {:?}", start.elapsed());
+        five.keeper.close().await;
+        assert_eq!(five.left().await, 0, "{fault:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_straggler_that_grants_late_is_released_too() {
+    let five = five();
+    five.faults[1].always(Op::Attempt, Fault::SlowRequest(millis(200)));
+    let guard = five.keeper.mutex("a").lock().await.unwrap();
+    guard.release().await.unwrap();
+    five.keeper.close().await;
+    sleep(millis(300)).await;
+    assert_eq!(five.left().await, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn quorum_validity_counts_from_before_the_first_node_was_asked() {
+    let five = five();
+    for faults in &five.faults {
+        faults.once(Op::Attempt, Fault::SlowAnswer(millis(400)));
+    }
+    let guard = five.keeper.mutex("a").lock().await.unwrap();
+    let left = guard.remaining().unwrap();
+    assert!(left <= millis(30_000 - 302 - 400), "{left:?}");
+    for faults in &five.faults {
+        faults.once(Op::Attempt, Fault::SlowAnswer(millis(400)));
+    }
+    let error = five.keeper.mutex("b").ttl(millis(401)).try_lock().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "a grant with none left is no grant");
+    five.keeper.close().await;
+    drop(guard);
+}
+
+#[tokio::test(start_paused = true)]
+async fn renewal_needs_a_true_majority_and_a_failed_one_releases_nothing() {
+    let five = five();
+    let guard = five.keeper.mutex("a").lock().await.unwrap();
+    for i in [0, 1, 2] {
+        five.faults[i].always(Op::Renew, Fault::Refused);
+    }
+    sleep(secs(12)).await;
+    assert_eq!(guard.state(), State::AtRisk);
+    assert_eq!(five.left().await, 5, "nothing was released");
+    assert_eq!(guard.extend(secs(60)).await.unwrap_err().kind(), ErrorKind::Unavailable);
+    five.faults[1].none();
+    sleep(secs(5)).await;
+    assert_eq!(guard.state(), State::Held);
+    five.faults[1].always(Op::Renew, Fault::Hangs);
+    guard.lost().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_quorum_outlives_two_forgetful_nodes_and_not_three() {
+    let nodes: Vec<Forgetful> = (0..5).map(|_| Forgetful::default()).collect();
+    let backends = nodes.iter().map(|node| Arc::new(node.clone()) as Arc<dyn Backend>);
+    let keeper = Keeper::new(Quorum::new(backends).unwrap());
+    let guard = keeper.mutex("a").lock().await.unwrap();
+    nodes[0].forget();
+    nodes[1].forget();
+    sleep(secs(100)).await;
+    assert_eq!(guard.state(), State::Held);
+    assert!(keeper.mutex("a").try_lock().await.unwrap().is_none());
+    nodes[2].forget();
+    tokio::time::timeout(secs(11), guard.lost()).await.expect("told by the next renewal");
+}
+
+#[tokio::test(start_paused = true)]
+async fn fences_rise_whichever_majority_gives_them() {
+    let five = five();
+    let mut last = None;
+    // The nodes' own counters are far apart.
+    for (i, memory) in five.memories.iter().enumerate() {
+        let keeper = Keeper::new(memory.clone());
+        for _ in 0..i * 100 {
+            keeper.mutex("warm-up").lock().await.unwrap().release().await.unwrap();
+        }
+    }
+    for round in 0..50_usize {
+        for (i, faults) in five.faults.iter().enumerate() {
+            faults.none();
+            // Another two are down each time.
+            if i == round % 5 || i == (round * 3 + 1) % 5 {
+                faults.everything(Fault::Refused);
+            }
+        }
+        // A new keeper remembers no fence: it must come from the nodes.
+        let nodes = five.memories.iter().zip(&five.faults).enumerate().map(|(i, (memory, _))| {
+            let (node, faults) = Faulty::new(memory.clone());
+            if i == round % 5 || i == (round * 3 + 1) % 5 {
+                faults.everything(Fault::Refused);
+            }
+            Arc::new(node) as Arc<dyn Backend>
+        });
+        let keeper = Keeper::new(Quorum::new(nodes.collect::<Vec<_>>()).unwrap());
+        let guard = keeper.mutex("a").lock().await.unwrap();
+        assert!(guard.fence() > last, "round {round}: {:?} after {last:?}", guard.fence());
+        last = guard.fence();
+        guard.release().await.unwrap();
+        // The two that are down still have nothing: they were not granted.
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fence_that_cannot_be_written_to_a_majority_is_no_grant() {
+    let five = five();
+    // Each node grants, but the one with the highest fence is alone with it.
+    let keeper = Keeper::new(five.memories[0].clone());
+    for _ in 0..10 {
+        keeper.mutex("warm-up").lock().await.unwrap().release().await.unwrap();
+    }
+    for faults in &five.faults {
+        // The first ask is answered, the write-back is not.
+        faults.once(Op::Attempt, Fault::SlowAnswer(Duration::ZERO));
+        faults.always(Op::Attempt, Fault::Hangs);
+    }
+    let error = five.keeper.mutex("a").try_lock().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    five.keeper.close().await;
+    assert_eq!(five.left().await, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_is_woken_by_the_release_and_all_who_contend_get_their_turn() {
+    let five = five();
+    let holder = five.keeper.mutex("a").lock().await.unwrap();
+    let tasks: Vec<_> = (0..10)
+        .map(|_| {
+            let mutex = five.keeper.mutex("a");
+            tokio::spawn(async move {
+                let guard = mutex.lock().await.unwrap();
+                let fence = guard.fence().unwrap();
+                sleep(millis(20)).await;
+                assert!(guard.is_held());
+                guard.release().await.unwrap();
+                fence
+            })
+        })
+        .collect();
+    sleep(secs(5)).await;
+    holder.release().await.unwrap();
+    let start = Instant::now();
+    let mut fences = Vec::new();
+    for task in tasks {
+        fences.push(task.await.unwrap());
+    }
+    fences.sort_unstable();
+    fences.dedup();
+    assert_eq!(fences.len(), 10, "every hold has a fence of its own");
+    assert!(start.elapsed() < secs(30), "{:?}", start.elapsed());
+    five.keeper.close().await;
+    assert_eq!(five.left().await, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn quorum_readers_share_and_a_writer_can_downgrade() {
+    let five = five();
+    let lock = five.keeper.rw_lock("a");
+    let one = lock.read().await.unwrap();
+    let two = lock.read().await.unwrap();
+    assert!(lock.try_write().await.unwrap().is_none());
+    drop((one, two));
+    let write = lock.write().await.unwrap();
+    assert!(lock.try_read().await.unwrap().is_none());
+    write.downgrade().await.unwrap();
+    let read = lock.try_read_for(secs(2)).await.unwrap().expect("readers enter");
+    assert!(read.fence() >= write.fence());
+    assert!(lock.try_write().await.unwrap().is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_quorum_has_no_permits_and_needs_three_nodes_with_leases() {
+    let five = five();
+    let capabilities = five.keeper.capabilities();
+    assert!(!capabilities.permits && !capabilities.fair && capabilities.leases);
+    assert_eq!(capabilities.fences, Fences::Raisable);
+    let error = five.keeper.semaphore("s", 2).acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert_eq!(five.keeper.inspect().unwrap_err().kind(), ErrorKind::Unsupported);
+    for count in 0..3 {
+        let nodes = (0..count).map(|_| Arc::new(Memory::new()) as Arc<dyn Backend>);
+        assert_eq!(Quorum::new(nodes).unwrap_err().kind(), ErrorKind::Config);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dropped_quorum_acquire_leaves_nothing() {
+    for slow in [Fault::SlowRequest(millis(100)), Fault::SlowAnswer(millis(100))] {
+        for n in 0..8 {
+            let five = five();
+            for (i, faults) in five.faults.iter().enumerate() {
+                if i % 2 == 0 {
+                    faults.always(Op::Attempt, slow);
+                }
+            }
+            let mutex = five.keeper.mutex("a");
+            {
+                let mut lock = std::pin::pin!(mutex.lock());
+                let mut left = n;
+                std::future::poll_fn(|cx| {
+                    if left == 0 || lock.as_mut().poll(cx).is_ready() {
+                        return std::task::Poll::Ready(());
+                    }
+                    left -= 1;
+                    if left == 0 { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+                })
+                .await;
+            }
+            five.keeper.close().await;
+            sleep(secs(1)).await;
+            assert_eq!(five.left().await, 0, "{slow:?} after {n} polls");
+        }
+    }
+}

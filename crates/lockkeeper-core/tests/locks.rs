@@ -1,0 +1,477 @@
+//! What the locks promise their users, on the memory store in paused time.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{pair, secs};
+use lockkeeper_core::{
+    Error, ErrorKind, Guard, Keeper, Kind, Memory, Mode, ReleaseOutcome, State, What,
+};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep};
+
+fn keeper() -> Keeper {
+    Keeper::new(Memory::new())
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_guards_of_one_mutex_are_two_owners() {
+    let mutex = keeper().mutex("a");
+    let guard = mutex.lock().await.unwrap();
+    assert!(mutex.try_lock().await.unwrap().is_none());
+    assert!(mutex.clone().try_lock().await.unwrap().is_none());
+    let stale = guard.owner();
+    drop(guard);
+    let next = mutex.lock().await.unwrap();
+    assert_ne!(next.owner(), stale);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stale_guard_does_not_touch_the_next_holders_lock() {
+    let pair = pair();
+    let stale = pair.faulty.mutex("a").lock().await.unwrap();
+    pair.healthy.inspect().unwrap().break_lock("a").await.unwrap();
+    let next = pair.healthy.mutex("a").lock().await.unwrap();
+    assert_eq!(stale.release().await.unwrap(), ReleaseOutcome::AlreadyLost);
+    pair.faulty.close().await;
+    sleep(secs(100)).await;
+    assert!(next.is_held());
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiters_enter_in_the_order_in_which_they_asked() {
+    let pair = pair();
+    let mutex = pair.healthy.mutex("a");
+    let guard = mutex.lock().await.unwrap();
+    let (entered, mut order) = mpsc::unbounded_channel();
+    for i in 0..20 {
+        let (mutex, entered) = (mutex.clone(), entered.clone());
+        tokio::spawn(async move {
+            let guard = mutex.lock().await.unwrap();
+            entered.send((i, guard.fence().unwrap())).unwrap();
+        });
+        pair.until_queued("a", i + 1).await;
+    }
+    assert!(mutex.try_lock().await.unwrap().is_none());
+    drop(guard);
+    let mut last = None;
+    for i in 0..20 {
+        let (who, fence) = order.recv().await.unwrap();
+        assert_eq!(who, i);
+        assert!(Some(fence) > last);
+        last = Some(fence);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_try_does_not_overtake_a_waiter() {
+    let pair = pair();
+    let lock = pair.healthy.rw_lock("a");
+    let reader = lock.read().await.unwrap();
+    let writer = tokio::spawn({
+        let lock = lock.clone();
+        async move { lock.write().await.unwrap() }
+    });
+    pair.until_queued("a", 1).await;
+    assert!(lock.try_read().await.unwrap().is_none(), "a reader overtook a waiting writer");
+    drop(reader);
+    assert_eq!(writer.await.unwrap().mode(), Mode::Exclusive);
+}
+
+#[tokio::test(start_paused = true)]
+async fn adjacent_readers_enter_together_and_nobody_starves() {
+    let pair = pair();
+    let lock = pair.healthy.rw_lock("a");
+    let first = lock.write().await.unwrap();
+    let (entered, mut order) = mpsc::unbounded_channel();
+    for (i, who) in ["read", "read", "write", "read", "read", "write"].into_iter().enumerate() {
+        let (lock, entered) = (lock.clone(), entered.clone());
+        tokio::spawn(async move {
+            let guard = if who == "read" { lock.read().await } else { lock.write().await };
+            entered.send((who, guard.unwrap())).unwrap();
+        });
+        pair.until_queued("a", i + 1).await;
+    }
+    drop(first);
+    for wave in [&["read", "read"][..], &["write"], &["read", "read"], &["write"]] {
+        let mut guards: Vec<Guard> = Vec::new();
+        for expected in wave {
+            let (who, guard) = order.recv().await.unwrap();
+            assert_eq!(who, *expected);
+            guards.push(guard);
+        }
+        assert!(guards.iter().all(|guard| guard.fence() == guards[0].fence()));
+        sleep(secs(1)).await;
+        assert!(order.try_recv().is_err(), "somebody entered beside {wave:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn readers_do_not_starve_under_constant_writers() {
+    let pair = pair();
+    let lock = pair.healthy.rw_lock("a");
+    let mut writers = Vec::new();
+    for _ in 0..4 {
+        let lock = lock.clone();
+        writers.push(tokio::spawn(async move {
+            loop {
+                let _guard = lock.write().await.unwrap();
+                sleep(Duration::from_millis(10)).await;
+            }
+        }));
+    }
+    for _ in 0..50 {
+        let start = Instant::now();
+        let _reader = lock.read().await.unwrap();
+        assert!(start.elapsed() < Duration::from_millis(100), "{:?}", start.elapsed());
+    }
+    for writer in writers {
+        writer.abort();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_try_write_leaves_no_trace() {
+    let pair = pair();
+    let lock = pair.healthy.rw_lock("a");
+    let _reader = lock.read().await.unwrap();
+    assert!(lock.try_write().await.unwrap().is_none());
+    assert_eq!(pair.waiters("a").await, 0);
+    assert!(lock.try_read().await.unwrap().is_some());
+    assert!(lock.try_write_for(secs(1)).await.unwrap().is_none());
+    pair.until_queued("a", 0).await;
+    assert!(lock.try_read().await.unwrap().is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn downgrade_lets_readers_in_and_no_writer() {
+    let pair = pair();
+    let lock = pair.healthy.rw_lock("a");
+    let guard = lock.write().await.unwrap();
+    let fence = guard.fence();
+    let reader = tokio::spawn({
+        let lock = lock.clone();
+        async move { lock.read().await.unwrap() }
+    });
+    pair.until_queued("a", 1).await;
+    let writer = tokio::spawn({
+        let lock = lock.clone();
+        async move { lock.write().await.unwrap() }
+    });
+    pair.until_queued("a", 2).await;
+    guard.downgrade().await.unwrap();
+    guard.downgrade().await.unwrap();
+    assert_eq!(guard.mode(), Mode::Shared);
+    assert_eq!(guard.fence(), fence);
+    let reader = reader.await.unwrap();
+    sleep(secs(100)).await;
+    assert!(!writer.is_finished());
+    assert!(guard.is_held() && reader.is_held());
+    drop((guard, reader));
+    assert!(writer.await.unwrap().fence() > fence);
+}
+
+#[tokio::test(start_paused = true)]
+async fn downgrade_of_permits_or_a_lost_lock_is_an_error() {
+    let keeper = keeper();
+    let permit = keeper.semaphore("s", 1).acquire().await.unwrap();
+    assert_eq!(permit.downgrade().await.unwrap_err().kind(), ErrorKind::Unsupported);
+    assert!(permit.is_held());
+    let guard = keeper.mutex("a").lock().await.unwrap();
+    keeper.inspect().unwrap().break_lock("a").await.unwrap();
+    assert_eq!(guard.downgrade().await.unwrap_err().kind(), ErrorKind::Lost);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_semaphore_admits_as_many_as_it_has_permits() {
+    let pair = pair();
+    let gpus = pair.healthy.semaphore("gpu", 4);
+    let three = gpus.acquire_many(3).await.unwrap();
+    let one = gpus.acquire().await.unwrap();
+    assert_eq!(gpus.available().await.unwrap(), 0);
+    assert!(gpus.try_acquire().await.unwrap().is_none());
+    let two = tokio::spawn({
+        let gpus = gpus.clone();
+        async move { gpus.acquire_many(2).await.unwrap() }
+    });
+    pair.until_queued("gpu", 1).await;
+    drop(one);
+    sleep(secs(1)).await;
+    assert!(gpus.try_acquire().await.unwrap().is_none(), "overtook one who waits for two");
+    drop(three);
+    let two = two.await.unwrap();
+    assert_eq!(two.mode(), Mode::Permits { take: 2, of: 4 });
+    assert_eq!(gpus.available().await.unwrap(), 2);
+    two.release().await.unwrap();
+    assert_eq!(gpus.available().await.unwrap(), 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn asking_for_no_permits_or_too_many_is_an_error_at_once() {
+    let keeper = keeper();
+    for (asked, of) in [(0, 4), (5, 4), (1, 0), (u32::MAX, 4)] {
+        let error = keeper.semaphore("s", of).acquire_many(asked).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidOption, "{asked} of {of}: {error}");
+    }
+    let all = keeper.semaphore("s", u32::MAX);
+    let _all = all.acquire_many(u32::MAX).await.unwrap();
+    assert!(all.try_acquire().await.unwrap().is_none());
+    assert_eq!(all.available().await.unwrap(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn clients_that_disagree_about_the_permits_stay_within_the_smallest() {
+    let keeper = keeper();
+    let (four, two) = (keeper.semaphore("s", 4), keeper.semaphore("s", 2));
+    let a = two.acquire().await.unwrap();
+    let _b = four.acquire().await.unwrap();
+    assert!(four.try_acquire().await.unwrap().is_none(), "one who holds believes in two");
+    drop(a);
+    let c = four.try_acquire_for(secs(1)).await.unwrap().expect("nobody believes in two now");
+    let _d = four.acquire().await.unwrap();
+    assert!(two.try_acquire().await.unwrap().is_none());
+    drop(c);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_semaphore_and_a_mutex_of_one_name_do_not_meet() {
+    let keeper = keeper();
+    let _mutex = keeper.mutex("a").lock().await.unwrap();
+    let _permit = keeper.semaphore("a", 1).acquire().await.unwrap();
+    let shown = keeper.inspect().unwrap().show("a").await.unwrap();
+    assert_eq!(
+        shown.iter().map(|info| info.kind).collect::<Vec<_>>(),
+        [Kind::Lock, Kind::Semaphore]
+    );
+    assert_eq!(keeper.inspect().unwrap().break_lock("a").await.unwrap(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_short_ttl_peer_does_not_evict_a_long_ttl_reader() {
+    let keeper = keeper();
+    let long = keeper.rw_lock("a").ttl(secs(3600)).read().await.unwrap();
+    let short = keeper.rw_lock("a").ttl(Duration::from_millis(50));
+    for _ in 0..20 {
+        drop(short.read().await.unwrap());
+        sleep(secs(1)).await;
+        assert!(short.try_write().await.unwrap().is_none());
+    }
+    assert_eq!(long.release().await.unwrap(), ReleaseOutcome::Released);
+}
+
+#[tokio::test(start_paused = true)]
+async fn lock_all_takes_all_or_nothing_in_one_order() {
+    let keeper = keeper();
+    let guards = keeper.lock_all(["c", "a", "b", "a"]).lock().await.unwrap();
+    let names: Vec<_> = guards.iter().map(Guard::name).collect();
+    assert_eq!(names, ["a", "b", "c"]);
+    assert!(keeper.lock_all(["b", "z"]).try_lock().await.unwrap().is_none());
+    assert!(keeper.mutex("z").try_lock().await.unwrap().is_some(), "z is given back");
+    let error = keeper.lock_all(["0", "b"]).max_wait(secs(3)).lock().await.unwrap_err();
+    assert_eq!((error.kind(), error.name()), (ErrorKind::TimedOut, Some("b")));
+    assert!(error.waited().unwrap() >= secs(3));
+    assert!(guards.is_held());
+    assert_eq!(guards.while_held(async { 1 }).await.unwrap(), 1);
+    assert_eq!(guards.release().await.unwrap(), ReleaseOutcome::Released);
+
+    for bad in [vec![], vec![""], vec!["a", "b\0"]] {
+        let error = keeper.lock_all(bad).lock().await.unwrap_err();
+        let kinds = [ErrorKind::InvalidName, ErrorKind::InvalidOption];
+        assert!(kinds.contains(&error.kind()), "{error}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn those_who_lock_the_same_names_in_different_orders_do_not_deadlock() {
+    let keeper = keeper();
+    let mut tasks = Vec::new();
+    for i in 0..30 {
+        let keeper = keeper.clone();
+        tasks.push(tokio::spawn(async move {
+            let mut names = ["a", "b", "c", "d"];
+            names.rotate_left(i % 4);
+            let guards = keeper.lock_all(names[..3].iter().copied()).lock().await.unwrap();
+            sleep(secs(1)).await;
+            guards.release().await.unwrap()
+        }));
+    }
+    for task in tasks {
+        assert_eq!(task.await.unwrap(), ReleaseOutcome::Released);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn lock_all_gives_up_when_one_is_lost_while_it_waits_for_another() {
+    let pair = pair();
+    let _b = pair.healthy.mutex("b").lock().await.unwrap();
+    let waiter = tokio::spawn({
+        let all = pair.faulty.lock_all(["a", "b"]);
+        async move { all.lock().await }
+    });
+    pair.until_queued("b", 1).await;
+    pair.healthy.inspect().unwrap().break_lock("a").await.unwrap();
+    let error = waiter.await.unwrap().unwrap_err();
+    assert_eq!((error.kind(), error.name()), (ErrorKind::Lost, Some("a")));
+    pair.until_queued("b", 0).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn with_lock_gives_the_lock_back_in_every_way_out() {
+    let keeper = keeper();
+    let sum = keeper.with_lock("a", async |guard| guard.name().len() + 1).await.unwrap();
+    assert_eq!(sum, 2);
+    assert!(keeper.inspect().unwrap().list("").await.unwrap().is_empty());
+
+    let inner: Result<(), &str> = keeper.with_lock("a", async |_| Err("no")).await.unwrap();
+    assert_eq!(inner, Err("no"));
+    assert!(keeper.inspect().unwrap().list("").await.unwrap().is_empty());
+
+    let panics = tokio::spawn({
+        let keeper = keeper.clone();
+        async move { keeper.with_lock("a", async |_| panic!("on purpose")).await }
+    });
+    assert!(panics.await.unwrap_err().is_panic());
+    assert!(keeper.mutex("a").try_lock_for(secs(1)).await.unwrap().is_some());
+
+    let lost = keeper.with_lock("a", async |_| {
+        keeper.inspect().unwrap().break_lock("a").await.unwrap();
+        sleep(secs(100)).await;
+    });
+    assert_eq!(lost.await.unwrap_err().kind(), ErrorKind::Lost);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_ticket_carries_a_hold_to_another_keeper() {
+    let memory = Memory::new();
+    let (one, two) = (Keeper::new(memory.clone()), Keeper::new(memory));
+    let guard = one.mutex("a").label("first").lock().await.unwrap();
+    let (fence, owner) = (guard.fence(), guard.owner());
+    let ticket = guard.detach().unwrap();
+    sleep(secs(20)).await;
+    assert!(one.mutex("a").try_lock().await.unwrap().is_none(), "still held");
+    let guard = two.adopt(ticket.clone()).await.unwrap();
+    assert_eq!((guard.fence(), guard.owner(), guard.name()), (fence, owner, "a"));
+    assert_eq!(guard.label().as_str(), "first");
+    sleep(secs(100)).await;
+    assert_eq!(guard.state(), State::Held, "renewed again");
+    guard.release().await.unwrap();
+    assert_eq!(two.adopt(ticket).await.unwrap_err().kind(), ErrorKind::Lost);
+
+    let ticket = one.mutex("a").lock().await.unwrap().detach().unwrap();
+    sleep(secs(31)).await;
+    assert_eq!(two.adopt(ticket).await.unwrap_err().kind(), ErrorKind::Lost);
+    assert!(one.mutex("a").try_lock().await.unwrap().is_some());
+}
+
+#[cfg(feature = "serde")]
+#[tokio::test(start_paused = true)]
+async fn a_ticket_can_be_written_and_read() {
+    let keeper = keeper();
+    for ticket in [
+        keeper.mutex("a\"{}🔒").lock().await.unwrap().detach().unwrap(),
+        keeper.semaphore("s", 4).acquire_many(2).await.unwrap().detach().unwrap(),
+    ] {
+        let text = serde_json::to_string(&ticket).unwrap();
+        let read = serde_json::from_str(&text).unwrap();
+        assert_eq!(ticket, read);
+        assert!(keeper.adopt(read).await.unwrap().is_held());
+        for bad in
+            [text.replace(ticket.name.as_str(), ""), text.replace("\"owner\":\"", "\"owner\":\"x")]
+        {
+            if bad != text {
+                assert!(serde_json::from_str::<lockkeeper_core::Ticket>(&bad).is_err(), "{bad}");
+            }
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn inspection_shows_holders_and_waiters_in_order() {
+    let pair = pair();
+    let keeper = &pair.healthy;
+    let guard = keeper.rw_lock("a/1").label("w").write().await.unwrap();
+    let _other = keeper.mutex("b").lock().await.unwrap();
+    for (i, label) in ["x", "y"].into_iter().enumerate() {
+        let lock = keeper.rw_lock("a/1").label(label);
+        tokio::spawn(async move { lock.read().await });
+        pair.until_queued("a/1", i + 1).await;
+        sleep(secs(1)).await;
+    }
+    let listed = keeper.inspect().unwrap().list("a/").await.unwrap();
+    assert_eq!(listed.len(), 1);
+    let info = &listed[0];
+    assert_eq!((info.name.as_str(), info.kind), ("a/1", Kind::Lock));
+    assert_eq!(info.holders.len(), 1);
+    let holder = &info.holders[0];
+    assert_eq!(holder.owner, Some(guard.owner()));
+    assert_eq!(holder.fence, guard.fence());
+    assert_eq!((holder.label.as_str(), holder.mode), ("w", Mode::Exclusive));
+    assert_eq!(holder.age, Some(secs(2)));
+    assert!(holder.remaining.unwrap() <= secs(30));
+    let waiters: Vec<_> = info.waiters.iter().map(|party| party.label.as_str()).collect();
+    assert_eq!(waiters, ["x", "y"]);
+    assert_eq!(info.waiters[0].age, Some(secs(2)));
+    assert!(keeper.inspect().unwrap().show("nobody").await.unwrap().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_sees_who_comes_and_goes() {
+    let pair = pair();
+    let keeper = pair.healthy.clone();
+    let mut watch = keeper.inspect().unwrap().watch("a").await.unwrap();
+    let mut seen = async |expected: What, label: &str| {
+        let event = watch.next().await.unwrap();
+        assert_eq!((event.what, event.who.label.as_str(), &*event.name), (expected, label, "a"));
+    };
+    let guard = keeper.mutex("a").label("first").lock().await.unwrap();
+    let _elsewhere = keeper.mutex("b").lock().await.unwrap();
+    seen(What::Acquired, "first").await;
+    let second = tokio::spawn({
+        let mutex = keeper.mutex("a").label("second");
+        async move { mutex.lock().await.unwrap() }
+    });
+    seen(What::Queued, "second").await;
+    let third = tokio::spawn({
+        let mutex = keeper.mutex("a").label("third");
+        async move { mutex.lock().await.unwrap() }
+    });
+    seen(What::Queued, "third").await;
+    third.abort();
+    seen(What::Left, "third").await;
+    guard.release().await.unwrap();
+    seen(What::Freed, "first").await;
+    seen(What::Acquired, "second").await;
+    second.await.unwrap().release().await.unwrap();
+    seen(What::Freed, "second").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn errors_say_store_operation_name_and_cause() {
+    let keeper = keeper();
+    let error: Error = keeper.mutex("").lock().await.unwrap_err();
+    assert_eq!(error.to_string(), "a name must not be empty");
+    let error = keeper.mutex("a\"b").ttl(Duration::ZERO).lock().await.unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        r#"memory: lock "a\"b": a ttl of 0ns is too short: clock drift alone takes 2ms"#
+    );
+    assert_eq!(size_of::<Error>(), size_of::<usize>());
+    assert!(!error.is_retryable());
+    assert_eq!(error.name(), Some("a\"b"));
+}
+
+#[test]
+fn guards_and_futures_can_be_sent() {
+    fn sendable<T: Send>(_: &T) {}
+    let keeper = keeper();
+    sendable(&keeper.mutex("a").lock());
+    sendable(&keeper.rw_lock("a").read());
+    sendable(&keeper.semaphore("a", 1).acquire());
+    sendable(&keeper.lock_all(["a"]).lock());
+    sendable(&keeper.close());
+    fn owned<T: Send + Sync + 'static>() {}
+    owned::<Guard>();
+    owned::<Keeper>();
+    owned::<Error>();
+}
