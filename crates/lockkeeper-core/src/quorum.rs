@@ -266,9 +266,13 @@ impl QuorumClaim {
                 Said::Failed(error) => Some(error.to_string()),
                 _ => None,
             });
-            let why = why.unwrap_or_else(|| format!("the rest took over {:?}", self.node_timeout));
-            let all = self.nodes.len();
-            let message = format!("only {answered} of {all} nodes answered: {why}");
+            let (all, timeout) = (self.nodes.len(), self.node_timeout);
+            let why = why.unwrap_or_else(|| format!("no answer within {timeout:?}"));
+            let message = if answered < self.majority {
+                format!("only {answered} of {all} nodes answered: {why}")
+            } else {
+                format!("no majority of {all} nodes confirmed the fence: {why}")
+            };
             return Err(Error::new(ErrorKind::Unavailable, message));
         }
         let hints = said.iter().filter_map(|said| match said {

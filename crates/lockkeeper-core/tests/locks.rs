@@ -475,3 +475,19 @@ fn guards_and_futures_can_be_sent() {
     owned::<Keeper>();
     owned::<Error>();
 }
+
+#[tokio::test(start_paused = true)]
+async fn with_lock_can_be_spawned_with_work_that_borrows() {
+    let keeper = keeper();
+    let spawned = tokio::spawn(async move {
+        let list = vec![1, 2, 3];
+        let (borrowed, inner) = (&list, &keeper);
+        let work = keeper.with_lock("a", async |guard| {
+            let other = inner.mutex("b").lock().await.unwrap();
+            sleep(secs(1)).await;
+            guard.is_held() && other.is_held() && borrowed.len() == 3
+        });
+        work.await.unwrap()
+    });
+    assert!(spawned.await.unwrap());
+}

@@ -78,8 +78,13 @@ struct Script {
 impl Faulty {
     /// A store around another, without faults to begin with.
     pub fn new(inner: impl Backend) -> (Self, Faults) {
+        Self::around(Arc::new(inner))
+    }
+
+    /// The same, around a store that others use too.
+    pub fn around(inner: Arc<dyn Backend>) -> (Self, Faults) {
         let faults = Faults::default();
-        (Self { inner: Arc::new(inner), faults: faults.clone() }, faults)
+        (Self { inner, faults: faults.clone() }, faults)
     }
 }
 

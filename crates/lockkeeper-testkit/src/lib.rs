@@ -1,14 +1,21 @@
 //! What it takes to prove a Lockkeeper store.
 //!
+//! - [`conformance`]: what every store must do, as tests that run on yours.
 //! - [`Faulty`]: a store around yours that loses answers, hangs or is down, on demand.
 //! - [`history`]: a record of who held what when, and a check that no two held what they may not.
+//! - [`helper`]: a program that takes locks in a process of its own, to be killed.
 //! - [`server`]: real servers, started on free ports in temporary directories and stopped by pid.
 //! - [`proxy`]: a link to such a server that can be delayed, cut and frozen.
+//! - [`Flock`]: a small store of sessions, the counterpart of the memory store's leases.
 
+pub mod conformance;
 mod faulty;
+mod flock;
+pub mod helper;
 pub mod history;
 pub mod proxy;
 #[cfg(unix)]
 pub mod server;
 
 pub use faulty::{Fault, Faults, Faulty, Op};
+pub use flock::Flock;

@@ -119,9 +119,9 @@ impl Server {
         self.dir.path()
     }
 
-    /// Whether it answers a client within this time.
+    /// Whether it answers a client within this time. Another on its port does not count.
     pub fn answers(&self, within: Duration) -> bool {
-        answers(&*self.recipe, self.dir.path(), self.port, self.pid, within)
+        self.child.is_some() && answers(&*self.recipe, self.dir.path(), self.port, self.pid, within)
     }
 
     /// Kills it and all its processes with SIGKILL, as a crash would, and waits until they are gone.

@@ -97,7 +97,7 @@ impl Keeper {
     /// # }
     /// ```
     pub async fn open(url: &str) -> Result<Self> {
-        open::open(url).await
+        open::open(url).await.map(Self::from_backend)
     }
 
     /// Sets how long a lock lasts in the store without renewal (30 s if not set).

@@ -1,14 +1,14 @@
-//! From a URL to a keeper: which schemes there are, and which of them this build has.
+//! From a URL to a store: which schemes there are, and which of them this build has.
 //!
 //! A new store is a line in [`SCHEMES`] and an opener of its own, with a `None` in its place for
 //! builds without its feature.
 
-use lockkeeper_core::{BoxFuture, Error, ErrorKind, Result};
+use std::sync::Arc;
 
-use crate::Keeper;
+use lockkeeper_core::{Backend, BoxFuture, Error, ErrorKind, Result};
 
 /// Opens a store. It is given the whole URL, whose scheme is known by then to be its own.
-type Open = for<'a> fn(&'a str) -> BoxFuture<'a, Result<Keeper>>;
+type Open = for<'a> fn(&'a str) -> BoxFuture<'a, Result<Arc<dyn Backend>>>;
 
 /// A scheme that `open` knows.
 struct Scheme {
@@ -28,14 +28,15 @@ const MEMORY: Option<Open> = Some(|url| Box::pin(std::future::ready(memory(url))
 const MEMORY: Option<Open> = None;
 
 #[cfg(feature = "memory")]
-fn memory(url: &str) -> Result<Keeper> {
+fn memory(url: &str) -> Result<Arc<dyn Backend>> {
     match url.split_once(':') {
-        Some((_, "")) => Ok(Keeper::new(lockkeeper_core::Memory::new())),
+        Some((_, "")) => Ok(Arc::new(lockkeeper_core::Memory::new())),
         _ => Err(config("a memory: URL takes nothing after the colon: write \"memory:\"")),
     }
 }
 
-pub(crate) async fn open(url: &str) -> Result<Keeper> {
+/// The store that a URL names: a backend and not a keeper, so that blocking keepers can have it, too.
+pub(crate) async fn open(url: &str) -> Result<Arc<dyn Backend>> {
     let name = scheme_of(url)?;
     match SCHEMES.iter().find(|scheme| scheme.name == name) {
         Some(Scheme { open: Some(open), .. }) => open(url).await,
@@ -161,18 +162,20 @@ mod tests {
     #[cfg(feature = "memory")]
     mod with_memory {
         use super::*;
+        use crate::Keeper;
 
         #[tokio::test]
         async fn a_memory_url_opens_a_store_in_any_case() {
             for url in ["memory:", "Memory:", "MEMORY:"] {
-                let keeper = open(url).await.unwrap();
+                let keeper = Keeper::open(url).await.unwrap();
                 assert!(keeper.mutex("a").try_lock().await.unwrap().is_some());
             }
         }
 
         #[tokio::test]
         async fn two_opens_do_not_exclude_each_other_but_clones_do() {
-            let (one, other) = (open("memory:").await.unwrap(), open("memory:").await.unwrap());
+            let one = Keeper::open("memory:").await.unwrap();
+            let other = Keeper::open("memory:").await.unwrap();
             let guard = one.mutex("a").lock().await.unwrap();
             assert!(one.clone().mutex("a").try_lock().await.unwrap().is_none());
             assert!(other.mutex("a").try_lock().await.unwrap().is_some());

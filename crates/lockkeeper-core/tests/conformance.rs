@@ -1,0 +1,93 @@
+//! The conformance suite on the memory store and on every combinator around it.
+
+use std::sync::Arc;
+
+use lockkeeper_core::{
+    Backend, Capabilities, Claim, ClaimSpec, Inspector, Memory, Name, Prefixed, Quorum, Result,
+    Slots,
+};
+use lockkeeper_testkit::conformance::{Held, Subject};
+
+/// A subject whose holds are severed by breaking them in each of these stores.
+fn subject(backend: impl Backend, stores: Vec<Memory>, prefix: &'static str) -> Subject {
+    Subject::new(Arc::new(backend), move |held: Held| {
+        let stores = stores.clone();
+        async move {
+            let name = Name::new(format!("{prefix}{}", held.name)).unwrap();
+            let mut broken = 0;
+            for store in &stores {
+                broken += store.break_lock(&name).await.unwrap();
+            }
+            assert!(broken > stores.len() / 2, "it was held");
+        }
+    })
+}
+
+async fn memory() -> Subject {
+    let store = Memory::new();
+    subject(store.clone(), vec![store], "")
+}
+
+async fn prefixed() -> Subject {
+    let store = Memory::new();
+    let backend = Prefixed::new(Arc::new(store.clone()), "some").unwrap();
+    subject(backend, vec![store], "some/")
+}
+
+async fn quorum() -> Subject {
+    let stores: Vec<Memory> = (0..3).map(|_| Memory::new()).collect();
+    let nodes = stores.iter().map(|store| Arc::new(store.clone()) as Arc<dyn Backend>);
+    subject(Quorum::new(nodes).unwrap(), stores.clone(), "")
+}
+
+/// A memory store that cannot count permits.
+#[derive(Debug)]
+struct Uncounting(Memory);
+
+impl Backend for Uncounting {
+    fn name(&self) -> &'static str {
+        "uncounting"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { permits: false, ..self.0.capabilities() }
+    }
+
+    fn claim(&self, spec: ClaimSpec) -> Result<Box<dyn Claim>> {
+        self.0.claim(spec)
+    }
+
+    fn inspector(&self) -> Option<&dyn Inspector> {
+        self.0.inspector()
+    }
+}
+
+async fn uncounting() -> Subject {
+    let store = Memory::new();
+    subject(Uncounting(store.clone()), vec![store], "")
+}
+
+async fn slots() -> Subject {
+    let store = Memory::new();
+    subject(Slots::new(Arc::new(Uncounting(store.clone()))), vec![store], "")
+}
+
+mod on_memory {
+    lockkeeper_testkit::conformance!(super::memory);
+}
+
+mod on_prefixed {
+    lockkeeper_testkit::conformance!(super::prefixed);
+}
+
+mod on_quorum {
+    lockkeeper_testkit::conformance!(super::quorum);
+}
+
+mod on_uncounting {
+    lockkeeper_testkit::conformance!(super::uncounting);
+}
+
+mod on_slots {
+    lockkeeper_testkit::conformance!(super::slots);
+}

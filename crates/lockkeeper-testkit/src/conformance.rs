@@ -1,0 +1,301 @@
+//! The conformance suite: what every store must do, as tests that any store can run.
+//!
+//! [`conformance!`](crate::conformance!) makes one test for each behaviour, named after it. Which
+//! form a behaviour takes is chosen by the store's [`Capabilities`](lockkeeper_core::Capabilities):
+//! what it does not declare must answer `Unsupported`, and is tested for that. No case is skipped.
+//!
+//! [`conformance_across_processes!`](crate::conformance_across_processes!) is for stores that other
+//! processes can reach: it kills and stops holders and waiters.
+//!
+//! # Examples
+//!
+//! ```
+//! use std::sync::Arc;
+//! use lockkeeper_core::{Backend, Inspector, Memory, Name};
+//! use lockkeeper_testkit::conformance::Subject;
+//!
+//! async fn memory() -> Subject {
+//!     let store = Memory::new();
+//!     Subject::new(Arc::new(store.clone()), move |held| {
+//!         let store = store.clone();
+//!         // How to take a hold away behind the back of its holder.
+//!         async move {
+//!             let inspector = store.inspector().unwrap();
+//!             inspector.break_lock(&Name::new(held.name).unwrap()).await.unwrap();
+//!         }
+//!     })
+//! }
+//!
+//! mod conformance {
+//!     lockkeeper_testkit::conformance!(super::memory);
+//! }
+//! # fn main() {}
+//! ```
+
+mod contract;
+mod locks;
+#[cfg(unix)]
+mod processes;
+mod rest;
+
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use lockkeeper_core::{
+    Backend, Background, BoxFuture, Capabilities, Claim, ClaimSpec, Guard, Keeper, LockInfo, Name,
+    Owner,
+};
+
+pub use contract::*;
+pub use locks::*;
+#[cfg(unix)]
+pub use processes::*;
+pub use rest::*;
+
+/// Longer than anything takes that works, even on a busy machine.
+const SOON: Duration = Duration::from_secs(30);
+
+/// A store under test, fresh for each case or shared by all: every case uses names of its own.
+pub struct Subject {
+    backend: Arc<dyn Backend>,
+    sever: Sever,
+    ttl: Duration,
+    space: String,
+    /// Whatever must live as long as the store does: a server, a directory.
+    kept: Vec<Box<dyn Send + Sync>>,
+    #[cfg(unix)]
+    helper: Option<processes::Helper>,
+}
+
+type Sever = Arc<dyn Fn(Held) -> BoxFuture<'static, ()> + Send + Sync>;
+
+/// A hold that is to be severed.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Held {
+    /// The name of the lock.
+    pub name: String,
+    /// Who holds it.
+    pub owner: Owner,
+}
+
+impl Subject {
+    /// A store, and how to take a hold away in it behind its holder's back: delete its key, terminate
+    /// its session.
+    pub fn new<F>(
+        backend: Arc<dyn Backend>,
+        sever: impl Fn(Held) -> F + Send + Sync + 'static,
+    ) -> Self
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        static CASES: AtomicU64 = AtomicU64::new(0);
+        let case = CASES.fetch_add(1, Ordering::Relaxed);
+        Self {
+            backend,
+            sever: Arc::new(move |held| Box::pin(sever(held))),
+            ttl: Duration::from_secs(1),
+            space: format!("case-{}-{case}-{:08x}/", std::process::id(), fastrand::u32(..)),
+            kept: Vec::new(),
+            #[cfg(unix)]
+            helper: None,
+        }
+    }
+
+    /// Sets the ttl that cases use when they wait for one to end (a second if not set). Longer for a
+    /// store that is slow.
+    #[must_use]
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.ttl = ttl;
+        self
+    }
+
+    /// Keeps something alive for as long as the subject: a server, a directory.
+    #[must_use]
+    pub fn keep(mut self, thing: impl Send + Sync + 'static) -> Self {
+        self.kept.push(Box::new(thing));
+        self
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.backend.capabilities()
+    }
+
+    /// A keeper with a ttl that no case outlives, so that nothing goes away by itself.
+    fn keeper(&self) -> Keeper {
+        Keeper::from_backend(self.backend.clone()).ttl(Duration::from_secs(600))
+    }
+
+    /// A name of this case's own.
+    fn name(&self, name: &str) -> String {
+        format!("{}{name}", self.space)
+    }
+
+    /// A claim made by hand, to test the contract itself.
+    fn claim(&self, name: &str, change: impl FnOnce(&mut ClaimSpec)) -> Box<dyn Claim> {
+        let background = Background::new(tokio::runtime::Handle::current());
+        let name = Name::new(self.name(name)).expect("a good name");
+        let mut spec = ClaimSpec::new(name, Duration::from_secs(600), background);
+        change(&mut spec);
+        self.backend.claim(spec).expect("a claim that the store declares")
+    }
+
+    async fn sever(&self, guard: &Guard) {
+        let held = Held { name: guard.name().to_owned(), owner: guard.owner() };
+        (self.sever)(held).await;
+    }
+
+    /// What the store has under this case's names, if it can be looked into.
+    async fn left(&self) -> Option<Vec<LockInfo>> {
+        let inspector = self.backend.inspector()?;
+        Some(inspector.list(&self.space).await.expect("the store can be looked into"))
+    }
+
+    /// Waits until so many wait for a name; where the store does not tell, a moment.
+    async fn until_queued(&self, name: &str, count: usize) {
+        if self.backend.inspector().is_none() {
+            // Nothing depends on it but how hard the case is.
+            return tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        let full = self.name(name);
+        eventually(&format!("{count} wait for {name:?}"), async || {
+            let left = self.left().await.unwrap_or_default();
+            let infos = left.iter().filter(|info| *info.name == *full);
+            infos.map(|info| info.waiters.len()).sum::<usize>() == count
+        })
+        .await;
+    }
+
+    /// Closes the keepers; then the store must have nothing of this case any more.
+    async fn done(self, keepers: &[&Keeper]) {
+        for keeper in keepers {
+            soon("close", keeper.close()).await;
+        }
+        if let Some(left) = self.left().await {
+            assert_eq!(left, [], "left behind in the store");
+        }
+    }
+}
+
+impl fmt::Debug for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Subject").field("backend", &self.backend).finish_non_exhaustive()
+    }
+}
+
+/// Awaits what should not take long.
+async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
+    match tokio::time::timeout(SOON, future).await {
+        Ok(output) => output,
+        Err(_) => panic!("{what}: not within {SOON:?}"),
+    }
+}
+
+/// Waits until something is so.
+async fn eventually(what: &str, mut so: impl AsyncFnMut() -> bool) {
+    soon(what, async {
+        while !so().await {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+}
+
+/// Runs a case on a runtime of its own.
+#[doc(hidden)]
+pub fn run<S, F>(factory: impl FnOnce() -> S, case: impl FnOnce(Subject) -> F)
+where
+    S: Future<Output = Subject>,
+    F: Future<Output = ()>,
+{
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    let runtime = builder.worker_threads(2).enable_all().build();
+    let runtime = runtime.expect("the operating system gives threads");
+    runtime.block_on(async { case(factory().await).await });
+}
+
+/// Makes a test of each behaviour that every store must show.
+///
+/// Takes the path of an async function without arguments that makes a
+/// [`Subject`](crate::conformance::Subject). See the [module](crate::conformance).
+#[macro_export]
+macro_rules! conformance {
+    ($factory:path) => {
+        $crate::__cases! { __as_tests $factory }
+    };
+}
+
+/// The names of the cases, once.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __cases {
+    ($emit:ident $($factory:path)?) => {
+        $crate::$emit! { $($factory)?;
+            an_attempt_asked_again_by_its_holder_is_granted_again
+            an_unqueued_attempt_leaves_no_trace
+            a_release_gives_up_only_its_own_and_from_any_state
+            a_renewal_never_creates_a_hold
+            a_dropped_answer_leaves_the_claim_usable
+            fences_rise_and_honour_their_floor_where_declared
+            one_at_a_time_under_contention
+            two_guards_of_one_mutex_exclude_each_other
+            a_try_that_fails_is_none_and_a_bounded_wait_ends
+            waiters_enter_and_in_order_where_declared
+            a_waiter_is_handed_the_lock_when_it_is_released
+            a_lock_is_renewed_for_as_long_as_it_is_held
+            a_guard_dropped_on_a_plain_thread_gives_its_lock_back
+            readers_share_and_writers_exclude
+            nobody_overtakes_a_waiting_writer
+            a_failed_try_write_does_not_hold_up_readers
+            a_downgrade_leaves_no_gap
+            a_semaphore_admits_as_many_as_it_has
+            a_semaphore_and_a_mutex_of_one_name_do_not_meet
+            a_lease_ends_by_itself
+            a_ticket_carries_a_hold
+            answers_that_are_lost_leave_nothing
+            an_acquire_dropped_at_any_poll_leaves_nothing
+            a_severed_hold_is_told_and_another_enters
+            every_name_works_and_no_two_meet
+            long_and_short_ttls_are_taken_or_refused
+            inspection_shows_holders_and_waiters
+            a_broken_lock_is_lost_and_the_next_enters
+        }
+    };
+}
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __as_tests {
+    ($factory:path; $($case:ident)*) => {
+        $(
+            #[test]
+            fn $case() {
+                $crate::conformance::run($factory, $crate::conformance::$case);
+            }
+        )*
+    };
+}
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __one_by_one {
+    ($factory:path; $($case:ident)*) => {
+        $(
+            println!("{}", stringify!($case));
+            run(&$factory, $case);
+        )*
+    };
+}
+
+/// Runs every case one after the other, where tests of their own are of no use, as in a doctest.
+///
+/// # Panics
+///
+/// If the store does not behave. The name of each case is printed before it runs.
+#[expect(clippy::print_stdout, reason = "whoever runs it wants to know where it is")]
+pub fn run_all<S: Future<Output = Subject>>(factory: impl Fn() -> S) {
+    crate::__cases!(__one_by_one factory);
+}

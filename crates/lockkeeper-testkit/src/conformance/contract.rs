@@ -1,0 +1,158 @@
+//! The contract itself, on claims made by hand.
+
+use std::task::Poll;
+use std::time::Duration;
+
+use lockkeeper_core::{Attempt, Claim, Fence, Fences, Grant, Release, Renewal};
+
+use super::{Subject, soon};
+
+const TTL: Duration = Duration::from_secs(600);
+
+async fn granted(claim: &mut dyn Claim, floor: Option<Fence>) -> Grant {
+    match soon("attempt", claim.attempt(floor)).await.expect("the store answers") {
+        Attempt::Granted(grant) => grant,
+        Attempt::Contended { .. } => panic!("contended, though nobody holds it"),
+    }
+}
+
+async fn contended(claim: &mut dyn Claim) -> bool {
+    let answer = soon("attempt", claim.attempt(None)).await.expect("the store answers");
+    matches!(answer, Attempt::Contended { .. })
+}
+
+async fn released(claim: &mut dyn Claim) -> Release {
+    soon("release", claim.release()).await.expect("the store answers")
+}
+
+async fn renewed(claim: &mut dyn Claim) -> Renewal {
+    soon("renew", claim.renew(TTL)).await.expect("the store answers")
+}
+
+/// Asked again after a lost answer, a holder gets the same grant.
+pub async fn an_attempt_asked_again_by_its_holder_is_granted_again(subject: Subject) {
+    let mut claim = subject.claim("a", |_| ());
+    let first = granted(&mut *claim, None).await;
+    let again = granted(&mut *claim, None).await;
+    assert_eq!(first.fence, again.fence);
+    assert_eq!(first.valid_for.is_some(), subject.capabilities().leases);
+    assert!(contended(&mut *subject.claim("a", |_| ())).await);
+    assert_eq!(released(&mut *claim).await, Release::Released);
+    drop(claim);
+    subject.done(&[]).await;
+}
+
+/// A failed try is as if it had not been.
+pub async fn an_unqueued_attempt_leaves_no_trace(subject: Subject) {
+    let mut holder = subject.claim("a", |_| ());
+    granted(&mut *holder, None).await;
+    let before = subject.left().await.map(|left| (left[0].holders.len(), left[0].waiters.len()));
+    let mut other = subject.claim("a", |spec| spec.queue = false);
+    assert!(contended(&mut *other).await);
+    let after = subject.left().await.map(|left| (left[0].holders.len(), left[0].waiters.len()));
+    assert_eq!(before, after);
+    assert_eq!(released(&mut *holder).await, Release::Released);
+    // Not even dropped, it stands in nobody's way.
+    let mut third = subject.claim("a", |_| ());
+    granted(&mut *third, None).await;
+    released(&mut *third).await;
+    subject.done(&[]).await;
+}
+
+/// A release is idempotent, works from any state and never touches another owner's hold.
+pub async fn a_release_gives_up_only_its_own_and_from_any_state(subject: Subject) {
+    let mut fresh = subject.claim("a", |_| ());
+    assert_eq!(released(&mut *fresh).await, Release::WasNotHeld);
+    let mut holder = subject.claim("a", |_| ());
+    granted(&mut *holder, None).await;
+    assert_eq!(released(&mut *fresh).await, Release::WasNotHeld);
+    let mut waiter = subject.claim("a", |spec| spec.queue = true);
+    assert!(contended(&mut *waiter).await);
+    assert_eq!(released(&mut *waiter).await, Release::WasNotHeld);
+    assert_ne!(renewed(&mut *holder).await, Renewal::Lost, "another's release took it away");
+    assert_eq!(released(&mut *holder).await, Release::Released);
+    assert_eq!(released(&mut *holder).await, Release::WasNotHeld);
+    drop((fresh, holder, waiter));
+    subject.done(&[]).await;
+}
+
+/// A renewal finds out, and never brings back.
+pub async fn a_renewal_never_creates_a_hold(subject: Subject) {
+    let mut claim = subject.claim("a", |_| ());
+    assert_eq!(renewed(&mut *claim).await, Renewal::Lost, "before the first attempt");
+    let grant = granted(&mut *claim, None).await;
+    match renewed(&mut *claim).await {
+        Renewal::Renewed { valid_for } => {
+            assert!(grant.valid_for.is_some(), "a session has no lease to renew");
+            assert!(valid_for <= TTL, "a lease longer than was asked for");
+        }
+        Renewal::Held => assert_eq!(grant.valid_for, None, "a lease has to be renewed"),
+        Renewal::Lost => panic!("lost, though held"),
+    }
+    released(&mut *claim).await;
+    assert_eq!(renewed(&mut *claim).await, Renewal::Lost, "after the release");
+    let mut other = subject.claim("a", |_| ());
+    granted(&mut *other, None).await;
+    released(&mut *other).await;
+    drop((claim, other));
+    subject.done(&[]).await;
+}
+
+/// The engine may drop any future: that is an answer lost, and the claim goes on.
+pub async fn a_dropped_answer_leaves_the_claim_usable(subject: Subject) {
+    for polls in 0..3 {
+        let mut claim = subject.claim("a", |spec| spec.queue = true);
+        dropped(claim.attempt(None), polls).await;
+        granted(&mut *claim, None).await;
+        dropped(claim.changed(), polls).await;
+        dropped(claim.renew(TTL), polls).await;
+        assert_ne!(renewed(&mut *claim).await, Renewal::Lost);
+        dropped(claim.release(), polls).await;
+        released(&mut *claim).await;
+        assert_eq!(renewed(&mut *claim).await, Renewal::Lost);
+    }
+    subject.done(&[]).await;
+}
+
+/// Polls a future a few times, whether it is woken or not, and drops it.
+async fn dropped<T>(mut future: lockkeeper_core::BoxFuture<'_, T>, polls: usize) {
+    for _ in 0..polls {
+        let ready = std::future::poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx).is_ready()));
+        if ready.await {
+            return;
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Exclusive grants have rising fences; a floor is honoured by stores that say so; a store without
+/// fences gives none.
+pub async fn fences_rise_and_honour_their_floor_where_declared(subject: Subject) {
+    let fences = subject.capabilities().fences;
+    let mut last = None;
+    for _ in 0..5 {
+        let mut claim = subject.claim("a", |_| ());
+        let fence = granted(&mut *claim, None).await.fence;
+        if fences == Fences::None {
+            assert_eq!(fence, None, "a fence that was not declared");
+        } else {
+            assert!(fence > last, "{fence:?} after {last:?}");
+            last = fence;
+        }
+        released(&mut *claim).await;
+    }
+    if let (Fences::Raisable, Some(last)) = (fences, last) {
+        let mut claim = subject.claim("a", |_| ());
+        let floor = Fence::new(last.get() + 1_000_000).expect("far below the highest");
+        let fence = granted(&mut *claim, Some(floor)).await.fence;
+        assert!(fence >= Some(floor), "{fence:?} is under the floor, {floor}");
+        let higher = Fence::new(floor.get() + 1_000_000).expect("far below the highest");
+        let raised = granted(&mut *claim, Some(higher)).await.fence;
+        assert!(raised >= Some(higher), "a holder's fence was not raised");
+        released(&mut *claim).await;
+        let mut next = subject.claim("a", |_| ());
+        assert!(granted(&mut *next, None).await.fence > raised, "forgot a raised fence");
+        released(&mut *next).await;
+    }
+    subject.done(&[]).await;
+}

@@ -1,0 +1,322 @@
+//! What users of mutexes, readers-writer locks and semaphores rely on.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use lockkeeper_core::{ErrorKind, Fences, Guard, Keeper, ReleaseOutcome, State};
+use tokio::sync::mpsc;
+
+use super::{Subject, soon};
+use crate::history::History;
+
+/// Many tasks on one name: never two at once, and fences rise.
+pub async fn one_at_a_time_under_contention(subject: Subject) {
+    let keepers = [subject.keeper(), subject.keeper()];
+    let history = History::new();
+    let tasks: Vec<_> = (0..8)
+        .map(|i| {
+            let mutex = keepers[i % 2].mutex(subject.name("a"));
+            let history = history.clone();
+            tokio::spawn(async move {
+                for _ in 0..10 {
+                    let guard = mutex.lock().await.expect("the store answers");
+                    let open = history.begin("a", guard.owner(), guard.mode(), guard.fence());
+                    tokio::task::yield_now().await;
+                    open.end();
+                    guard.release().await.expect("the store answers");
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        soon("ten locks", task).await.expect("does not panic");
+    }
+    assert_eq!(history.assert_clean().holds, 80);
+    subject.done(&[&keepers[0], &keepers[1]]).await;
+}
+
+/// Two holds are two owners, always.
+pub async fn two_guards_of_one_mutex_exclude_each_other(subject: Subject) {
+    let keeper = subject.keeper();
+    let mutex = Arc::new(keeper.mutex(subject.name("a")));
+    let guard = soon("lock", mutex.lock()).await.unwrap();
+    assert!(guard.is_held());
+    assert!(mutex.try_lock().await.unwrap().is_none());
+    assert!(mutex.clone().try_lock().await.unwrap().is_none());
+    assert!(keeper.mutex(subject.name("a")).try_lock().await.unwrap().is_none());
+    assert_eq!(guard.release().await.unwrap(), ReleaseOutcome::Released);
+    drop(mutex.try_lock().await.unwrap().expect("free again"));
+    subject.done(&[&keeper]).await;
+}
+
+/// Contention is `None` for a try, and `TimedOut` past `max_wait`.
+pub async fn a_try_that_fails_is_none_and_a_bounded_wait_ends(subject: Subject) {
+    let keeper = subject.keeper();
+    let mutex = keeper.mutex(subject.name("a"));
+    let guard = mutex.lock().await.unwrap();
+    let wait = Duration::from_millis(50);
+    assert!(soon("try_lock", mutex.try_lock()).await.unwrap().is_none());
+    let start = Instant::now();
+    assert!(soon("try_lock_for", mutex.try_lock_for(wait)).await.unwrap().is_none());
+    assert!(start.elapsed() >= wait, "gave up after {:?}", start.elapsed());
+    let error = soon("lock", mutex.clone().max_wait(wait).lock()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+    assert!(error.waited().unwrap() >= wait);
+    assert!(guard.is_held());
+    drop(guard);
+    soon("lock", mutex.lock()).await.unwrap().release().await.unwrap();
+    subject.done(&[&keeper]).await;
+}
+
+/// Everybody who waits gets it; on a fair store in the order in which they asked.
+pub async fn waiters_enter_and_in_order_where_declared(subject: Subject) {
+    let keeper = subject.keeper();
+    let mutex = keeper.mutex(subject.name("a"));
+    let guard = mutex.lock().await.unwrap();
+    let (entered, mut order) = mpsc::unbounded_channel();
+    for i in 0..6 {
+        let (mutex, entered) = (mutex.clone(), entered.clone());
+        tokio::spawn(async move {
+            let guard = mutex.lock().await.unwrap();
+            entered.send(i).unwrap();
+            guard.release().await.unwrap();
+        });
+        subject.until_queued("a", i + 1).await;
+    }
+    guard.release().await.unwrap();
+    let mut seen = Vec::new();
+    for _ in 0..6 {
+        seen.push(soon("the next waiter", order.recv()).await.unwrap());
+    }
+    if !subject.capabilities().fair {
+        seen.sort_unstable();
+    }
+    assert_eq!(seen, [0, 1, 2, 3, 4, 5]);
+    subject.done(&[&keeper]).await;
+}
+
+/// A store that declares push wakes a waiter long before it would look by itself; any other lets it
+/// in when it looks.
+pub async fn a_waiter_is_handed_the_lock_when_it_is_released(subject: Subject) {
+    // A waiter looks by itself after a third of its ttl, which is longer than `soon` waits.
+    let keeper = subject.keeper();
+    let mutex = keeper.mutex(subject.name("a"));
+    for _ in 0..3 {
+        let guard = mutex.lock().await.unwrap();
+        let waiter = tokio::spawn({
+            let mutex = mutex.clone();
+            async move { mutex.lock().await.unwrap() }
+        });
+        subject.until_queued("a", 1).await;
+        assert!(!waiter.is_finished());
+        let fence = guard.fence();
+        guard.release().await.unwrap();
+        let next = soon("the waiter", waiter).await.unwrap();
+        assert!(next.is_held());
+        assert!(subject.capabilities().fences == Fences::None || next.fence() > fence);
+        next.release().await.unwrap();
+    }
+    subject.done(&[&keeper]).await;
+}
+
+/// The ttl is no limit on how long one may hold.
+pub async fn a_lock_is_renewed_for_as_long_as_it_is_held(subject: Subject) {
+    let keeper = subject.keeper();
+    let mutex = keeper.mutex(subject.name("a")).ttl(subject.ttl);
+    let guard = mutex.lock().await.unwrap();
+    let start = Instant::now();
+    while start.elapsed() < subject.ttl * 5 / 2 {
+        assert!(guard.is_held(), "lost after {:?}", start.elapsed());
+        assert!(mutex.try_lock().await.unwrap().is_none());
+        tokio::time::sleep(subject.ttl / 10).await;
+    }
+    assert_eq!(guard.release().await.unwrap(), ReleaseOutcome::Released);
+    subject.done(&[&keeper]).await;
+}
+
+/// Dropping works everywhere.
+pub async fn a_guard_dropped_on_a_plain_thread_gives_its_lock_back(subject: Subject) {
+    let keeper = subject.keeper();
+    let mutex = keeper.mutex(subject.name("a"));
+    let guard = mutex.lock().await.unwrap();
+    std::thread::spawn(move || drop(guard)).join().expect("does not panic");
+    soon("lock", mutex.lock()).await.unwrap().release().await.unwrap();
+    subject.done(&[&keeper]).await;
+}
+
+async fn no_shared_locks(subject: Subject, keeper: &Keeper) {
+    let error = keeper.rw_lock(subject.name("a")).read().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    subject.done(&[keeper]).await;
+}
+
+/// Readers hold together, a writer alone.
+pub async fn readers_share_and_writers_exclude(subject: Subject) {
+    let keeper = subject.keeper();
+    if !subject.capabilities().shared {
+        return no_shared_locks(subject, &keeper).await;
+    }
+    let lock = keeper.rw_lock(subject.name("a"));
+    let writer = lock.write().await.unwrap();
+    assert!(lock.try_read().await.unwrap().is_none());
+    assert!(lock.try_write().await.unwrap().is_none());
+    let fence = writer.fence();
+    writer.release().await.unwrap();
+    let readers = [lock.read().await.unwrap(), lock.read().await.unwrap()];
+    assert!(readers.iter().all(Guard::is_held));
+    assert!(readers.iter().all(|reader| reader.fence() >= fence));
+    assert!(lock.try_write().await.unwrap().is_none());
+    assert!(keeper.mutex(subject.name("a")).try_lock().await.unwrap().is_none());
+    let [one, two] = readers;
+    one.release().await.unwrap();
+    assert!(lock.try_write().await.unwrap().is_none(), "a reader is left");
+    two.release().await.unwrap();
+    let writer = soon("write", lock.write()).await.unwrap();
+    assert!(subject.capabilities().fences == Fences::None || writer.fence() > fence);
+    writer.release().await.unwrap();
+    subject.done(&[&keeper]).await;
+}
+
+/// On a fair store readers wait behind a writer; on any store the writer gets its turn.
+pub async fn nobody_overtakes_a_waiting_writer(subject: Subject) {
+    let keeper = subject.keeper();
+    let capabilities = subject.capabilities();
+    if !capabilities.shared {
+        return no_shared_locks(subject, &keeper).await;
+    }
+    let lock = keeper.rw_lock(subject.name("a"));
+    let reader = lock.read().await.unwrap();
+    let writer = tokio::spawn({
+        let lock = lock.clone();
+        async move { lock.write().await.unwrap() }
+    });
+    subject.until_queued("a", 1).await;
+    let late: Vec<_> = (0..2)
+        .map(|_| {
+            let lock = lock.clone();
+            tokio::spawn(async move { lock.read().await.unwrap() })
+        })
+        .collect();
+    if capabilities.fair {
+        assert!(lock.try_read().await.unwrap().is_none(), "a try overtook a writer");
+        subject.until_queued("a", 3).await;
+        assert!(late.iter().all(|late| !late.is_finished()), "a reader overtook a writer");
+    }
+    reader.release().await.unwrap();
+    let mut readers = Vec::new();
+    if capabilities.fair {
+        let writer = soon("the writer", writer).await.unwrap();
+        assert!(late.iter().all(|late| !late.is_finished()), "a reader beside a writer");
+        writer.release().await.unwrap();
+        for late in late {
+            // Both are in before either is out: they entered together.
+            readers.push(soon("a reader", late).await.unwrap());
+        }
+    } else {
+        for late in late {
+            let late = soon("a reader", late).await.unwrap();
+            late.release().await.unwrap();
+        }
+        soon("the writer", writer).await.unwrap().release().await.unwrap();
+    }
+    drop(readers);
+    subject.done(&[&keeper]).await;
+}
+
+/// A try leaves no trace that readers would have to wait for.
+pub async fn a_failed_try_write_does_not_hold_up_readers(subject: Subject) {
+    let keeper = subject.keeper();
+    if !subject.capabilities().shared {
+        return no_shared_locks(subject, &keeper).await;
+    }
+    let lock = keeper.rw_lock(subject.name("a"));
+    let one = lock.read().await.unwrap();
+    assert!(lock.try_write().await.unwrap().is_none());
+    let two = lock.try_read().await.unwrap().expect("readers still enter");
+    drop((one, two));
+    subject.done(&[&keeper]).await;
+}
+
+/// From write to read without a moment in which another writer could enter.
+pub async fn a_downgrade_leaves_no_gap(subject: Subject) {
+    let keeper = subject.keeper();
+    let lock = keeper.rw_lock(subject.name("a"));
+    let guard = lock.write().await.unwrap();
+    if !subject.capabilities().downgrade {
+        let error = guard.downgrade().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+        assert_eq!(guard.state(), State::Held, "a downgrade that cannot be loses nothing");
+        guard.release().await.unwrap();
+        return subject.done(&[&keeper]).await;
+    }
+    let writer = tokio::spawn({
+        let lock = lock.clone();
+        async move { lock.write().await.unwrap() }
+    });
+    subject.until_queued("a", 1).await;
+    soon("downgrade", guard.downgrade()).await.unwrap();
+    guard.downgrade().await.expect("a reader stays one");
+    assert!(!writer.is_finished(), "a writer entered beside a reader");
+    assert!(guard.is_held());
+    guard.release().await.unwrap();
+    soon("the writer", writer).await.unwrap().release().await.unwrap();
+    let guard = soon("write", lock.write()).await.unwrap();
+    guard.downgrade().await.unwrap();
+    let reader = soon("read", lock.read()).await.unwrap();
+    drop((guard, reader));
+    subject.done(&[&keeper]).await;
+}
+
+/// At most as many as there are permits, several at once or none.
+pub async fn a_semaphore_admits_as_many_as_it_has(subject: Subject) {
+    let keeper = subject.keeper();
+    let semaphore = keeper.semaphore(subject.name("a"), 3);
+    if !subject.capabilities().permits {
+        let error = semaphore.acquire().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+        return subject.done(&[&keeper]).await;
+    }
+    assert_eq!(semaphore.acquire_many(4).await.unwrap_err().kind(), ErrorKind::InvalidOption);
+    let two = soon("two permits", semaphore.acquire_many(2)).await.unwrap();
+    assert!(semaphore.try_acquire_many(2).await.unwrap().is_none());
+    let one = semaphore.try_acquire().await.unwrap().expect("one is left");
+    assert!(semaphore.try_acquire().await.unwrap().is_none());
+    drop((one, two));
+
+    let history = History::new();
+    let tasks: Vec<_> = (0..6)
+        .map(|i| {
+            let (semaphore, history) = (semaphore.clone(), history.clone());
+            tokio::spawn(async move {
+                for _ in 0..5 {
+                    let guard = semaphore.acquire_many(i % 3 + 1).await.unwrap();
+                    let open = history.begin("a", guard.owner(), guard.mode(), None);
+                    tokio::task::yield_now().await;
+                    open.end();
+                    guard.release().await.unwrap();
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        soon("five acquires", task).await.expect("does not panic");
+    }
+    assert_eq!(history.assert_clean().holds, 30);
+    subject.done(&[&keeper]).await;
+}
+
+/// They are two things.
+pub async fn a_semaphore_and_a_mutex_of_one_name_do_not_meet(subject: Subject) {
+    let keeper = subject.keeper();
+    let mutex = keeper.mutex(subject.name("a")).lock().await.unwrap();
+    let permit = soon("acquire", keeper.semaphore(subject.name("a"), 1).acquire()).await;
+    match permit {
+        Ok(permit) => drop(permit),
+        Err(error) => {
+            assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+            assert!(!subject.capabilities().permits);
+        }
+    }
+    drop(mutex);
+    subject.done(&[&keeper]).await;
+}

@@ -1,0 +1,183 @@
+//! What must hold when other processes are killed and stopped.
+
+use std::path::PathBuf;
+use std::process::Stdio;
+
+use lockkeeper_core::{Fence, Fences};
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
+use tokio::process::{Child, ChildStdout, Command};
+
+use super::{Subject, soon};
+use crate::history::History;
+
+/// A program made of [`helper::main`](crate::helper::main), and the store that it is to open.
+#[derive(Debug, Clone)]
+pub struct Helper {
+    /// The program.
+    pub program: PathBuf,
+    /// Its first argument: where the subject's store is.
+    pub url: String,
+}
+
+/// Makes a test of each behaviour that a store must show when other processes die.
+///
+/// Takes the path of an async function without arguments that makes a
+/// [`Subject`](crate::conformance::Subject) with a [`helper`](crate::conformance::Subject::helper).
+#[macro_export]
+macro_rules! conformance_across_processes {
+    ($factory:path) => {
+        $crate::__as_tests! { $factory;
+            a_killed_holder_is_followed
+            a_killed_waiter_does_not_hold_up_the_others
+            a_stopped_holder_finds_out_when_it_goes_on
+            processes_exclude_each_other
+        }
+    };
+}
+
+impl Subject {
+    /// Sets the program that takes locks in other processes.
+    #[must_use]
+    pub fn helper(mut self, program: impl Into<PathBuf>, url: impl Into<String>) -> Self {
+        self.helper = Some(Helper { program: program.into(), url: url.into() });
+        self
+    }
+
+    fn start(&self, name: &str, task: &[&str]) -> Process {
+        let helper = self.helper.as_ref().expect("the subject has a helper");
+        let mut child = Command::new(&helper.program)
+            .arg(&helper.url)
+            .arg(self.name(name))
+            .arg(self.ttl.as_millis().to_string())
+            .args(task)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap_or_else(|error| panic!("{}: {error}", helper.program.display()));
+        let stdout = child.stdout.take().expect("it is piped");
+        Process { child, lines: BufReader::new(stdout).lines() }
+    }
+}
+
+/// A helper that runs. Killed when dropped.
+struct Process {
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Process {
+    async fn next_line(&mut self) -> Option<String> {
+        soon("the helper's next line", self.lines.next_line()).await.expect("it is text")
+    }
+
+    async fn expect(&mut self, word: &str) -> String {
+        let line = self.next_line().await;
+        let rest = line.as_deref().and_then(|line| line.strip_prefix(word));
+        rest.unwrap_or_else(|| panic!("the helper said {line:?} and not {word:?}"))
+            .trim()
+            .to_owned()
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = self.child.id().and_then(|pid| Pid::from_raw(pid.cast_signed()));
+        kill_process(pid.expect("it runs"), signal).expect("it is ours");
+    }
+
+    async fn kill9(&mut self) {
+        self.child.kill().await.expect("it is ours");
+    }
+}
+
+/// A holder that is killed with -9 is followed by the next, with a higher fence.
+pub async fn a_killed_holder_is_followed(subject: Subject) {
+    let keeper = subject.keeper();
+    let mut holder = subject.start("a", &["hold"]);
+    let fence = Fence::new(holder.expect("held").await.parse().expect("a number"));
+    let mutex = keeper.mutex(subject.name("a"));
+    assert!(mutex.try_lock().await.unwrap().is_none());
+    let waiter = tokio::spawn(async move { mutex.lock().await.unwrap() });
+    subject.until_queued("a", 1).await;
+    holder.kill9().await;
+    let next = soon("the waiter", waiter).await.unwrap();
+    assert!(subject.capabilities().fences == Fences::None || next.fence() > fence);
+    next.release().await.unwrap();
+    subject.done(&[&keeper]).await;
+}
+
+/// A waiter that is killed with -9 stands in nobody's way.
+pub async fn a_killed_waiter_does_not_hold_up_the_others(subject: Subject) {
+    let keeper = subject.keeper();
+    let mutex = keeper.mutex(subject.name("a"));
+    let guard = mutex.lock().await.unwrap();
+    let mut dead = subject.start("a", &["hold"]);
+    subject.until_queued("a", 1).await;
+    let waiter = tokio::spawn({
+        let mutex = mutex.clone();
+        async move { mutex.lock().await.unwrap() }
+    });
+    subject.until_queued("a", 2).await;
+    dead.kill9().await;
+    guard.release().await.unwrap();
+    let next = soon("the waiter behind", waiter).await.unwrap();
+    next.release().await.unwrap();
+    subject.done(&[&keeper]).await;
+}
+
+/// A holder that is stopped for longer than its lease loses it and finds out as soon as it goes on.
+/// Without leases it keeps the lock.
+pub async fn a_stopped_holder_finds_out_when_it_goes_on(subject: Subject) {
+    let keeper = subject.keeper();
+    let mut holder = subject.start("a", &["hold"]);
+    holder.expect("held").await;
+    let mutex = keeper.mutex(subject.name("a"));
+    holder.signal(Signal::STOP);
+    if subject.capabilities().leases {
+        let next = soon("lock", mutex.lock()).await.unwrap();
+        holder.signal(Signal::CONT);
+        holder.expect("lost").await;
+        assert!(next.is_held(), "the one that came back took it away again");
+        next.release().await.unwrap();
+    } else {
+        assert!(mutex.try_lock_for(subject.ttl * 2).await.unwrap().is_none());
+        holder.signal(Signal::CONT);
+        drop(holder.child.stdin.take());
+        holder.expect("released").await;
+        soon("lock", mutex.lock()).await.unwrap().release().await.unwrap();
+    }
+    subject.done(&[&keeper]).await;
+}
+
+/// Several processes on one name, one of them killed on the way: never two at once.
+pub async fn processes_exclude_each_other(subject: Subject) {
+    let history = History::new();
+    let mut processes: Vec<_> = (0..4).map(|_| subject.start("a", &["hammer", "25"])).collect();
+    let mut doomed = processes.pop().expect("four were started");
+    let mut finished = 0;
+    let read = |history: &History, line: &str| {
+        let hold = line.strip_prefix("hold ").map(|hold| hold.parse().expect("a hold"));
+        hold.map(|hold| history.add(hold)).is_some()
+    };
+    for _ in 0..5 {
+        let line = doomed.next_line().await.expect("it hammers");
+        assert!(read(&history, &line), "the helper said {line:?}");
+    }
+    doomed.kill9().await;
+    while let Some(line) = doomed.next_line().await {
+        // What it had said before it was killed.
+        read(&history, &line);
+    }
+    for mut process in processes {
+        while let Some(line) = process.next_line().await {
+            if read(&history, &line) {
+                finished += 1;
+            } else {
+                assert_eq!(line, "done");
+            }
+        }
+    }
+    assert_eq!(finished, 75);
+    assert!(history.assert_clean().holds >= 80);
+    subject.done(&[]).await;
+}

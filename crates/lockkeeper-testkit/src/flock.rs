@@ -1,0 +1,148 @@
+//! A small store of a different kind: sessions instead of leases, and other processes can reach it.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use lockkeeper_core::{
+    Attempt, Backend, BoxFuture, Capabilities, Change, Claim, ClaimSpec, Error, ErrorKind, Fence,
+    Grant, Inspector, Mode, Owner, Release, Renewal, Result,
+};
+
+/// Locked files in a directory, as the operating system offers them: no leases, no queue, no notices,
+/// no fences, nothing to look into.
+///
+/// The counterpart of the memory store in the tests of the suite itself: what that one has, this one
+/// has not. Not for use: it never removes a file.
+#[derive(Debug, Clone)]
+pub struct Flock {
+    dir: PathBuf,
+    /// The sessions: an owner's lock lives as long as its file is open.
+    held: Arc<Mutex<HashMap<Owner, File>>>,
+}
+
+impl Flock {
+    /// A store in a directory that exists.
+    pub fn new(dir: impl Into<PathBuf>) -> Self {
+        Self { dir: dir.into(), held: Arc::default() }
+    }
+
+    /// Ends an owner's session behind its back, as a server does that terminates a connection.
+    pub fn sever(&self, owner: Owner) {
+        self.held().remove(&owner);
+    }
+
+    fn held(&self) -> MutexGuard<'_, HashMap<Owner, File>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Names in hexadecimal, cut into parts that file systems take: no two names have the same path.
+    fn path(&self, name: &str) -> PathBuf {
+        let mut hex = String::new();
+        for byte in name.bytes() {
+            let _ = write!(hex, "{byte:02x}");
+        }
+        let mut path = self.dir.clone();
+        let mut rest = hex.as_str();
+        while rest.len() > 200 {
+            let (part, after) = rest.split_at(200);
+            path.push(part);
+            rest = after;
+        }
+        path.push(format!("{rest}.lock"));
+        path
+    }
+}
+
+impl Backend for Flock {
+    fn name(&self) -> &'static str {
+        "flock"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { shared: true, ..Capabilities::default() }
+    }
+
+    fn claim(&self, spec: ClaimSpec) -> Result<Box<dyn Claim>> {
+        let path = self.path(&spec.name);
+        Ok(Box::new(FlockClaim { store: self.clone(), path, owner: spec.owner, mode: spec.mode }))
+    }
+
+    fn inspector(&self) -> Option<&dyn Inspector> {
+        None
+    }
+}
+
+struct FlockClaim {
+    store: Flock,
+    path: PathBuf,
+    owner: Owner,
+    mode: Mode,
+}
+
+impl FlockClaim {
+    fn ask(&self) -> Result<Attempt> {
+        let granted = Attempt::Granted(Grant { fence: None, valid_for: None });
+        if self.store.held().contains_key(&self.owner) {
+            return Ok(granted);
+        }
+        let file = open(&self.path).map_err(unavailable)?;
+        let locked = match self.mode {
+            Mode::Shared => file.try_lock_shared(),
+            Mode::Exclusive | Mode::Permits { .. } => file.try_lock(),
+        };
+        match locked {
+            Ok(()) => {
+                self.store.held().insert(self.owner, file);
+                Ok(granted)
+            }
+            Err(TryLockError::WouldBlock) => Ok(Attempt::Contended { retry_after: None }),
+            Err(TryLockError::Error(error)) => Err(unavailable(error)),
+        }
+    }
+}
+
+fn open(path: &Path) -> std::io::Result<File> {
+    if let Some(dir) = path.parent() {
+        fs::create_dir_all(dir)?;
+    }
+    OpenOptions::new().create(true).truncate(false).write(true).open(path)
+}
+
+fn unavailable(error: std::io::Error) -> Error {
+    Error::new(ErrorKind::Unavailable, error.to_string()).with_source(error)
+}
+
+impl Claim for FlockClaim {
+    fn attempt(&mut self, _floor: Option<Fence>) -> BoxFuture<'_, Result<Attempt>> {
+        Box::pin(async { self.ask() })
+    }
+
+    fn changed(&mut self) -> BoxFuture<'_, Change> {
+        Box::pin(std::future::pending())
+    }
+
+    fn renew(&mut self, _ttl: Duration) -> BoxFuture<'_, Result<Renewal>> {
+        let held = self.store.held().contains_key(&self.owner);
+        Box::pin(async move { Ok(if held { Renewal::Held } else { Renewal::Lost }) })
+    }
+
+    fn downgrade(&mut self, _ttl: Duration) -> BoxFuture<'_, Result<Renewal>> {
+        Box::pin(async { Err(Error::new(ErrorKind::Unsupported, "flock has no downgrade")) })
+    }
+
+    fn release(&mut self) -> BoxFuture<'_, Result<Release>> {
+        // Closing the file gives the lock back.
+        let held = self.store.held().remove(&self.owner).is_some();
+        Box::pin(async move { Ok(if held { Release::Released } else { Release::WasNotHeld }) })
+    }
+}
+
+impl Drop for FlockClaim {
+    fn drop(&mut self) {
+        self.store.held().remove(&self.owner);
+    }
+}
