@@ -8,9 +8,10 @@
 //! # Examples
 //!
 //! ```
-//! use lockkeeper_core::{Memory, blocking::Keeper};
+//! # use lockkeeper_core as lockkeeper;
+//! use lockkeeper::{Memory, blocking::Keeper};
 //!
-//! # fn main() -> lockkeeper_core::Result<()> {
+//! # fn main() -> lockkeeper::Result<()> {
 //! let keeper = Keeper::new(Memory::new());
 //! let guard = keeper.mutex("orders/42").lock()?;
 //! println!("fence {:?}", guard.fence());
@@ -511,6 +512,7 @@ impl Watch {
     /// # Errors
     ///
     /// As the async twin's.
+    #[expect(clippy::should_implement_trait, reason = "named as its async twin, and may fail")]
     pub fn next(&mut self) -> Result<Event> {
         wait(self.0.next())
     }

@@ -22,7 +22,7 @@ use crate::backend::{
 use crate::backoff::Backoff;
 use crate::clock::{Moment, sleep_until};
 use crate::error::{Error, ErrorKind, Result};
-use crate::hold::{Ending, Hold, ReleaseOutcome, Request, Verdict};
+use crate::hold::{Ending, Hold, LEASE_RAN_OUT, ReleaseOutcome, Request, TAKEN_AWAY, Verdict};
 use crate::keeper::Shared;
 
 /// An attempt that takes longer has nothing left to give, whatever the ttl.
@@ -67,7 +67,7 @@ struct Granted {
 
 /// Drives a claim through its whole life.
 pub(crate) async fn drive(mut job: Job) {
-    let acquired = if job.plan.adopt { job.adopt().await } else { job.acquire().await };
+    let acquired = if job.plan.adopt { boxed(job.adopt()).await } else { job.acquire().await };
     let left = match acquired {
         Ok(granted) => {
             job.hold.succeed();
@@ -93,20 +93,34 @@ impl Job {
     // Acquiring.
 
     async fn acquire(&mut self) -> Result<Granted, Left> {
+        if self.hold.ending().is_some() {
+            return Err(Left::Nothing);
+        }
         let start = Moment::now();
-        let mut sent = start;
         let until = self.plan.wait.and_then(|wait| start.checked_add(wait));
+        match self.ask(start, until).await {
+            Ok(Attempt::Granted(grant)) if self.accepts(start, grant) => {
+                self.unless_ended(Granted { sent: start, grant })
+            }
+            answer => boxed(self.persist(start, until, answer)).await,
+        }
+    }
+
+    /// Goes on after a first answer that was no grant.
+    async fn persist(
+        &mut self,
+        start: Moment,
+        until: Option<Moment>,
+        mut answer: Result<Attempt>,
+    ) -> Result<Granted, Left> {
         let one_shot = self.plan.wait == Some(Duration::ZERO);
         let ttl = self.hold.ttl();
+        let mut sent = start;
         let mut contended: Option<Moment> = None;
         let mut polls = Backoff::new(Duration::from_millis(5), (ttl / 3).min(MAX_POLL));
         let mut failures = Backoff::new(Duration::from_millis(50), (ttl / 10).min(MAX_POLL));
 
-        if self.hold.ending().is_some() {
-            return Err(Left::Nothing);
-        }
         loop {
-            let answer = self.ask(sent, until).await;
             let pause = match answer {
                 Ok(Attempt::Granted(grant)) if self.accepts(sent, grant) => {
                     return self.unless_ended(Granted { sent, grant });
@@ -120,11 +134,11 @@ impl Job {
                     self.weather(error, contended, ttl)?;
                     failures.next()
                 }
+                Ok(Attempt::Contended { .. }) if one_shot => {
+                    self.hold.fail(Verdict::NotInTime { waited: Moment::now().since(start) });
+                    return Err(Left::Nothing);
+                }
                 Ok(Attempt::Contended { retry_after }) => {
-                    if one_shot {
-                        self.hold.fail(Verdict::NotInTime { waited: Moment::now().since(start) });
-                        return Err(Left::Nothing);
-                    }
                     contended = Some(sent);
                     let retry_after = retry_after.unwrap_or(Duration::MAX);
                     if self.capabilities().push {
@@ -144,6 +158,7 @@ impl Job {
                 return self.unless_ended(granted);
             }
             sent = Moment::now();
+            answer = self.ask(sent, until).await;
         }
     }
 
@@ -193,10 +208,10 @@ impl Job {
             () = sleep_until(Some(alarm)) => None,
             () = shared.woken() => None,
         };
-        if let (Some(Change::Granted(grant)), Some(sent)) = (change, contended) {
-            if self.accepts(sent, grant) {
-                return Ok(Some(Granted { sent, grant }));
-            }
+        if let (Some(Change::Granted(grant)), Some(sent)) = (change, contended)
+            && self.accepts(sent, grant)
+        {
+            return Ok(Some(Granted { sent, grant }));
         }
         let now = Moment::now();
         if until.is_some_and(|until| now >= until) {
@@ -253,14 +268,14 @@ impl Job {
                 if self.accepts(sent, grant) {
                     return Ok(Granted { sent, grant });
                 }
-                Error::lost()
+                Error::lost(LEASE_RAN_OUT)
             }
             Some(Ok(Renewal::Held)) => {
                 let grant = Grant { fence, valid_for: None };
                 self.accepts(sent, grant);
                 return Ok(Granted { sent, grant });
             }
-            Some(Ok(Renewal::Lost)) => Error::lost(),
+            Some(Ok(Renewal::Lost)) => Error::lost(LEASE_RAN_OUT),
             Some(Err(error)) => error,
             None => Error::no_answer(longest),
         };
@@ -284,15 +299,16 @@ impl Job {
             let lives = if self.hold.deadline().is_some_and(|deadline| now >= deadline) {
                 false
             } else if let Some(request) = request {
-                self.serve(request, &mut pulse).await
+                boxed(self.serve(request, &mut pulse)).await
             } else if pulse.due.is_some_and(|due| now >= due) {
                 let ttl = self.hold.ttl();
-                !matches!(self.renew(ttl, Step::Renew, &mut pulse).await, Ok(Renewal::Lost))
+                let renewal = boxed(self.renew(ttl, Step::Renew, &mut pulse));
+                !matches!(renewal.await, Ok(Renewal::Lost))
             } else {
                 self.listen(&mut pulse).await
             };
             if !lives {
-                self.hold.lose();
+                self.hold.lose(TAKEN_AWAY);
                 return Left::Something;
             }
         }
@@ -335,8 +351,8 @@ impl Job {
         let answer = match answer {
             Ok(Renewal::Lost) => {
                 // Told before the answer, so that whoever gets the answer finds the state to match.
-                self.hold.lose();
-                Err(self.hold.error(operation, Error::lost()))
+                self.hold.lose(TAKEN_AWAY);
+                Err(self.hold.lost_error(operation))
             }
             Ok(Renewal::Renewed { .. } | Renewal::Held) => {
                 match step {
@@ -500,6 +516,12 @@ impl Pulse {
     fn failed(&mut self) {
         self.due = Some(Moment::now().add(self.pauses.next()));
     }
+}
+
+/// Puts a step that is taken now and then into memory of its own, so that a hold does not keep room for
+/// it all the while: ten thousand holds are ten thousand drivers.
+fn boxed<'a, T>(step: impl Future<Output = T> + Send + 'a) -> BoxFuture<'a, T> {
+    Box::pin(step)
 }
 
 /// A future's output, if it comes before the moment.

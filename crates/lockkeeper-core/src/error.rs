@@ -84,8 +84,8 @@ impl Error {
         error
     }
 
-    pub(crate) fn lost() -> Self {
-        Self::new(ErrorKind::Lost, "the lock is lost")
+    pub(crate) fn lost(why: &str) -> Self {
+        Self::new(ErrorKind::Lost, format!("the lock is lost: {why}"))
     }
 
     pub(crate) fn no_answer(within: Duration) -> Self {

@@ -130,9 +130,10 @@ impl Guard {
     /// # Examples
     ///
     /// ```
-    /// # use lockkeeper_core::{Keeper, Memory};
+    /// # use lockkeeper_core as lockkeeper;
+    /// # use lockkeeper::{Keeper, Memory};
     /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> lockkeeper_core::Result<()> {
+    /// # async fn main() -> lockkeeper::Result<()> {
     /// # let keeper = Keeper::new(Memory::new());
     /// let guard = keeper.mutex("report").lock().await?;
     /// let answer = guard.while_held(async { 6 * 7 }).await?;
@@ -154,7 +155,7 @@ impl Guard {
     }
 
     pub(crate) fn lost_error(&self) -> Error {
-        self.driver.hold.error("hold", Error::lost())
+        self.driver.hold.lost_error("hold")
     }
 
     /// Makes the lease last `ttl` from now, and every renewal from now on.
@@ -215,7 +216,7 @@ impl Guard {
         request: impl FnOnce(oneshot::Sender<Result<()>>) -> Request,
     ) -> Result<()> {
         let hold = &self.driver.hold;
-        let lost = || Err(hold.error(operation, Error::lost()));
+        let lost = || Err(hold.lost_error(operation));
         if !self.is_held() {
             return lost();
         }
@@ -240,7 +241,7 @@ impl Guard {
             return Err(hold.error("detach", Error::unsupported("leases, and so no tickets")));
         }
         if !self.is_held() {
-            return Err(hold.error("detach", Error::lost()));
+            return Err(hold.lost_error("detach"));
         }
         let ticket = Ticket {
             name: hold.name.clone(),

@@ -70,6 +70,12 @@ pub(crate) enum Ending {
     Detach,
 }
 
+// Why a hold was lost, as it stands in errors and logs.
+pub(crate) const LEASE_RAN_OUT: &str = "its lease ran out";
+pub(crate) const TAKEN_AWAY: &str = "the store no longer has it";
+const HELD_TOO_LONG: &str = "it was held for max_hold";
+const RUNTIME_GONE: &str = "its runtime was shut down";
+
 /// One claim's state, from the first ask on.
 #[derive(Debug)]
 pub(crate) struct Hold {
@@ -98,6 +104,7 @@ struct Inner {
     /// Kept while a release is under way, so that `close` waits for it.
     under_way: Option<TaskTrackerToken>,
     done: bool,
+    lost_because: &'static str,
     /// Made when somebody first wants to be told of a loss.
     lost: Option<CancellationToken>,
 }
@@ -124,6 +131,7 @@ impl Hold {
             releaser: None,
             under_way: None,
             done: false,
+            lost_because: LEASE_RAN_OUT,
             lost: None,
         };
         Self { shared, name, owner, label, inner: Mutex::new(inner) }
@@ -139,12 +147,18 @@ impl Hold {
         error.at(self.shared.backend.name(), operation, &self.name)
     }
 
+    /// The error that says that this hold is lost, and why.
+    pub(crate) fn lost_error(&self, operation: &'static str) -> Error {
+        let why = self.inner().lost_because;
+        self.error(operation, Error::lost(why))
+    }
+
     // What the guard asks.
 
     pub(crate) fn state(&self) -> State {
         let inner = self.inner();
         if inner.is_live() && inner.has_expired(Moment::now()) {
-            return self.mark_lost(inner);
+            return self.mark_lost(inner, LEASE_RAN_OUT);
         }
         inner.state
     }
@@ -202,7 +216,7 @@ impl Hold {
         if inner.is_live() {
             // A hold that ran out before it was given back was lost, even if nobody looked.
             if inner.has_expired(Moment::now()) {
-                self.mark_lost(inner);
+                self.mark_lost(inner, LEASE_RAN_OUT);
             } else {
                 inner.state = State::Released;
             }
@@ -311,17 +325,24 @@ impl Hold {
     }
 
     /// The hold is gone: whoever relies on it is told now.
-    pub(crate) fn lose(&self) {
+    pub(crate) fn lose(&self, why: &'static str) {
         let mut inner = self.inner();
         // Whoever asked for something learns it from the channel being closed.
         inner.requests.clear();
         if inner.is_live() {
-            self.mark_lost(inner);
+            self.mark_lost(inner, why);
         }
     }
 
-    fn mark_lost(&self, mut inner: MutexGuard<'_, Inner>) -> State {
+    fn mark_lost(&self, mut inner: MutexGuard<'_, Inner>, why: &'static str) -> State {
         inner.state = State::Lost;
+        let now = Moment::now();
+        inner.lost_because = match inner.latest {
+            _ if !inner.has_expired(now) => why,
+            Some(latest) if inner.deadline == Some(latest) => HELD_TOO_LONG,
+            _ => LEASE_RAN_OUT,
+        };
+        let why = inner.lost_because;
         let fence = inner.fence.map(Fence::get);
         let token = inner.lost.clone();
         // Wakers run foreign code: not under our lock.
@@ -330,7 +351,7 @@ impl Hold {
             token.cancel();
         }
         let (store, name) = (self.shared.backend.name(), self.name.escape_debug());
-        tracing::warn!(store, %name, fence, "lock lost");
+        tracing::warn!(store, %name, fence, why, "lock lost");
         State::Lost
     }
 
@@ -366,7 +387,7 @@ impl Hold {
 
     /// The driver was dropped with its runtime: nobody renews any more.
     pub(crate) fn abandoned(&self) {
-        self.lose();
+        self.lose(RUNTIME_GONE);
         self.released(Err(self.error("release", Shared::runtime_gone())));
         self.finished();
     }
@@ -434,7 +455,7 @@ mod tests {
             }
             assert!(!hold.renewed(Moment::now(), Some(TTL)));
             assert!(!hold.renewed(sent, Some(TTL * 100)));
-            hold.lose();
+            hold.lose(TAKEN_AWAY);
             assert_eq!(hold.state(), State::Lost);
         }
     }

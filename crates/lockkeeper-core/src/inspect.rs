@@ -17,10 +17,11 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// # Examples
 ///
 /// ```
-/// use lockkeeper_core::{Keeper, Memory};
+/// # use lockkeeper_core as lockkeeper;
+/// use lockkeeper::{Keeper, Memory};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> lockkeeper_core::Result<()> {
+/// # async fn main() -> lockkeeper::Result<()> {
 /// let keeper = Keeper::new(Memory::new());
 /// let _guard = keeper.mutex("orders/42").label("billing").lock().await?;
 ///
@@ -101,6 +102,7 @@ impl Inspect {
 /// What happened to a lock, as [`Inspect::watch`] saw it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
 pub struct Event {
     /// The name of the lock.
     pub name: Name,

@@ -40,11 +40,12 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// # Examples
 ///
 /// ```
+/// # use lockkeeper_core as lockkeeper;
 /// use std::time::Duration;
-/// use lockkeeper_core::{Keeper, Memory};
+/// use lockkeeper::{Keeper, Memory};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> lockkeeper_core::Result<()> {
+/// # async fn main() -> lockkeeper::Result<()> {
 /// let keeper = Keeper::new(Memory::new()).ttl(Duration::from_secs(10));
 /// let guard = keeper.mutex("orders/42").lock().await?;
 /// println!("fence {:?}", guard.fence());
@@ -122,9 +123,10 @@ impl Keeper {
     /// # Examples
     ///
     /// ```
-    /// # use lockkeeper_core::{Keeper, Memory};
+    /// # use lockkeeper_core as lockkeeper;
+    /// # use lockkeeper::{Keeper, Memory};
     /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> lockkeeper_core::Result<()> {
+    /// # async fn main() -> lockkeeper::Result<()> {
     /// # let keeper = Keeper::new(Memory::new());
     /// let fence = keeper.with_lock("orders/42", async |guard| guard.fence()).await?;
     /// # assert!(fence.is_some());
@@ -168,7 +170,8 @@ impl Keeper {
         let plan = Plan { wait: None, max_hold: self.options.max_hold, adopt: true };
         match self.shared.drive(spec, plan, fence).map_err(at)?.await? {
             Acquired::Guard(guard) => Ok(guard),
-            Acquired::NotInTime { .. } => Err(at(Error::lost())),
+            // Nothing is waited for, so there is no time to run out of.
+            Acquired::NotInTime { waited } => Err(at(Error::timed_out(waited))),
         }
     }
 

@@ -18,10 +18,11 @@ use crate::options::{Options, invalid, option_setters};
 /// # Examples
 ///
 /// ```
-/// use lockkeeper_core::{Keeper, Memory};
+/// # use lockkeeper_core as lockkeeper;
+/// use lockkeeper::{Keeper, Memory};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> lockkeeper_core::Result<()> {
+/// # async fn main() -> lockkeeper::Result<()> {
 /// let keeper = Keeper::new(Memory::new());
 /// let guards = keeper.lock_all(["accounts/b", "accounts/a"]).lock().await?;
 /// assert!(guards.get("accounts/a").is_some());
@@ -107,13 +108,11 @@ impl LockAll {
             let left = wait.map_or(Duration::MAX, |wait| wait.saturating_sub(start.elapsed()));
             let mutex = self.keeper.lock_with(name.clone(), self.options.clone());
             // Holding some is worth nothing any more when one of them is lost.
-            match guards.while_held(mutex.try_lock_for(left)).await?? {
-                Some(guard) => guards.0.push(guard),
-                None => {
-                    let _ = guards.release().await;
-                    return Ok(Taken::Contended(name.clone()));
-                }
-            }
+            let Some(guard) = guards.while_held(mutex.try_lock_for(left)).await?? else {
+                let _ = guards.release().await;
+                return Ok(Taken::Contended(name.clone()));
+            };
+            guards.0.push(guard);
         }
         Ok(Taken::All(guards))
     }
@@ -176,7 +175,7 @@ impl Guards {
             (Some(output), None) => Ok(output),
             (_, Some(guard)) => Err(guard.lost_error()),
             // Only a guard that is not held ends the wait.
-            (None, None) => Err(Error::lost()),
+            (None, None) => Err(Error::lost("one of the locks")),
         }
     }
 

@@ -29,10 +29,11 @@ use crate::options::option_setters;
 /// # Examples
 ///
 /// ```
-/// use lockkeeper_core::{Keeper, Memory};
+/// # use lockkeeper_core as lockkeeper;
+/// use lockkeeper::{Keeper, Memory};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> lockkeeper_core::Result<()> {
+/// # async fn main() -> lockkeeper::Result<()> {
 /// let keeper = Keeper::new(Memory::new());
 /// let orders = keeper.mutex("orders/42");
 ///

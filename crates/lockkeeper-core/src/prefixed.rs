@@ -14,11 +14,12 @@ use crate::name::Name;
 /// # Examples
 ///
 /// ```
+/// # use lockkeeper_core as lockkeeper;
 /// use std::sync::Arc;
-/// use lockkeeper_core::{Keeper, Memory, Prefixed};
+/// use lockkeeper::{Keeper, Memory, Prefixed};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> lockkeeper_core::Result<()> {
+/// # async fn main() -> lockkeeper::Result<()> {
 /// let store = Arc::new(Memory::new());
 /// let red = Keeper::new(Prefixed::new(store.clone(), "red")?);
 /// let blue = Keeper::new(Prefixed::new(store, "blue")?);

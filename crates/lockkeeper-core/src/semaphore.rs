@@ -21,10 +21,11 @@ use crate::options::{invalid, option_setters};
 /// # Examples
 ///
 /// ```
-/// use lockkeeper_core::{Keeper, Memory};
+/// # use lockkeeper_core as lockkeeper;
+/// use lockkeeper::{Keeper, Memory};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> lockkeeper_core::Result<()> {
+/// # async fn main() -> lockkeeper::Result<()> {
 /// let gpus = Keeper::new(Memory::new()).semaphore("gpu", 4);
 ///
 /// let three = gpus.acquire_many(3).await?;
@@ -147,9 +148,9 @@ impl Semaphore {
     pub async fn available(&self) -> Result<u32> {
         let name = self.lock.name.as_ref().map_err(Error::clone)?;
         let inspector = self.lock.shared.backend.inspector();
-        let inspector = inspector
-            .ok_or_else(|| self.lock.error(Error::unsupported("way to be looked into")))?;
-        let shown = inspector.show(name).await.map_err(|error| self.lock.error(error))?;
+        let at = |error: Error| error.at(self.lock.shared.backend.name(), "available", name);
+        let inspector = inspector.ok_or_else(|| at(Error::unsupported("way to be looked into")))?;
+        let shown = inspector.show(name).await.map_err(at)?;
         let semaphore = shown.iter().filter(|info| info.kind == Kind::Semaphore);
         let used =
             semaphore.flat_map(|info| &info.holders).fold(0_u32, |used, holder| {

@@ -259,15 +259,13 @@ impl Claim for SlotsClaim {
             // Every one of them, because an answer that was lost may have been a grant.
             let slots = self.slots.iter_mut().map(|slot| slot.claim.release());
             let gate = self.gate.iter_mut().map(|gate| gate.release());
-            let releases = join_all(slots.chain(gate).collect()).await;
-            let gate_count = self.gate.iter().count();
-            let slot_count = releases.len() - gate_count;
-            let mut released = 0;
-            for (i, release) in releases.into_iter().enumerate() {
-                let freed = release? == Release::Released;
-                released += usize::from(freed && i < slot_count);
+            let answers = join_all(slots.chain(gate).collect()).await;
+            let mut freed = 0;
+            for (i, answer) in answers.into_iter().enumerate() {
+                let is_slot = i < self.slots.len();
+                freed += usize::from(answer? == Release::Released && is_slot);
             }
-            let held = self.granted && released >= self.take;
+            let held = self.granted && freed >= self.take;
             (self.granted, self.at_gate) = (false, false);
             for slot in &mut self.slots {
                 slot.grant = None;

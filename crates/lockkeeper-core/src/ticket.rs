@@ -15,6 +15,7 @@ use crate::owner::Owner;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[must_use = "nobody renews a detached lock: it ends with its lease unless the ticket is adopted"]
+#[non_exhaustive]
 pub struct Ticket {
     /// The name of the lock.
     pub name: Name,

@@ -1,4 +1,5 @@
 //! Bad input is a typed error at once, and never a panic.
+#![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
 //! The blocking twins, from every kind of thread.
+#![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

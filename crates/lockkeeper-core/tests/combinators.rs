@@ -1,4 +1,5 @@
 //! Prefixed, Slots and Quorum, over memory stores.
+#![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! The conformance suite on the memory store and on every combinator around it.
+#![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
 //! What the locks promise their users, on the memory store in paused time.
+#![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 
 mod common;
 
@@ -464,13 +465,13 @@ async fn errors_say_store_operation_name_and_cause() {
 #[test]
 fn guards_and_futures_can_be_sent() {
     fn sendable<T: Send>(_: &T) {}
+    fn owned<T: Send + Sync + 'static>() {}
     let keeper = keeper();
     sendable(&keeper.mutex("a").lock());
     sendable(&keeper.rw_lock("a").read());
     sendable(&keeper.semaphore("a", 1).acquire());
     sendable(&keeper.lock_all(["a"]).lock());
     sendable(&keeper.close());
-    fn owned<T: Send + Sync + 'static>() {}
     owned::<Guard>();
     owned::<Keeper>();
     owned::<Error>();

@@ -32,6 +32,8 @@
 //! # fn main() {}
 //! ```
 
+#![allow(clippy::missing_panics_doc, clippy::unwrap_used, reason = "a case is a test: it panics")]
+
 mod contract;
 mod locks;
 #[cfg(unix)]
@@ -188,10 +190,8 @@ impl fmt::Debug for Subject {
 
 /// Awaits what should not take long.
 async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
-    match tokio::time::timeout(SOON, future).await {
-        Ok(output) => output,
-        Err(_) => panic!("{what}: not within {SOON:?}"),
-    }
+    let output = tokio::time::timeout(SOON, future).await;
+    output.unwrap_or_else(|_| panic!("{what}: not within {SOON:?}"))
 }
 
 /// Waits until something is so.
@@ -295,7 +295,6 @@ macro_rules! __one_by_one {
 /// # Panics
 ///
 /// If the store does not behave. The name of each case is printed before it runs.
-#[expect(clippy::print_stdout, reason = "whoever runs it wants to know where it is")]
 pub fn run_all<S: Future<Output = Subject>>(factory: impl Fn() -> S) {
     crate::__cases!(__one_by_one factory);
 }

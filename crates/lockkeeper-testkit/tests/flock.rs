@@ -1,4 +1,5 @@
 //! The suite itself, on locked files: a store without leases, that other processes can reach.
+#![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 
 use std::sync::Arc;
 

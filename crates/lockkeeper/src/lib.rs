@@ -68,6 +68,7 @@
 //!   nobody but itself. The type [`Memory`] is always there, for tests.
 //! - `serde`: tickets, fences and what inspection tells can be written and read.
 
+pub mod blocking;
 mod keeper;
 mod open;
 
@@ -85,16 +86,14 @@ pub use lockkeeper_core::{Error, ErrorKind, Result};
 // A look into the store.
 pub use lockkeeper_core::{Event, Inspect, Kind, LockInfo, Party, Watch, What};
 
-// Stores, and what is put around them (`Prefixed`, `Slots` and `Quorum` come here).
-pub use lockkeeper_core::Memory;
+// Stores, and what is put around them.
+pub use lockkeeper_core::{Memory, Prefixed, Quorum, Slots};
 
 // The contract, for authors of stores.
 pub use lockkeeper_core::{
     Attempt, Backend, Background, BoxFuture, Capabilities, Change, Claim, ClaimSpec, Fences, Grant,
     Inspector, Mode, Release, Renewal,
 };
-
-// The blocking twins (`blocking` comes here).
 
 /// The code in the README, so that it is compiled and run.
 #[cfg(all(doctest, feature = "memory"))]

@@ -1,5 +1,10 @@
 //! What the engine's tests share.
-#![allow(dead_code, unreachable_pub, reason = "every test file is a crate, and uses a part of it")]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    clippy::unwrap_used,
+    reason = "every test file is a crate, and uses a part of it"
+)]
 
 use std::time::Duration;
 
