@@ -284,7 +284,7 @@ impl Guard {
 impl Drop for Guard {
     fn drop(&mut self) {
         if self.driver.hold.end(Ending::Release) {
-            self.driver.nudge();
+            self.driver.let_go();
         }
     }
 }

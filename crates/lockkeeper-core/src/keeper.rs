@@ -31,6 +31,9 @@ use crate::ticket::Ticket;
 
 /// How often to look whether the machine has slept.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How long the steward lets newcomers wait. Until then nobody listens whether the store tells of a
+/// loss; the deadline counts all the same.
+const ROUND: Duration = Duration::from_millis(1);
 
 /// The entry: a store with default options, from which locks are made.
 ///
@@ -298,6 +301,8 @@ pub(crate) struct Shared {
     /// Told when the machine has slept: timers are late then.
     woke: Notify,
     has_steward: AtomicBool,
+    /// Whether the steward looks for newcomers without being told.
+    steward_is_up: AtomicBool,
     /// Drivers of new guards, for the steward, and how it is told of them.
     newcomers: std::sync::Mutex<Vec<Arc<Driver>>>,
     came: Arc<Notify>,
@@ -314,6 +319,7 @@ impl Shared {
             highest_fence: AtomicU64::new(0),
             woke: Notify::new(),
             has_steward: AtomicBool::new(false),
+            steward_is_up: AtomicBool::new(false),
             newcomers: std::sync::Mutex::default(),
             came: Arc::default(),
             runtime_gone: AtomicBool::new(false),
@@ -394,15 +400,15 @@ impl Shared {
     }
 
     /// Sees to it that a driver whose guard has just been made gets a tender, unless it is done
-    /// before the steward looks. False if there is no runtime any more to run one.
+    /// before the steward's next round. False if there is no runtime any more to run one.
     pub(crate) fn entrust(self: &Arc<Self>, driver: &Arc<Driver>) -> bool {
         self.newcomers().push(driver.clone());
-        if !self.has_steward.load(Ordering::Relaxed)
-            && !self.has_steward.swap(true, Ordering::Relaxed)
-        {
-            self.spawn(steward(Estate(Arc::downgrade(self))));
+        if !self.steward_is_up.swap(true, Ordering::SeqCst) {
+            if !self.has_steward.swap(true, Ordering::Relaxed) {
+                self.spawn(steward(Estate(Arc::downgrade(self))));
+            }
+            self.came.notify_one();
         }
-        self.came.notify_one();
         // The steward was dropped with its runtime; it may have missed this one.
         !self.runtime_gone.load(Ordering::SeqCst)
     }
@@ -414,6 +420,15 @@ impl Shared {
         if newcomers.last().is_some_and(|last| std::ptr::eq(&raw const **last, driver)) {
             newcomers.pop();
         }
+    }
+
+    /// Gives newcomers their tenders; false if nobody came.
+    fn take_in(&self) -> bool {
+        let newcomers = std::mem::take(&mut *self.newcomers());
+        for driver in &newcomers {
+            driver.tend();
+        }
+        !newcomers.is_empty()
     }
 
     fn newcomers(&self) -> MutexGuard<'_, Vec<Arc<Driver>>> {
@@ -451,10 +466,12 @@ impl Drop for Estate {
     }
 }
 
-/// One task for each keeper, from its first guard on. It gives every new guard a tender, in a batch
-/// and only if the guard is still there, which makes a lock that is held for a moment three times as
-/// cheap as spawning one for each. And it tells everybody when the machine has slept, because a timer
-/// is then late by as long as it did.
+/// One task for each keeper, from its first guard on.
+///
+/// It gives every new guard a tender, in rounds: a lock that is given back before the next round, as
+/// most are, never costs a task. Between rounds it sleeps for a tick of tokio's timer, and when nobody
+/// came it waits to be told. And it tells everybody when the machine has slept, because a timer is
+/// then late by as long as it did.
 async fn steward(estate: Estate) {
     let mut asleep = clock::asleep();
     let Some(came) = estate.0.upgrade().map(|shared| shared.came.clone()) else { return };
@@ -463,16 +480,22 @@ async fn steward(estate: Estate) {
             () = came.notified() => {}
             () = tokio::time::sleep(LOOK_EVERY) => {}
         }
-        let Some(shared) = estate.0.upgrade() else { return };
-        let newcomers = std::mem::take(&mut *shared.newcomers());
-        for driver in newcomers {
-            driver.tend();
-        }
-        let now = clock::asleep();
-        if now != asleep {
-            tracing::info!(slept = ?now.saturating_sub(asleep), "the machine has slept");
-            asleep = now;
-            shared.woke.notify_waiters();
+        loop {
+            tokio::time::sleep(ROUND).await;
+            let Some(shared) = estate.0.upgrade() else { return };
+            let now = clock::asleep();
+            if now != asleep {
+                tracing::info!(slept = ?now.saturating_sub(asleep), "the machine has slept");
+                asleep = now;
+                shared.woke.notify_waiters();
+            }
+            if !shared.take_in() {
+                shared.steward_is_up.store(false, Ordering::SeqCst);
+                // Whoever came just before that has told nobody.
+                if !shared.take_in() {
+                    break;
+                }
+            }
         }
     }
 }

@@ -1,9 +1,11 @@
 //! Who polls the driver of a claim, and when.
 
 use std::future::Future;
+use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use crate::backend::{BoxFuture, Claim};
 use crate::driver::{Job, Plan, drive};
@@ -11,6 +13,9 @@ use crate::error::Result;
 use crate::guard::Guard;
 use crate::hold::{Ending, Hold, ReleaseOutcome, Verdict};
 use crate::keeper::Shared;
+
+/// A hold with a shorter ttl than this gets its tender without waiting for the steward's round.
+const TOO_SHORT_TO_WAIT: Duration = Duration::from_millis(100);
 
 /// A claim's driver and whoever polls it at the moment.
 pub(crate) struct Driver {
@@ -21,6 +26,8 @@ pub(crate) struct Driver {
 struct Seat {
     /// `None` when all is done.
     future: Option<BoxFuture<'static, ()>>,
+    /// Whether there is a tender, and how to wake it once it has been polled.
+    tended: bool,
     tender: Option<Waker>,
 }
 
@@ -28,7 +35,10 @@ impl Driver {
     pub(crate) fn new(claim: Box<dyn Claim>, hold: Arc<Hold>, plan: Plan) -> Arc<Self> {
         let job = Job { claim, hold: hold.clone(), plan };
         let future: BoxFuture<'static, ()> = Box::pin(drive(job));
-        Arc::new(Self { hold, seat: Mutex::new(Seat { future: Some(future), tender: None }) })
+        Arc::new(Self {
+            hold,
+            seat: Mutex::new(Seat { future: Some(future), tended: false, tender: None }),
+        })
     }
 
     fn seat(&self) -> MutexGuard<'_, Seat> {
@@ -38,7 +48,10 @@ impl Driver {
 
     /// Drives on, in the caller's task.
     pub(crate) fn poll(&self, cx: &mut Context<'_>) -> Poll<()> {
-        let mut seat = self.seat();
+        self.poll_in(self.seat(), cx)
+    }
+
+    fn poll_in(&self, mut seat: MutexGuard<'_, Seat>, cx: &mut Context<'_>) -> Poll<()> {
         let Some(future) = &mut seat.future else { return Poll::Ready(()) };
         {
             // Timers must belong to the keeper's runtime: the task that polls later may live longer
@@ -49,20 +62,38 @@ impl Driver {
             }
         }
         let (future, tender) = (seat.future.take(), seat.tender.take());
+        let tended = seat.tended;
         drop(seat);
         drop(future);
-        match tender {
-            Some(tender) => tender.wake(),
-            None => self.hold.shared.dismiss(self),
+        if let Some(tender) = tender {
+            tender.wake();
+        } else if !tended {
+            self.hold.shared.dismiss(self);
         }
         Poll::Ready(())
     }
 
-    /// Lets a task of the keeper's runtime drive from now on.
+    /// Lets a task of the keeper's runtime drive from now on, if none does yet.
     pub(crate) fn tend(self: &Arc<Self>) {
-        if self.seat().future.is_some() {
+        let mut seat = self.seat();
+        if seat.future.is_some() && !seat.tended {
+            seat.tended = true;
+            drop(seat);
             self.hold.shared.spawn(Tender(self.clone()));
         }
+    }
+
+    /// Goes on at once, as far as that is possible without waiting, and leaves the rest to a tender:
+    /// for a guard that is dropped, which then need not wait for a task to be scheduled.
+    pub(crate) fn let_go(self: &Arc<Self>) {
+        // Whoever has the seat at this moment may have looked too early: the tender looks again.
+        if let Ok(seat) = self.seat.try_lock() {
+            let mut context = Context::from_waker(Waker::noop());
+            // A drop must not panic, whatever a store does. The tender finds out and reports a loss.
+            let step = AssertUnwindSafe(|| self.poll_in(seat, &mut context));
+            let _ = std::panic::catch_unwind(step);
+        }
+        self.nudge();
     }
 
     /// Nobody will drive any more: whoever relies on it is told, unless all is done.
@@ -73,11 +104,12 @@ impl Driver {
         }
     }
 
-    /// Makes the tender look, because something was asked or another poller has gone.
-    pub(crate) fn nudge(&self) {
+    /// Makes a tender look, because something was asked or another poller has gone.
+    pub(crate) fn nudge(self: &Arc<Self>) {
         let tender = self.seat().tender.clone();
-        if let Some(tender) = tender {
-            tender.wake();
+        match tender {
+            Some(tender) => tender.wake(),
+            None => self.tend(),
         }
     }
 }
@@ -118,7 +150,7 @@ pub(crate) struct Acquire(Option<Arc<Driver>>);
 /// What came of an acquire.
 pub(crate) enum Acquired {
     Guard(Guard),
-    NotInTime { waited: std::time::Duration },
+    NotInTime { waited: Duration },
 }
 
 impl Acquire {
@@ -137,6 +169,9 @@ impl Future for Acquire {
         let driver = self.0.take().expect("it was there a moment ago");
         Poll::Ready(match verdict {
             Verdict::Granted => {
+                if driver.hold.ttl() < TOO_SHORT_TO_WAIT {
+                    driver.tend();
+                }
                 if !driver.hold.shared.entrust(&driver) {
                     driver.abandon();
                     return Poll::Ready(Err(Shared::runtime_gone()));

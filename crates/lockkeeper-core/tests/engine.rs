@@ -406,8 +406,9 @@ async fn a_release_that_fails_is_done_when_the_store_is_back() {
 #[tokio::test(start_paused = true)]
 async fn a_dropped_guard_of_a_store_that_is_down_gives_up_when_the_lease_has_ended() {
     let pair = pair();
-    drop(pair.faulty.mutex("a").lock().await.unwrap());
+    let guard = pair.faulty.mutex("a").lock().await.unwrap();
     pair.faults.everything(Fault::Refused);
+    drop(guard);
     let start = Instant::now();
     pair.faulty.close().await;
     assert!(start.elapsed() <= secs(41), "{:?}", start.elapsed());
@@ -496,8 +497,8 @@ async fn a_waiter_is_told_when_the_keeper_is_closed_and_leaves_the_queue() {
 async fn close_waits_for_releases_under_way_and_not_for_guards() {
     let pair = pair();
     let kept = pair.faulty.mutex("kept").lock().await.unwrap();
-    drop(pair.faulty.mutex("dropped").lock().await.unwrap());
     pair.faults.always(Op::Release, Fault::SlowRequest(secs(5)));
+    drop(pair.faulty.mutex("dropped").lock().await.unwrap());
     let start = Instant::now();
     pair.faulty.close().await;
     assert!(start.elapsed() >= secs(5));

@@ -19,3 +19,8 @@ pub mod server;
 
 pub use faulty::{Fault, Faults, Faulty, Op};
 pub use flock::Flock;
+
+/// The code in the guide for authors of stores, so that it is compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/guides/writing-a-backend.md")]
+struct Guide;

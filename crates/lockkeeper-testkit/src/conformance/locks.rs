@@ -74,19 +74,21 @@ pub async fn waiters_enter_and_in_order_where_declared(subject: Subject) {
     let mutex = keeper.mutex(subject.name("a"));
     let guard = mutex.lock().await.unwrap();
     let (entered, mut order) = mpsc::unbounded_channel();
+    let mut waiters = Vec::new();
     for i in 0..6 {
         let (mutex, entered) = (mutex.clone(), entered.clone());
-        tokio::spawn(async move {
+        waiters.push(tokio::spawn(async move {
             let guard = mutex.lock().await.unwrap();
             entered.send(i).unwrap();
             guard.release().await.unwrap();
-        });
+        }));
         subject.until_queued("a", i + 1).await;
     }
     guard.release().await.unwrap();
     let mut seen = Vec::new();
-    for _ in 0..6 {
+    for waiter in waiters {
         seen.push(soon("the next waiter", order.recv()).await.unwrap());
+        soon("its release", waiter).await.unwrap();
     }
     if !subject.capabilities().fair {
         seen.sort_unstable();
