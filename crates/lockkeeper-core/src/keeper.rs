@@ -238,7 +238,7 @@ pub(crate) struct Lock {
 impl Lock {
     /// Acquires; contention for longer than `max_wait` is an error.
     pub(crate) async fn acquire(&self, mode: Mode) -> Result<Guard> {
-        match self.start(mode, Wait::AsSet)?.await? {
+        match self.start(mode, Wait::AsSet).await? {
             Acquired::Guard(guard) => Ok(guard),
             Acquired::NotInTime { waited } => Err(self.error(Error::timed_out(waited))),
         }
@@ -246,13 +246,19 @@ impl Lock {
 
     /// Acquires; contention for longer than `wait` is `None`.
     pub(crate) async fn try_acquire(&self, mode: Mode, wait: Duration) -> Result<Option<Guard>> {
-        match self.start(mode, Wait::For(wait))?.await? {
+        match self.start(mode, Wait::For(wait)).await? {
             Acquired::Guard(guard) => Ok(Some(guard)),
             Acquired::NotInTime { .. } => Ok(None),
         }
     }
 
-    fn start(&self, mode: Mode, wait: Wait) -> Result<Acquire> {
+    async fn start(&self, mode: Mode, wait: Wait) -> Result<Acquired> {
+        // A store whose answers are always there would never let other tasks of this thread run.
+        tokio::task::coop::consume_budget().await;
+        self.claim(mode, wait)?.await
+    }
+
+    fn claim(&self, mode: Mode, wait: Wait) -> Result<Acquire> {
         let wait = match wait {
             Wait::AsSet => self.options.max_wait,
             Wait::For(wait) => Some(wait),

@@ -1,0 +1,134 @@
+//! Surroundings that are out to hurt: stores that panic, threads that end, loops that never yield.
+#![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
+
+mod common;
+
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use common::{millis, secs};
+use lockkeeper_core::{
+    Attempt, Backend, BoxFuture, Capabilities, Change, Claim, ClaimSpec, Fence, Guard, Inspector,
+    Keeper, Memory, Release, ReleaseOutcome, Renewal, Result, State,
+};
+use tokio::time::{sleep, timeout};
+
+/// A store that panics when it is asked a certain thing.
+#[derive(Debug)]
+struct Panics(Memory, &'static str);
+
+impl Backend for Panics {
+    fn name(&self) -> &'static str {
+        "panics"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.0.capabilities()
+    }
+
+    fn claim(&self, spec: ClaimSpec) -> Result<Box<dyn Claim>> {
+        Ok(Box::new(PanicsClaim(self.0.claim(spec)?, self.1)))
+    }
+
+    fn inspector(&self) -> Option<&dyn Inspector> {
+        self.0.inspector()
+    }
+}
+
+struct PanicsClaim(Box<dyn Claim>, &'static str);
+
+impl PanicsClaim {
+    fn asked(&self, what: &str) {
+        assert!(self.1 != what, "on purpose, in {what}");
+    }
+}
+
+impl Claim for PanicsClaim {
+    fn attempt(&mut self, floor: Option<Fence>) -> BoxFuture<'_, Result<Attempt>> {
+        self.asked("attempt");
+        self.0.attempt(floor)
+    }
+
+    fn changed(&mut self) -> BoxFuture<'_, Change> {
+        self.asked("changed");
+        self.0.changed()
+    }
+
+    fn renew(&mut self, ttl: Duration) -> BoxFuture<'_, Result<Renewal>> {
+        self.asked("renew");
+        self.0.renew(ttl)
+    }
+
+    fn downgrade(&mut self, ttl: Duration) -> BoxFuture<'_, Result<Renewal>> {
+        self.asked("downgrade");
+        self.0.downgrade(ttl)
+    }
+
+    fn release(&mut self) -> BoxFuture<'_, Result<Release>> {
+        self.asked("release");
+        self.0.release()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_panics_while_we_hold_is_a_loss() {
+    for op in ["changed", "renew"] {
+        let keeper = Keeper::new(Panics(Memory::new(), op));
+        let guard = keeper.mutex("a").lock().await.unwrap();
+        timeout(secs(11), guard.lost()).await.expect("told");
+        assert_eq!(guard.state(), State::Lost);
+        assert_eq!(guard.release().await.unwrap(), ReleaseOutcome::AlreadyLost);
+        timeout(secs(1), keeper.close()).await.expect("closes");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn dropping_a_guard_never_panics_even_if_the_store_does() {
+    let keeper = Keeper::new(Panics(Memory::new(), "release"));
+    drop(keeper.mutex("a").lock().await.unwrap());
+    let guard = keeper.mutex("b").lock().await.unwrap();
+    sleep(millis(10)).await;
+    drop(guard);
+    timeout(secs(1), keeper.close()).await.expect("closes");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_panics_when_asked_panics_its_caller_and_nobody_else() {
+    let keeper = Keeper::new(Panics(Memory::new(), "attempt"));
+    let mutex = keeper.mutex("a");
+    let asked = tokio::spawn(async move { mutex.lock().await });
+    assert!(asked.await.unwrap_err().is_panic());
+    timeout(secs(1), keeper.close()).await.expect("closes");
+}
+
+#[tokio::test]
+async fn a_guard_in_a_thread_local_is_given_back_when_its_thread_ends() {
+    thread_local! {
+        static KEPT: RefCell<Option<Guard>> = const { RefCell::new(None) };
+    }
+    let keeper = Keeper::new(Memory::new());
+    let guard = keeper.mutex("a").lock().await.unwrap();
+    std::thread::spawn(move || KEPT.set(Some(guard))).join().expect("does not panic");
+    let again = keeper.mutex("a").try_lock_for(secs(20)).await.unwrap();
+    assert!(again.is_some());
+}
+
+#[tokio::test]
+async fn a_loop_that_locks_without_pause_does_not_starve_other_tasks() {
+    let keeper = Keeper::new(Memory::new());
+    let done = Arc::new(AtomicBool::new(false));
+    let other = tokio::spawn({
+        let done = done.clone();
+        async move { done.store(true, Ordering::SeqCst) }
+    });
+    let mutex = keeper.mutex("a");
+    let mut rounds = 0_u64;
+    while !done.load(Ordering::SeqCst) {
+        mutex.lock().await.unwrap().release().await.unwrap();
+        rounds += 1;
+        assert!(rounds < 100_000, "the other task never ran");
+    }
+    other.await.unwrap();
+}
