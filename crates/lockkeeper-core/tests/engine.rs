@@ -328,6 +328,44 @@ async fn max_hold_ends_a_hold_though_its_holder_lives() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_store_frees_a_lock_after_max_hold_even_if_the_release_does_not_reach_it() {
+    let pair = pair();
+    pair.faults.always(Op::Release, Fault::Hangs);
+    let start = Instant::now();
+    let _guard = pair.faulty.mutex("a").max_hold(secs(45)).lock().await.unwrap();
+    pair.healthy.mutex("a").lock().await.unwrap().release().await.unwrap();
+    assert!(start.elapsed() <= secs(45) + TICK, "freed after {:?}", start.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dropped_guard_is_given_back_at_once() {
+    let Pair { faulty, healthy, .. } = pair();
+    for held_for in [Duration::ZERO, secs(1), secs(100)] {
+        let guard = faulty.mutex("a").lock().await.unwrap();
+        sleep(held_for).await;
+        drop(guard);
+        // Not even a turn of the scheduler later.
+        let next = healthy.mutex("a").try_lock().await.unwrap();
+        assert!(next.is_some(), "not free after it was held for {held_for:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dropped_guard_is_given_back_in_the_background_by_a_slow_store() {
+    let Pair { faulty, faults, healthy } = pair();
+    faults.always(Op::Release, Fault::SlowRequest(secs(2)));
+    for held_for in [Duration::ZERO, secs(1), secs(100)] {
+        let guard = faulty.mutex("a").lock().await.unwrap();
+        sleep(held_for).await;
+        let start = Instant::now();
+        drop(guard);
+        assert_eq!(start.elapsed(), Duration::ZERO);
+        healthy.mutex("a").lock().await.unwrap().release().await.unwrap();
+        assert!(start.elapsed() <= secs(2) + TICK, "{held_for:?}: {:?}", start.elapsed());
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn extend_changes_the_lease_now_and_from_now_on() {
     let Pair { faulty, .. } = pair();
     let guard = faulty.mutex("a").lock().await.unwrap();
