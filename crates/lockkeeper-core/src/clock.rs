@@ -16,9 +16,11 @@ pub(crate) struct Moment(Duration);
 impl Moment {
     pub(crate) fn now() -> Self {
         static EPOCH: OnceLock<StdInstant> = OnceLock::new();
+        // The order matters: see `asleep`.
+        let asleep = asleep();
         let now = Instant::now().into_std();
         let epoch = *EPOCH.get_or_init(|| now);
-        Self(now.saturating_duration_since(epoch) + asleep())
+        Self(now.saturating_duration_since(epoch) + asleep)
     }
 
     /// The moment later by a duration; `None` if that is past the end of time.
@@ -69,21 +71,23 @@ pub(crate) use real::asleep;
 pub(crate) use simulated::asleep;
 
 /// How long the machine has slept since it was started.
-#[cfg_attr(test, allow(dead_code, reason = "tests simulate it"))]
 mod real {
     use std::time::Duration;
 
     #[cfg(target_os = "linux")]
     pub(crate) fn asleep() -> Duration {
         use rustix::time::{ClockId, clock_gettime};
-        let (monotonic, boot) =
-            (clock_gettime(ClockId::Monotonic), clock_gettime(ClockId::Boottime));
+        // First the clock that sleeps count on, then the one that they do not, then (in `now`) tokio's.
+        // A thread may be held up for any time between two of these. In this order the sum is then a
+        // moment that was, after the call began; in another it would be one that is still to come, and
+        // a lease counted from there would be believed for too long.
+        let boot = clock_gettime(ClockId::Boottime);
+        let monotonic = clock_gettime(ClockId::Monotonic);
         let (seconds, nanos) = (boot.tv_sec - monotonic.tv_sec, boot.tv_nsec - monotonic.tv_nsec);
-        let millis = seconds * 1000 + nanos / 1_000_000;
-        // The two clocks are read one after the other; rounding keeps the difference the same from
-        // one reading to the next, so that it does not look like a tiny sleep. Down would claim less
-        // sleep than there was, by at most a millisecond: the drift allowance covers that.
-        Duration::from_millis(u64::try_from(millis).unwrap_or(0))
+        let nanos = seconds * 1_000_000_000 + nanos;
+        // Rounded down, so that it is the same from one reading to the next; the drift allowance covers
+        // a millisecond.
+        Duration::from_millis(u64::try_from(nanos.div_euclid(1_000_000)).unwrap_or(0))
     }
 
     #[cfg(not(target_os = "linux"))]
@@ -108,5 +112,46 @@ pub(crate) mod simulated {
 
     pub(crate) fn sleep_machine(duration: Duration) {
         ASLEEP.set(ASLEEP.get() + duration);
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use std::time::Instant;
+
+    use rustix::time::{ClockId, clock_gettime};
+
+    use super::*;
+
+    /// How long the machine has slept, at the most.
+    fn at_most() -> Duration {
+        let difference = || {
+            let monotonic = clock_gettime(ClockId::Monotonic);
+            let boot = clock_gettime(ClockId::Boottime);
+            let seconds = boot.tv_sec - monotonic.tv_sec;
+            seconds * 1_000_000_000 + boot.tv_nsec - monotonic.tv_nsec
+        };
+        let least = (0..1000).map(|_| difference()).min().unwrap_or(0);
+        Duration::from_nanos(u64::try_from(least).unwrap_or(0))
+    }
+
+    #[test]
+    fn a_thread_that_is_held_up_between_two_clocks_does_not_read_the_future() {
+        let at_most = at_most();
+        // More threads than cores, so that they are interrupted everywhere.
+        let threads: Vec<_> = (0..8)
+            .map(|_| {
+                std::thread::spawn(move || {
+                    let start = Instant::now();
+                    while start.elapsed() < Duration::from_millis(300) {
+                        let asleep = real::asleep();
+                        assert!(asleep <= at_most, "{asleep:?} is more than {at_most:?}");
+                    }
+                })
+            })
+            .collect();
+        for thread in threads {
+            thread.join().unwrap();
+        }
     }
 }

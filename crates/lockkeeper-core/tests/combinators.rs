@@ -6,10 +6,10 @@ mod common;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{Forgetful, millis, secs};
+use common::{Forgetful, Uncounting, millis, secs};
 use lockkeeper_core::{
-    Backend, Capabilities, Claim, ClaimSpec, ErrorKind, Fences, Inspector, Keeper, Kind, Memory,
-    Prefixed, Quorum, ReleaseOutcome, Result, Slots, State,
+    Backend, ErrorKind, Fences, Keeper, Kind, Memory, Prefixed, Quorum, ReleaseOutcome, Slots,
+    State,
 };
 use lockkeeper_testkit::{Fault, Faults, Faulty, Op};
 use tokio::time::{Instant, sleep};
@@ -48,29 +48,6 @@ fn a_prefix_that_could_meet_another_is_refused() {
 }
 
 // Slots.
-
-/// A memory store that cannot count.
-#[derive(Debug, Default)]
-struct Uncounting(Memory);
-
-impl Backend for Uncounting {
-    fn name(&self) -> &'static str {
-        "uncounting"
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        Capabilities { permits: false, ..self.0.capabilities() }
-    }
-
-    fn claim(&self, spec: ClaimSpec) -> Result<Box<dyn Claim>> {
-        assert_eq!(spec.mode.kind(), Kind::Lock, "asked to count");
-        self.0.claim(spec)
-    }
-
-    fn inspector(&self) -> Option<&dyn Inspector> {
-        self.0.inspector()
-    }
-}
 
 fn slots() -> Keeper {
     Keeper::new(Slots::new(Arc::new(Uncounting::default())))
@@ -255,6 +232,20 @@ async fn three_nodes_down_is_unavailable_and_what_the_others_gave_is_given_back(
         five.keeper.close().await;
         assert_eq!(five.left().await, 0, "{fault:?}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_try_without_a_majority_gives_back_what_it_got() {
+    let five = five();
+    // Two nodes are another's, two a third's: nobody has a majority.
+    let mut others = Vec::new();
+    for memory in &five.memories[..4] {
+        others.push(Keeper::new(memory.clone()).mutex("a").lock().await.unwrap());
+    }
+    assert!(five.keeper.mutex("a").try_lock().await.unwrap().is_none());
+    five.keeper.close().await;
+    assert_eq!(five.left().await, 4, "the fifth node is free again");
+    drop(others);
 }
 
 #[tokio::test(start_paused = true)]

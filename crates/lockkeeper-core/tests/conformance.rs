@@ -1,12 +1,12 @@
 //! The conformance suite on the memory store and on every combinator around it.
 #![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 
+mod common;
+
 use std::sync::Arc;
 
-use lockkeeper_core::{
-    Backend, Capabilities, Claim, ClaimSpec, Inspector, Memory, Name, Prefixed, Quorum, Result,
-    Slots,
-};
+use common::Uncounting;
+use lockkeeper_core::{Backend, Inspector, Memory, Name, Prefixed, Quorum, Slots};
 use lockkeeper_testkit::conformance::{Held, Subject};
 
 /// A subject whose holds are severed by breaking them in each of these stores.
@@ -39,28 +39,6 @@ async fn quorum() -> Subject {
     let stores: Vec<Memory> = (0..3).map(|_| Memory::new()).collect();
     let nodes = stores.iter().map(|store| Arc::new(store.clone()) as Arc<dyn Backend>);
     subject(Quorum::new(nodes).unwrap(), stores.clone(), "")
-}
-
-/// A memory store that cannot count permits.
-#[derive(Debug)]
-struct Uncounting(Memory);
-
-impl Backend for Uncounting {
-    fn name(&self) -> &'static str {
-        "uncounting"
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        Capabilities { permits: false, ..self.0.capabilities() }
-    }
-
-    fn claim(&self, spec: ClaimSpec) -> Result<Box<dyn Claim>> {
-        self.0.claim(spec)
-    }
-
-    fn inspector(&self) -> Option<&dyn Inspector> {
-        self.0.inspector()
-    }
 }
 
 async fn uncounting() -> Subject {

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use lockkeeper_core::{
     Attempt, Backend, BoxFuture, Capabilities, Change, Claim, ClaimSpec, Fence, Inspector, Keeper,
-    LockInfo, Memory, Release, Renewal, Result,
+    Kind, LockInfo, Memory, Release, Renewal, Result,
 };
 use lockkeeper_testkit::{Faults, Faulty};
 
@@ -133,3 +133,26 @@ impl Claim for ForgetfulClaim {
 }
 
 pub const SECOND: Duration = Duration::from_secs(1);
+
+/// A memory store that cannot count.
+#[derive(Debug, Default)]
+pub struct Uncounting(pub Memory);
+
+impl Backend for Uncounting {
+    fn name(&self) -> &'static str {
+        "uncounting"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { permits: false, ..self.0.capabilities() }
+    }
+
+    fn claim(&self, spec: ClaimSpec) -> Result<Box<dyn Claim>> {
+        assert_eq!(spec.mode.kind(), Kind::Lock, "asked to count");
+        self.0.claim(spec)
+    }
+
+    fn inspector(&self) -> Option<&dyn Inspector> {
+        self.0.inspector()
+    }
+}
