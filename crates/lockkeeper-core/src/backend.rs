@@ -45,6 +45,10 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
 /// own. **Any of the futures may be dropped before it is ready**: that is an answer lost. The store may
 /// or may not have obeyed, and the claim must stay usable for whatever is called next.
 ///
+/// **Requests of one claim reach the store in the order of the calls, or not at all.** A release that
+/// arrived after a later attempt would free what that one got. Where a connection is replaced, what was
+/// sent on the old one must be known to be dead.
+///
 /// Dropping the claim without `release` must free what keeps it alive on this side (a connection, an
 /// open file). A lease then ends by itself in the store; a session ends with its connection.
 pub trait Claim: Send + 'static {
@@ -121,7 +125,8 @@ pub struct Capabilities {
     /// A hold ends in the store by itself when its ttl passes without renewal. A store without
     /// leases keeps a hold for as long as a session lives, and knows no tickets.
     pub leases: bool,
-    /// Waiters enter in the order in which they asked.
+    /// Waiters enter in the order in which they asked, and no try overtakes them. (A try for permits
+    /// made of [`Slots`](crate::Slots) may.)
     pub fair: bool,
     /// Waiters are told when their turn comes. Without it the engine asks again, with growing pauses.
     pub push: bool,
@@ -192,7 +197,8 @@ pub enum Mode {
     /// `take` of `of` permits of a semaphore.
     ///
     /// Clients may disagree about `of`: a claim enters only if the permits in use, with its own, stay
-    /// within the smallest `of` of all who hold and of itself.
+    /// within the smallest `of` of all who hold and of itself. ([`Slots`](crate::Slots) can promise only
+    /// the largest.)
     Permits {
         /// How many this claim takes.
         take: u32,
@@ -249,7 +255,8 @@ pub struct Grant {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
     /// Whoever released handed the lock to this claim: no need to ask. The engine counts its validity
-    /// from when this claim last sent an attempt that was answered "contended".
+    /// from when this claim last sent an attempt that was answered "contended", so this may only be
+    /// said of a grant that was made after that answer. If that is not certain, say `LookAgain`.
     Granted(Grant),
     /// Something happened: a waiter asks again, a holder renews at once to find out.
     LookAgain,

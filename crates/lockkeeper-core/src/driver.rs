@@ -340,7 +340,11 @@ impl Job {
     async fn serve(&mut self, request: Request, pulse: &mut Pulse) -> bool {
         let (ttl, step, reply) = match request {
             Request::Extend(ttl, reply) => (ttl, Step::Renew, reply),
-            Request::Downgrade(reply) => (self.hold.ttl(), Step::Downgrade, reply),
+            Request::Downgrade(reply) => {
+                // The store may obey and its answer be lost: from now on others may read.
+                self.hold.set_mode(Mode::Shared);
+                (self.hold.ttl(), Step::Downgrade, reply)
+            }
         };
         let answer = self.renew(ttl, step, pulse).await;
         let lives = !matches!(answer, Ok(Renewal::Lost));
@@ -355,12 +359,9 @@ impl Job {
                 Err(self.hold.lost_error(operation))
             }
             Ok(Renewal::Renewed { .. } | Renewal::Held) => {
-                match step {
-                    Step::Renew => {
-                        self.hold.set_ttl(ttl);
-                        pulse.lease = ttl;
-                    }
-                    Step::Downgrade => self.hold.set_mode(Mode::Shared),
+                if step == Step::Renew {
+                    self.hold.set_ttl(ttl);
+                    pulse.lease = ttl;
                 }
                 Ok(())
             }

@@ -193,14 +193,14 @@ impl Guard {
     /// [`Unsupported`](crate::ErrorKind::Unsupported) where the store cannot, and for permits;
     /// [`Lost`](crate::ErrorKind::Lost) if the lock is lost;
     /// [`Unavailable`](crate::ErrorKind::Unavailable) if the store does not answer: the lock is
-    /// still held, in either mode, and asking again settles which.
+    /// still held, in either mode, so [`mode`](Self::mode) says `Shared`; asking again settles it.
     ///
     /// # Cancel safety
     ///
-    /// If dropped, the lock is still held, and is or is not downgraded. Asking again settles it.
+    /// If dropped, the lock is still held, and may or may not be downgraded. Asking again settles it.
     pub async fn downgrade(&self) -> Result<()> {
         let hold = &self.driver.hold;
-        match self.mode() {
+        match hold.asked_mode {
             Mode::Shared => return Ok(()),
             Mode::Exclusive if hold.shared.capabilities.downgrade => {}
             Mode::Exclusive | Mode::Permits { .. } => {

@@ -83,6 +83,8 @@ pub(crate) struct Hold {
     pub(crate) name: Name,
     pub(crate) owner: Owner,
     pub(crate) label: Label,
+    /// How it was asked for; a downgrade changes only `mode()`.
+    pub(crate) asked_mode: Mode,
     inner: Mutex<Inner>,
 }
 
@@ -134,7 +136,7 @@ impl Hold {
             lost_because: LEASE_RAN_OUT,
             lost: None,
         };
-        Self { shared, name, owner, label, inner: Mutex::new(inner) }
+        Self { shared, name, owner, label, asked_mode: mode, inner: Mutex::new(inner) }
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {

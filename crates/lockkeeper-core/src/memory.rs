@@ -12,9 +12,9 @@ use tokio::time::Instant;
 
 use crate::backend::{
     Attempt, Backend, BoxFuture, Capabilities, Change, Claim, ClaimSpec, Fences, Grant, Inspector,
-    LockInfo, Mode, Release, Renewal,
+    Kind, LockInfo, Mode, Release, Renewal,
 };
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::fence::Fence;
 use crate::name::Name;
 use table::{Asked, Standing, Table};
@@ -106,16 +106,13 @@ impl MemoryClaim {
         Grant { fence: Some(fence), valid_for: Some(self.spec.ttl) }
     }
 
-    fn renewed(&mut self, ttl: Duration, mode: Option<Mode>) -> Renewal {
-        let mode = mode.unwrap_or(self.spec.mode);
-        let renewed = self.store.table().renew(&self.spec, mode, ttl, Instant::now());
-        if !renewed {
-            self.holds = false;
+    fn renewed(&mut self, ttl: Duration, downgrade: bool) -> Renewal {
+        self.holds = self.store.table().renew(&self.spec, downgrade, ttl, Instant::now());
+        if !self.holds {
             return Renewal::Lost;
         }
-        self.holds = true;
-        if mode != self.spec.mode {
-            self.spec.mode = mode;
+        if downgrade {
+            self.spec.mode = Mode::Shared;
             self.store.changed.notify_waiters();
         }
         Renewal::Renewed { valid_for: ttl }
@@ -154,6 +151,7 @@ impl Claim for MemoryClaim {
                         return Change::Granted(self.granted(fence));
                     }
                     Standing::Gone if self.holds => return Change::Lost,
+                    Standing::ShouldAsk => return Change::LookAgain,
                     Standing::Gone if self.ticket.take().is_some() => return Change::LookAgain,
                     Standing::Holds(_) | Standing::Waits | Standing::Gone => {}
                 }
@@ -163,11 +161,14 @@ impl Claim for MemoryClaim {
     }
 
     fn renew(&mut self, ttl: Duration) -> BoxFuture<'_, Result<Renewal>> {
-        ready(Ok(self.renewed(ttl, None)))
+        ready(Ok(self.renewed(ttl, false)))
     }
 
     fn downgrade(&mut self, ttl: Duration) -> BoxFuture<'_, Result<Renewal>> {
-        ready(Ok(self.renewed(ttl, Some(Mode::Shared))))
+        match self.spec.mode.kind() {
+            Kind::Lock => ready(Ok(self.renewed(ttl, true))),
+            Kind::Semaphore => ready(Err(Error::unsupported("downgrade for permits"))),
+        }
     }
 
     fn release(&mut self) -> BoxFuture<'_, Result<Release>> {

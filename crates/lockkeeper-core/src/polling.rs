@@ -62,12 +62,12 @@ impl Driver {
             }
         }
         let (future, tender) = (seat.future.take(), seat.tender.take());
-        let tended = seat.tended;
+        let alone = !seat.tended;
         drop(seat);
         drop(future);
         if let Some(tender) = tender {
             tender.wake();
-        } else if !tended {
+        } else if alone {
             self.hold.shared.dismiss(self);
         }
         Poll::Ready(())

@@ -44,13 +44,23 @@ impl Quorum {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Config`] for fewer than three nodes, which could bear the loss of none, or for a
-    /// node without leases.
+    /// [`ErrorKind::Config`] for fewer than three nodes, which could bear the loss of none, for the same
+    /// node twice, or for a node without leases.
     pub fn new(nodes: impl IntoIterator<Item = Arc<dyn Backend>>) -> Result<Self> {
         let nodes: Arc<[Arc<dyn Backend>]> = nodes.into_iter().collect();
         if nodes.len() < 3 {
             let message = format!("a quorum has at least 3 nodes, not {}", nodes.len());
             return Err(Error::new(ErrorKind::Config, message));
+        }
+        let same = |a: &Arc<dyn Backend>, b: &Arc<dyn Backend>| {
+            std::ptr::addr_eq(Arc::as_ptr(a), Arc::as_ptr(b))
+        };
+        let twice = |(i, node)| nodes[..i].iter().any(|other| same(node, other));
+        if nodes.iter().enumerate().any(twice) {
+            return Err(Error::new(
+                ErrorKind::Config,
+                "a quorum needs nodes that are not the same",
+            ));
         }
         if nodes.iter().any(|node| !node.capabilities().leases) {
             return Err(Error::new(ErrorKind::Config, "a quorum needs nodes with leases"));
@@ -155,13 +165,25 @@ impl Node {
     /// Asks; after what is under way, if that must not be overtaken.
     fn ask(&mut self, ask: Ask, node_timeout: Duration) {
         let releases = matches!(ask, Ask::Release(_));
+        if releases && self.op.as_ref().is_some_and(|op| op.releases) {
+            // It goes on until it is confirmed: one is enough.
+            return;
+        }
         // A release may not overtake an attempt, nor an attempt a release: the store could do them in
         // the wrong order. Anything else that was not answered is given up: an answer lost.
         let before = self.op.take().filter(|op| releases || op.releases);
         let claim = self.claim.clone();
         let answer = Box::pin(async move {
-            if let Some(before) = before {
-                let _ = tokio::time::timeout(node_timeout, before.answer).await;
+            match before {
+                // A node that hangs must not keep its lock for longer than need be.
+                Some(before) if releases => {
+                    let _ = tokio::time::timeout(node_timeout, before.answer).await;
+                }
+                // Both have the same owner: a release that came late would free what the attempt got.
+                Some(before) => {
+                    before.answer.await;
+                }
+                None => {}
             }
             let mut claim = claim.lock_owned().await;
             match ask {
@@ -217,9 +239,15 @@ impl QuorumClaim {
         let end = Moment::now().add(self.node_timeout);
         self.ask_all(Ask::Attempt(floor));
         let mut said = vec![Said::Nothing; self.nodes.len()];
+        let mut raised = vec![false; self.nodes.len()];
         let mut fence = None;
         while let Some((i, answer)) = self.next_answer(end).await {
             said[i] = match answer {
+                Answer::Attempt(Ok(Attempt::Granted(grant)))
+                    if raised[i] && grant.fence < fence =>
+                {
+                    Said::Failed(Error::new(ErrorKind::Unavailable, "a node keeps its fence low"))
+                }
                 Answer::Attempt(Ok(Attempt::Granted(grant))) => Said::Granted(grant),
                 Answer::Attempt(Ok(Attempt::Contended { retry_after })) => {
                     Said::Contended(retry_after)
@@ -230,13 +258,12 @@ impl QuorumClaim {
             if self.raises && fence.is_none() && granted(&said, None).count() >= self.majority {
                 // From here on this is the fence, whatever the others say.
                 fence = granted(&said, None).filter_map(|(_, grant)| grant.fence).max();
-                for (i, _) in granted(&said, None).filter(|(_, grant)| grant.fence < fence) {
+            }
+            for (i, grant) in granted(&said, None) {
+                if grant.fence < fence && !raised[i] {
+                    raised[i] = true;
                     self.nodes[i].ask(Ask::Attempt(fence), self.node_timeout);
                 }
-            } else if let Said::Granted(grant) = &said[i]
-                && grant.fence < fence
-            {
-                self.nodes[i].ask(Ask::Attempt(fence), self.node_timeout);
             }
             let leases = granted(&said, fence).filter_map(|(_, grant)| grant.valid_for);
             if let Some(valid_for) = nth_longest(leases, self.majority)
@@ -256,7 +283,12 @@ impl QuorumClaim {
     /// No majority: what some nodes gave is given back, so that another can have one.
     fn refused(&mut self, said: &[Said]) -> Result<Attempt> {
         self.granted = false;
-        self.ask_all(Ask::Release(self.ttl));
+        for (node, said) in self.nodes.iter_mut().zip(said) {
+            // A node that was contended has nothing of ours, and will tell us when it is free.
+            if !matches!(said, Said::Contended(_)) {
+                node.ask(Ask::Release(self.ttl), self.node_timeout);
+            }
+        }
         let contended = said.iter().any(|said| matches!(said, Said::Contended(_)));
         let answered =
             said.iter().filter(|said| matches!(said, Said::Granted(_) | Said::Contended(_)));
@@ -326,13 +358,13 @@ impl QuorumClaim {
                 break;
             }
         }
-        // A node that has not answered yet is seen to in the background.
-        self.finish_in_background();
         if confirmed < self.majority {
             let all = self.nodes.len();
             let message = format!("only {confirmed} of {all} nodes confirmed the release");
             return Err(Error::new(ErrorKind::Unavailable, message));
         }
+        // A node that has not answered yet is seen to in the background.
+        self.finish_in_background();
         let held = self.granted && released + (self.nodes.len() - confirmed) >= self.majority;
         self.granted = false;
         Ok(if held { Release::Released } else { Release::WasNotHeld })

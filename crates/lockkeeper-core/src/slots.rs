@@ -13,6 +13,10 @@ use crate::error::{Error, Result};
 use crate::fence::Fence;
 use crate::join::{first, join_all};
 use crate::name::Name;
+use crate::options::invalid;
+
+/// The most permits of a semaphore made of slots: each is a lock, and a claim knows them all.
+const MOST_SLOTS: u32 = 1024;
 
 /// How often whoever is next looks whether a permit has become free, on a store that does not tell.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -22,11 +26,17 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 ///
 /// For stores that have no counting of their own. Whoever waits for a permit first takes the gate, in
 /// the order of the store's queue, and keeps it until he has his slots: so only one looks for free
-/// slots, and the rest wait as they wait for any lock. A try does not touch the gate: it may take a
-/// slot that somebody at the gate was about to find.
+/// slots, and the rest wait as they wait for any lock.
 ///
-/// Mutexes and readers-writer locks pass through unchanged. Clients that disagree about the number of
-/// permits use different numbers of slots: all in use together stay within the largest.
+/// Mutexes and readers-writer locks pass through unchanged.
+///
+/// # Where it differs from a store that counts
+///
+/// - A try does not touch the gate: it may take a slot that somebody at the gate was about to find. (If
+///   it did, two tries at the same moment would refuse each other though there is room for both.)
+/// - Clients that disagree about the number of permits use different numbers of slots: all in use
+///   together stay within the largest number, not the smallest.
+/// - At most 1024 permits; more are an [`InvalidOption`](crate::ErrorKind::InvalidOption).
 #[derive(Debug, Clone)]
 pub struct Slots {
     inner: Arc<dyn Backend>,
@@ -69,12 +79,26 @@ impl Backend for Slots {
             self.inner.claim(part)
         };
         let gate = spec.queue.then(|| part(gate_name(&spec.name), true)).transpose()?;
-        let slot =
-            |slot| Ok(Slot { claim: part(slot_name(&spec.name, slot), false)?, grant: None });
+        if of > MOST_SLOTS {
+            let message = format!("a semaphore of this store has at most {MOST_SLOTS} permits");
+            return Err(invalid(message));
+        }
+        let slot = |slot| {
+            let claim = part(slot_name(&spec.name, slot), false)?;
+            Ok(Slot { claim, asked: false, grant: None })
+        };
         let slots = (0..of).map(slot).collect::<Result<Vec<_>>>()?;
         let pauses = Backoff::new(Duration::from_millis(5), LOOK_EVERY);
         let take = take as usize;
-        Ok(Box::new(SlotsClaim { gate, at_gate: false, slots, take, granted: false, pauses }))
+        Ok(Box::new(SlotsClaim {
+            gate,
+            at_gate: false,
+            slots,
+            take,
+            fresh: true,
+            granted: false,
+            pauses,
+        }))
     }
 
     fn inspector(&self) -> Option<&dyn Inspector> {
@@ -88,12 +112,16 @@ struct SlotsClaim {
     at_gate: bool,
     slots: Vec<Slot>,
     take: usize,
+    /// Nothing has been asked yet: which slots its owner has is known to the store only.
+    fresh: bool,
     granted: bool,
     pauses: Backoff,
 }
 
 struct Slot {
     claim: Box<dyn Claim>,
+    /// The store may have given this one: it did, or its answer is not known.
+    asked: bool,
     /// What the store gave for this one, if it did.
     grant: Option<Grant>,
 }
@@ -104,6 +132,7 @@ impl SlotsClaim {
     }
 
     async fn ask(&mut self, floor: Option<Fence>) -> Result<Attempt> {
+        self.fresh = false;
         if let Some(gate) = &mut self.gate
             && !self.granted
         {
@@ -112,7 +141,7 @@ impl SlotsClaim {
                 Attempt::Contended { retry_after } => {
                     self.at_gate = false;
                     // Slots without the gate would deadlock with whoever has the gate.
-                    self.give_back().await?;
+                    self.give_back(|slot| slot.asked).await?;
                     return Ok(Attempt::Contended { retry_after });
                 }
             }
@@ -121,12 +150,15 @@ impl SlotsClaim {
         if self.held() < self.take {
             self.granted = false;
             if self.gate.is_none() {
-                self.give_back().await?;
+                self.give_back(|slot| slot.asked).await?;
             }
             let look = self.pauses.next();
             let retry_after = Some(retry_after.map_or(look, |retry_after| retry_after.min(look)));
             return Ok(Attempt::Contended { retry_after });
         }
+        // A slot whose answer was lost may be one too many.
+        let unneeded = |slot: &Slot| slot.asked && slot.grant.is_none();
+        self.give_back(unneeded).await?;
         self.granted = true;
         self.leave_gate().await?;
         let grants = || self.slots.iter().filter_map(|slot| slot.grant);
@@ -142,23 +174,23 @@ impl SlotsClaim {
         let count = self.slots.len();
         let start = fastrand::usize(..count.max(1));
         let mut order: Vec<usize> = (0..count).map(|i| (start + i) % count).collect();
-        order.sort_by_key(|&i| self.slots[i].grant.is_none());
+        order.sort_by_key(|&i| !self.slots[i].asked);
         let (mut held, mut retry_after) = (0, None::<Duration>);
         for i in order {
             let slot = &mut self.slots[i];
             if held == self.take {
                 break;
             }
+            slot.asked = true;
             match slot.claim.attempt(floor).await? {
                 Attempt::Granted(grant) => {
                     slot.grant = Some(grant);
                     held += 1;
                 }
-                Attempt::Contended { retry_after: Some(after) } => {
-                    slot.grant = None;
-                    retry_after = Some(retry_after.map_or(after, |least| least.min(after)));
+                Attempt::Contended { retry_after: after } => {
+                    (slot.asked, slot.grant) = (false, None);
+                    retry_after = after.into_iter().chain(retry_after).min();
                 }
-                Attempt::Contended { retry_after: None } => slot.grant = None,
             }
         }
         Ok(retry_after)
@@ -174,17 +206,22 @@ impl SlotsClaim {
         Ok(())
     }
 
-    /// Gives all slots back that were granted.
-    async fn give_back(&mut self) -> Result<()> {
-        let held = self.slots.iter_mut().filter(|slot| slot.grant.is_some());
-        let releases = held.map(|slot| slot.claim.release()).collect();
-        for release in join_all(releases).await {
-            release?;
+    /// Gives some slots back.
+    async fn give_back(&mut self, which: impl Fn(&Slot) -> bool) -> Result<usize> {
+        let slots = self.slots.iter_mut().filter(|slot| which(slot));
+        let releases = slots.map(|slot| {
+            let release: BoxFuture<'_, Result<bool>> = Box::pin(async {
+                let release = slot.claim.release().await?;
+                (slot.asked, slot.grant) = (false, None);
+                Ok(release == Release::Released)
+            });
+            release
+        });
+        let mut freed = 0;
+        for release in join_all(releases.collect()).await {
+            freed += usize::from(release?);
         }
-        for slot in &mut self.slots {
-            slot.grant = None;
-        }
-        Ok(())
+        Ok(freed)
     }
 }
 
@@ -224,9 +261,9 @@ impl Claim for SlotsClaim {
                         Renewal::Held => None,
                         Renewal::Lost => continue,
                     };
-                    slot.grant = Some(Grant { fence: None, valid_for });
+                    (slot.asked, slot.grant) = (true, Some(Grant { fence: None, valid_for }));
                 }
-                self.granted = self.held() == self.take;
+                self.granted = self.held() >= self.take;
                 let valid = self.slots.iter().filter_map(|slot| slot.grant?.valid_for).min();
                 return Ok(match valid {
                     _ if !self.granted => Renewal::Lost,
@@ -256,20 +293,14 @@ impl Claim for SlotsClaim {
 
     fn release(&mut self) -> BoxFuture<'_, Result<Release>> {
         Box::pin(async move {
-            // Every one of them, because an answer that was lost may have been a grant.
-            let slots = self.slots.iter_mut().map(|slot| slot.claim.release());
-            let gate = self.gate.iter_mut().map(|gate| gate.release());
-            let answers = join_all(slots.chain(gate).collect()).await;
-            let mut freed = 0;
-            for (i, answer) in answers.into_iter().enumerate() {
-                let is_slot = i < self.slots.len();
-                freed += usize::from(answer? == Release::Released && is_slot);
+            let fresh = self.fresh;
+            let freed = self.give_back(|slot| fresh || slot.asked).await?;
+            if let Some(gate) = &mut self.gate {
+                gate.release().await?;
+                self.at_gate = false;
             }
-            let held = self.granted && freed >= self.take;
-            (self.granted, self.at_gate) = (false, false);
-            for slot in &mut self.slots {
-                slot.grant = None;
-            }
+            let held = (self.granted || fresh) && freed >= self.take;
+            self.granted = false;
             Ok(if held { Release::Released } else { Release::WasNotHeld })
         })
     }
@@ -303,6 +334,13 @@ fn as_semaphores(infos: Vec<LockInfo>) -> Vec<LockInfo> {
             }
         }
     }
+    for semaphore in semaphores.values_mut() {
+        // Whoever is at the gate waits, even if it has some slots already.
+        let LockInfo { holders, waiters, .. } = semaphore;
+        holders.retain(|holder| {
+            holder.owner.is_none() || waiters.iter().all(|waiter| waiter.owner != holder.owner)
+        });
+    }
     shown.extend(semaphores.into_values());
     shown.sort_by(|a, b| (&a.name, a.kind).cmp(&(&b.name, b.kind)));
     shown
@@ -334,12 +372,19 @@ impl Inspector for Slots {
         Box::pin(async move {
             let look = self.look()?;
             let mut broken = look.break_lock(&name).await?;
-            let parts = look.list(&format!("{name}\0slot\0")).await?;
+            let parts = look.list(&format!("{name}\0")).await?;
             // Owners and not slots are counted, as everywhere.
             let holders =
                 as_semaphores(parts.clone()).iter().map(|info| info.holders.len()).sum::<usize>();
-            for part in parts {
-                look.break_lock(&part.name).await?;
+            let waiting: Vec<_> =
+                parts.iter().filter(|part| part.name.ends_with("\0gate")).collect();
+            let waits =
+                |owner| waiting.iter().flat_map(|gate| &gate.holders).any(|p| p.owner == owner);
+            for part in &parts {
+                let holder = part.holders.first().map(|holder| holder.owner);
+                if part.name.contains("\0slot\0") && !holder.is_some_and(&waits) {
+                    look.break_lock(&part.name).await?;
+                }
             }
             broken += holders;
             Ok(broken)

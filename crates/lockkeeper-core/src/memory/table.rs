@@ -18,6 +18,8 @@ pub(super) struct Table {
     entries: HashMap<(Kind, Name), Entry>,
     /// The highest fence of all names: so a name need not be remembered for its fence.
     last_fence: u64,
+    /// Asks since the last sweep.
+    asks: usize,
 }
 
 /// The answer to an ask.
@@ -35,6 +37,8 @@ pub(super) enum Asked {
 pub(super) enum Standing {
     Holds(Fence),
     Waits,
+    /// Waits, and should ask when the holder's lease ends: nobody else would in time.
+    ShouldAsk,
     Gone,
 }
 
@@ -61,6 +65,8 @@ struct Place {
     /// `None` if past the end of the clock.
     end: Option<Instant>,
     bell: Option<Arc<Notify>>,
+    /// A waiter that has not been told of the present holder's lease, and must be.
+    should_ask: bool,
 }
 
 impl Place {
@@ -73,6 +79,7 @@ impl Place {
             since: now,
             end: now.checked_add(spec.ttl),
             bell: bell.cloned(),
+            should_ask: false,
         }
     }
 
@@ -107,12 +114,14 @@ impl Table {
         bell: Option<&Arc<Notify>>,
         now: Instant,
     ) -> Asked {
+        self.sweep_now_and_then(now);
         let key = (spec.mode.kind(), spec.name.clone());
         let last_fence = &mut self.last_fence;
         let entry = self.entries.entry(key).or_insert_with(|| Entry::new(last_fence, now));
         entry.advance(last_fence, now);
         if let Some(holder) = entry.holders.iter_mut().find(|holder| holder.owner == spec.owner) {
             holder.end = now.checked_add(spec.ttl);
+            entry.next_end = holder.end.map_or(entry.next_end, |end| end.min(entry.next_end));
             return Asked::Granted(entry.raise(last_fence, floor));
         }
         let place = Place::new(spec, bell, now);
@@ -121,15 +130,31 @@ impl Table {
             return Asked::Granted(entry.raise(last_fence, floor));
         }
         let ticket = spec.queue.then(|| entry.queue_up(ticket, place));
-        // Only who is next need look when a lease ends: he moves the queue on for all.
-        let is_next = match ticket {
-            Some(ticket) => entry.queue.keys().next() == Some(&ticket),
-            None => true,
-        };
+        // Everybody is told, and whoever asks first then moves the queue on for all.
         let ends = entry.holders.iter().filter_map(|holder| holder.end).min();
-        let retry_after = ends.filter(|_| is_next).map(|end| end.saturating_duration_since(now));
+        let retry_after = ends.map(|end| end.saturating_duration_since(now));
         let notice = ticket.is_none().then(|| entry.notice.get_or_insert_default().clone());
+        if entry.is_empty() {
+            self.entries.remove(&(spec.mode.kind(), spec.name.clone()));
+        }
         Asked::Contended { ticket, retry_after, notice }
+    }
+
+    /// Forgets entries whose last holder died, and which nobody has asked for since.
+    fn sweep_now_and_then(&mut self, now: Instant) {
+        self.asks += 1;
+        if self.asks > self.entries.len() + 1024 {
+            self.asks = 0;
+            self.sweep(now);
+        }
+    }
+
+    fn sweep(&mut self, now: Instant) {
+        let last_fence = &mut self.last_fence;
+        self.entries.retain(|_, entry| {
+            entry.advance(last_fence, now);
+            !entry.is_empty()
+        });
     }
 
     pub(super) fn standing(
@@ -145,37 +170,44 @@ impl Table {
             holder.bell = Some(bell.clone());
             return Standing::Holds(entry.fence);
         }
-        let waiter = ticket.and_then(|ticket| entry.queue.get(&ticket));
-        let waits = waiter.is_some_and(|waiter| waiter.owner == spec.owner);
-        if waits { Standing::Waits } else { Standing::Gone }
+        let waiter = ticket.and_then(|ticket| entry.queue.get_mut(&ticket));
+        let Some(waiter) = waiter.filter(|waiter| waiter.owner == spec.owner) else {
+            return Standing::Gone;
+        };
+        let should_ask = std::mem::take(&mut waiter.should_ask);
+        if should_ask { Standing::ShouldAsk } else { Standing::Waits }
     }
 
-    /// Renews a hold, in the given mode; false if there is none.
+    /// Renews a hold, or turns it into a shared one; false if this owner does not hold in this mode.
     pub(super) fn renew(
         &mut self,
         spec: &ClaimSpec,
-        mode: Mode,
+        downgrade: bool,
         ttl: Duration,
         now: Instant,
     ) -> bool {
+        let key = (spec.mode.kind(), spec.name.clone());
         let last_fence = &mut self.last_fence;
-        let Some(entry) = self.entries.get_mut(&(spec.mode.kind(), spec.name.clone())) else {
-            return false;
-        };
+        let Some(entry) = self.entries.get_mut(&key) else { return false };
         entry.advance(last_fence, now);
-        let Some(holder) = entry.holders.iter_mut().find(|holder| holder.owner == spec.owner)
-        else {
-            return false;
-        };
-        holder.end = now.checked_add(ttl);
-        holder.ttl = ttl;
-        entry.next_end = holder.end.map_or(entry.next_end, |end| end.min(entry.next_end));
-        if holder.mode != mode {
-            holder.mode = mode;
-            entry.advance(last_fence, now);
-            entry.tell();
+        let holder = entry.holders.iter_mut().find(|holder| holder.owner == spec.owner);
+        // A hold that was downgraded is not brought back by a claim that does not know of it.
+        let holder = holder.filter(|holder| downgrade || holder.mode == spec.mode);
+        let renewed = holder.is_some();
+        if let Some(holder) = holder {
+            holder.end = now.checked_add(ttl);
+            holder.ttl = ttl;
+            entry.next_end = holder.end.map_or(entry.next_end, |end| end.min(entry.next_end));
+            if downgrade && holder.mode != Mode::Shared {
+                holder.mode = Mode::Shared;
+                entry.advance(last_fence, now);
+                entry.tell();
+            }
         }
-        true
+        if entry.is_empty() {
+            self.entries.remove(&key);
+        }
+        renewed
     }
 
     /// Removes an owner, and hands over; true if it held.
@@ -188,7 +220,10 @@ impl Table {
         if let Some(place) = place {
             entry.holders.swap_remove(place);
         }
-        if let Some(ticket) = ticket {
+        // The owner is compared: tickets start again when an entry does.
+        if let Some(ticket) = ticket
+            && entry.queue.get(&ticket).is_some_and(|waiter| waiter.owner == spec.owner)
+        {
             entry.queue.remove(&ticket);
         }
         if entry.move_on(&mut self.last_fence, now) {
@@ -215,11 +250,7 @@ impl Table {
     }
 
     pub(super) fn list(&mut self, now: Instant, wanted: impl Fn(&str) -> bool) -> Vec<LockInfo> {
-        let last_fence = &mut self.last_fence;
-        self.entries.retain(|_, entry| {
-            entry.advance(last_fence, now);
-            !entry.holders.is_empty() || !entry.queue.is_empty()
-        });
+        self.sweep(now);
         let wanted = self.entries.iter().filter(|((_, name), _)| wanted(name));
         let mut infos: Vec<LockInfo> = wanted
             .map(|((kind, name), entry)| {
@@ -284,7 +315,16 @@ impl Entry {
             place.since = now;
             place.end = now.checked_add(place.ttl);
             place.ring();
+            let lease = place.ttl;
             self.admit(place, last_fence);
+            // Who is next looks by itself after a third of its own ttl. If the new holder's lease may
+            // end before that, it has to learn of it.
+            if let Some(mut next) = self.queue.first_entry()
+                && lease < next.get().ttl / 3
+            {
+                next.get_mut().should_ask = true;
+                next.get().ring();
+            }
         }
     }
 
@@ -292,6 +332,10 @@ impl Entry {
     fn move_on(&mut self, last_fence: &mut u64, now: Instant) -> bool {
         self.advance(last_fence, now);
         self.tell();
+        self.is_empty()
+    }
+
+    fn is_empty(&self) -> bool {
         self.holders.is_empty() && self.queue.is_empty()
     }
 
@@ -347,7 +391,8 @@ impl Entry {
 fn admits(holders: &[Place], mode: Mode) -> bool {
     match mode {
         Mode::Exclusive => holders.is_empty(),
-        Mode::Shared => holders.iter().all(|holder| holder.mode == Mode::Shared),
+        // Either one exclusive holder or any number of shared ones: the first tells.
+        Mode::Shared => holders.first().is_none_or(|holder| holder.mode == Mode::Shared),
         Mode::Permits { take, of } => {
             let (mut used, mut limit) = (u64::from(take), of);
             for holder in holders {
