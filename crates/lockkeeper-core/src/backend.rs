@@ -60,7 +60,7 @@ pub trait Claim: Send + 'static {
     /// - With [`ClaimSpec::queue`] a contended ask joins the queue or refreshes its place, which stays
     ///   for the ttl; without, it leaves no trace in the store.
     /// - Never overtakes a live waiter, where the store is [`fair`](Capabilities::fair).
-    /// - The fence of a grant is at least `floor`. A claim that already holds with a lower fence has it
+    /// - The fence of a grant is at least `floor`, also if it is handed over later. A claim that already holds with a lower fence has it
     ///   raised to `floor`: so `Quorum` writes the highest fence of a majority back to a majority.
     ///   Stores that do not declare [`Fences::Raisable`] ignore `floor`.
     ///
@@ -247,7 +247,9 @@ pub struct Grant {
     /// The fencing token. An exclusive grant's is higher than that of any exclusive grant of the name
     /// before it; any other grant's is not lower.
     pub fence: Option<Fence>,
-    /// How long the store keeps it without renewal; `None` if for as long as the session lives.
+    /// How long the store keeps it without renewal; `None` if for as long as the session lives. Then
+    /// only [`Renewal::Lost`] or [`Change::Lost`] end it: a session that the store may end because this
+    /// side has gone silent should say `Some` here, else its holder would never learn of it.
     pub valid_for: Option<Duration>,
 }
 

@@ -2,6 +2,8 @@
 
 use std::fmt;
 use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
 
 use tokio::runtime::{EnterGuard, Handle};
 use tokio_util::task::TaskTracker;
@@ -41,6 +43,13 @@ impl Background {
     /// Makes timers created in this scope belong to the keeper's runtime, whoever polls.
     pub(crate) fn enter(&self) -> EnterGuard<'_> {
         self.handle.enter()
+    }
+
+    /// Whether the runtime has been shut down.
+    pub(crate) fn is_gone(&self) -> bool {
+        let mut probe = self.handle.spawn(async {});
+        let mut context = Context::from_waker(Waker::noop());
+        matches!(Pin::new(&mut probe).poll(&mut context), Poll::Ready(Err(_)))
     }
 
     /// Waits until nothing is under way.

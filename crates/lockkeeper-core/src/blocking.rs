@@ -22,6 +22,7 @@
 
 use std::future::Future;
 use std::ops::Deref;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
@@ -47,24 +48,32 @@ fn runtime() -> &'static Runtime {
 
 /// Blocks this thread until the future is ready.
 ///
-/// Not a runtime's `block_on`, which panics inside of another runtime: the futures of this crate can be
-/// polled anywhere, because their timers belong to the keeper's runtime.
+/// Not a runtime's `block_on`, which panics inside of another runtime. Timers that the future makes
+/// belong to the runtime of all blocking keepers.
 pub fn wait<F: Future>(future: F) -> F::Output {
-    struct Unpark(Thread);
+    struct Unpark {
+        thread: Thread,
+        woken: AtomicBool,
+    }
     impl Wake for Unpark {
         fn wake(self: Arc<Self>) {
-            self.0.unpark();
+            self.woken.store(true, Ordering::Release);
+            self.thread.unpark();
         }
     }
     let _entered = runtime().enter();
-    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let unpark = Arc::new(Unpark { thread: std::thread::current(), woken: AtomicBool::new(false) });
+    let waker = Waker::from(unpark.clone());
     // Inside a task of some runtime its budget for polls would run out, and never be filled again
     // because the task does not get back to that runtime.
     let mut future = std::pin::pin!(tokio::task::unconstrained(future));
     loop {
-        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            Poll::Ready(output) => return output,
-            Poll::Pending => std::thread::park(),
+        if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            return output;
+        }
+        // A wait inside of this one may have used up our unpark: the mark tells.
+        while !unpark.woken.swap(false, Ordering::Acquire) {
+            std::thread::park();
         }
     }
 }

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant as StdInstant};
 
 use tokio::time::Instant;
 
+const HOUR: Duration = Duration::from_secs(60 * 60);
+
 /// A moment on a clock that goes on while the machine sleeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Moment(Duration);
@@ -19,7 +21,8 @@ impl Moment {
         // The order matters: see `asleep`.
         let asleep = asleep();
         let now = Instant::now().into_std();
-        let epoch = *EPOCH.get_or_init(|| now);
+        // Well before now, because the clocks of paused runtimes begin apart.
+        let epoch = *EPOCH.get_or_init(|| now.checked_sub(HOUR).unwrap_or(now));
         Self(now.saturating_duration_since(epoch) + asleep)
     }
 

@@ -40,6 +40,8 @@ pub(crate) struct Plan {
     pub(crate) adopt: bool,
 }
 
+/// The shortest pause between two questions of the same kind.
+const LEAST_PAUSE: Duration = Duration::from_millis(1);
 /// The longest pause between two asks of a store that does not tell.
 const MAX_POLL: Duration = Duration::from_millis(500);
 
@@ -98,7 +100,7 @@ impl Job {
         }
         let start = Moment::now();
         let until = self.plan.wait.and_then(|wait| start.checked_add(wait));
-        match self.ask(start, until).await {
+        match self.ask(start, until, None).await {
             Ok(Attempt::Granted(grant)) if self.accepts(start, grant) => {
                 self.unless_ended(Granted { sent: start, grant })
             }
@@ -157,15 +159,32 @@ impl Job {
             if let Some(granted) = self.wait(pause, start, until, contended).await? {
                 return self.unless_ended(granted);
             }
+            if Moment::now().since(sent) < LEAST_PAUSE {
+                // A store that says "look again" without end gets slow, and not the whole thread.
+                tokio::time::sleep(LEAST_PAUSE).await;
+            }
             sent = Moment::now();
-            answer = self.ask(sent, until).await;
+            answer = self.ask(sent, until, contended.map(|_| start)).await;
         }
     }
 
     /// Asks once, and awaits the answer for as long as it can be worth anything. If the caller's time
-    /// is up before, he is told; the answer is awaited all the same, to release what it grants.
-    async fn ask(&mut self, sent: Moment, until: Option<Moment>) -> Result<Attempt> {
-        let longest = self.hold.ttl().min(LONGEST_ANSWER);
+    /// is up before, or the keeper is closed, he is told; the answer is awaited all the same, to
+    /// release what it grants.
+    ///
+    /// `waiting_since` is for a waiter that asks again: it is known then that others hold the lock, and
+    /// that the store answered, so it does not wait for this answer for long.
+    async fn ask(
+        &mut self,
+        sent: Moment,
+        until: Option<Moment>,
+        waiting_since: Option<Moment>,
+    ) -> Result<Attempt> {
+        let ttl = self.hold.ttl();
+        let longest = match waiting_since {
+            Some(_) => (ttl / 3).min(LONGEST_ANSWER),
+            None => ttl.min(LONGEST_ANSWER),
+        };
         let end = sent.add(longest);
         let floor = match self.hold.mode() {
             Mode::Exclusive => self.hold.shared.next_fence(),
@@ -173,15 +192,30 @@ impl Job {
             Mode::Shared | Mode::Permits { .. } => None,
         };
         let one_shot = self.plan.wait == Some(Duration::ZERO);
-        let caller = until.filter(|_| !one_shot).map(|until| until.max(sent.add(LEAST_ANSWER)));
+        let caller = match waiting_since {
+            Some(_) => until,
+            None => until.filter(|_| !one_shot).map(|until| until.max(sent.add(LEAST_ANSWER))),
+        };
         let mut attempt = self.claim.attempt(floor);
-        if let Some(caller) = caller.filter(|caller| *caller < end) {
-            if let Some(answer) = within(&mut attempt, caller).await {
-                return answer;
+        let told = tokio::select! {
+            biased;
+            answer = &mut attempt => return answer,
+            () = self.hold.shared.closed.cancelled() => {
+                Verdict::Failed(self.hold.error("lock", Shared::closed_error()))
             }
-            let error = Error::no_answer(Moment::now().since(sent));
-            self.hold.fail(Verdict::Failed(self.hold.error("lock", error)));
-        }
+            () = sleep_until(Some(caller.map_or(end, |caller| caller.min(end)))) => {
+                let now = Moment::now();
+                match waiting_since {
+                    _ if now >= end => return Err(Error::no_answer(longest)),
+                    Some(start) => Verdict::NotInTime { waited: now.since(start) },
+                    None => {
+                        let error = Error::no_answer(now.since(sent));
+                        Verdict::Failed(self.hold.error("lock", error))
+                    }
+                }
+            }
+        };
+        self.hold.fail(told);
         let answer = within(&mut attempt, end).await;
         answer.unwrap_or_else(|| Err(Error::no_answer(longest)))
     }
@@ -194,7 +228,7 @@ impl Job {
         until: Option<Moment>,
         contended: Option<Moment>,
     ) -> Result<Option<Granted>, Left> {
-        let again = Moment::now().add(pause.max(Duration::from_millis(1)));
+        let again = Moment::now().add(pause.max(LEAST_PAUSE));
         let alarm = until.map_or(again, |until| until.min(again));
         let shared = self.hold.shared.clone();
         let change = tokio::select! {
@@ -326,9 +360,12 @@ impl Job {
             () = asked(&self.hold) => {}
             change = self.claim.changed() => match change {
                 Change::Lost => return false,
-                Change::LookAgain => pulse.due = Some(Moment::now()),
-                // A grant that we know of already.
-                Change::Granted(_) => {}
+                Change::LookAgain | Change::Granted(_) => {
+                    // Not again and again without a pause, whatever the store says.
+                    let due = pulse.sent.add(LEAST_PAUSE);
+                    sleep_until(Some(due)).await;
+                    pulse.due = Some(due);
+                }
             },
             () = sleep_until(alarm) => {}
             () = self.hold.shared.woken() => {}
@@ -339,7 +376,14 @@ impl Job {
     /// Does what the guard asked for; false if the hold is gone.
     async fn serve(&mut self, request: Request, pulse: &mut Pulse) -> bool {
         let (ttl, step, reply) = match request {
-            Request::Extend(ttl, reply) => (ttl, Step::Renew, reply),
+            Request::Extend(ttl, reply) => {
+                if ttl < self.hold.ttl() {
+                    // From now on, whatever the answer: a longer lease that was believed because of a
+                    // later renewal could still be cut by this request.
+                    self.set_ttl(ttl, pulse);
+                }
+                (ttl, Step::Renew, reply)
+            }
             Request::Downgrade(reply) => {
                 // The store may obey and its answer be lost: from now on others may read.
                 self.hold.set_mode(Mode::Shared);
@@ -360,8 +404,7 @@ impl Job {
             }
             Ok(Renewal::Renewed { .. } | Renewal::Held) => {
                 if step == Step::Renew {
-                    self.hold.set_ttl(ttl);
-                    pulse.lease = ttl;
+                    self.set_ttl(ttl, pulse);
                 }
                 Ok(())
             }
@@ -370,6 +413,12 @@ impl Job {
         // Whoever asked may have gone; then nobody needs the answer.
         let _ = reply.send(answer);
         lives
+    }
+
+    fn set_ttl(&self, ttl: Duration, pulse: &mut Pulse) {
+        self.hold.set_ttl(ttl);
+        pulse.lease = ttl;
+        pulse.pauses = Pulse::pauses(ttl);
     }
 
     /// Renews once. An error, or no answer, is neither a renewal nor a loss: the hold is at risk, and
@@ -382,7 +431,10 @@ impl Job {
             _ => (ttl, false),
         };
         self.hold.renewing(sent, lease);
-        let patience = (lease / 6).max(Duration::from_millis(1));
+        // Half of what is left is for the next try.
+        let left = self.hold.deadline().map_or(Duration::MAX, |deadline| deadline.since(sent));
+        let patience = pulse.patience(lease).min(left / 2);
+        pulse.sent = sent;
         let end = self.hold.deadline().map_or(sent.add(patience), |d| d.min(sent.add(patience)));
         let mut renewal = match step {
             Step::Renew => self.claim.renew(lease),
@@ -401,7 +453,9 @@ impl Job {
             Ok(Renewal::Renewed { valid_for }) => Some(*valid_for),
             Ok(Renewal::Held) => None,
             Ok(Renewal::Lost) => return answer,
-            Err(error) if error.kind() == ErrorKind::Unsupported => return answer,
+            Err(error) if step == Step::Downgrade && error.kind() == ErrorKind::Unsupported => {
+                return answer;
+            }
             Err(error) => {
                 self.at_risk(error, pulse);
                 return answer;
@@ -421,7 +475,7 @@ impl Job {
             tracing::warn!(store, %name, %error, "renewal failed, lock at risk");
             self.hold.at_risk();
         }
-        pulse.failed();
+        pulse.failed(self.hold.deadline());
     }
 
     // Ending.
@@ -493,29 +547,47 @@ enum Step {
 
 /// When to renew next.
 struct Pulse {
+    /// When the last one was sent.
+    sent: Moment,
     /// `None` when the hold may not last longer than it does already.
     due: Option<Moment>,
     lease: Duration,
+    /// How many have failed since the last that did not.
+    failures: u32,
     pauses: Backoff,
 }
 
 impl Pulse {
     fn new(sent: Moment, lease: Duration) -> Self {
         let due = Some(sent.add(lease / 3));
-        Self { due, lease, pauses: Self::pauses(lease) }
+        Self { sent, due, lease, failures: 0, pauses: Self::pauses(lease) }
     }
 
     fn pauses(lease: Duration) -> Backoff {
         Backoff::new(lease / 60, lease / 15)
     }
 
+    /// How long to wait for an answer: longer each time, for a store that is slow but well.
+    fn patience(&self, lease: Duration) -> Duration {
+        let patience = lease / 6 * 2_u32.pow(self.failures.min(3));
+        patience.max(LEAST_PAUSE)
+    }
+
     fn renewed(&mut self, sent: Moment, lease: Duration, last: bool) {
         self.due = (!last).then(|| sent.add(lease / 3));
+        self.failures = 0;
         self.pauses = Self::pauses(self.lease);
     }
 
-    fn failed(&mut self) {
-        self.due = Some(Moment::now().add(self.pauses.next()));
+    fn failed(&mut self, deadline: Option<Moment>) {
+        let now = Moment::now();
+        let mut pause = self.pauses.next();
+        if let Some(deadline) = deadline {
+            // There must be time for another try.
+            pause = pause.min(deadline.since(now) / 2);
+        }
+        self.failures += 1;
+        self.due = Some(now.add(pause.max(LEAST_PAUSE)));
     }
 }
 
@@ -554,11 +626,11 @@ async fn ended(hold: &Hold) {
 ///
 /// Without this the first poll would already set up timers that a short hold never needs. Registers
 /// no waker: an acquire that finds a verdict hands the driver to a tender. If nobody
-/// waits for a verdict any more, this does nothing.
+/// waits for a verdict any more, or the tender drives, this does nothing.
 async fn leave_to_the_next_poll(hold: &Hold) {
     let mut left = false;
     std::future::poll_fn(|_| {
-        if left || !hold.has_verdict() {
+        if left || !hold.has_verdict() || hold.is_tended() {
             return Poll::Ready(());
         }
         left = true;

@@ -77,6 +77,15 @@ impl Error {
         self
     }
 
+    /// Says where it happened, for what is about no lock in particular.
+    #[must_use]
+    pub(crate) fn during(mut self, store: &'static str, operation: &'static str) -> Self {
+        if self.0.place.is_none() {
+            Arc::make_mut(&mut self.0).place = Some((store, operation));
+        }
+        self
+    }
+
     pub(crate) fn timed_out(waited: Duration) -> Self {
         let message = format!("not acquired within {waited:.1?}: others hold it");
         let mut error = Self::new(ErrorKind::TimedOut, message);
@@ -120,11 +129,10 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some((store, operation)) = self.0.place {
-            write!(f, "{store}: {operation} ")?;
-        }
-        if let Some(name) = &self.0.name {
-            write!(f, "{name:?}: ")?;
+        match (self.0.place, &self.0.name) {
+            (Some((store, operation)), Some(name)) => write!(f, "{store}: {operation} {name:?}: ")?,
+            (Some((store, operation)), None) => write!(f, "{store}: {operation}: ")?,
+            (None, _) => {}
         }
         f.write_str(&self.0.message)
     }

@@ -28,8 +28,8 @@ use crate::ticket::Ticket;
 ///
 /// [`is_held`](Self::is_held) turns false, and [`lost`](Self::lost) is told, *before* the store could
 /// have given the lock to another, even if renewals hang: both count from before the last successful
-/// request was sent, with an allowance for clock drift, on a clock that goes on while the machine
-/// sleeps.
+/// request was sent, with an allowance for clock drift, on a clock that (on Linux) goes on while the
+/// machine sleeps.
 ///
 /// # What it does not
 ///

@@ -74,7 +74,8 @@ pub(crate) enum Ending {
 pub(crate) const LEASE_RAN_OUT: &str = "its lease ran out";
 pub(crate) const TAKEN_AWAY: &str = "the store no longer has it";
 const HELD_TOO_LONG: &str = "it was held for max_hold";
-const RUNTIME_GONE: &str = "its runtime was shut down";
+pub(crate) const RUNTIME_GONE: &str = "its runtime was shut down";
+pub(crate) const STORE_PANICKED: &str = "the store panicked";
 
 /// One claim's state, from the first ask on.
 #[derive(Debug)]
@@ -94,8 +95,10 @@ struct Inner {
     mode: Mode,
     fence: Option<Fence>,
     ttl: Duration,
+    /// Whether there ever was a guard.
+    held: bool,
     /// From when on the store may give the lock to another; `None` if it needs no renewal.
-    deadline: Option<Moment>,
+    lease_end: Option<Moment>,
     /// When `max_hold` ends it.
     latest: Option<Moment>,
     verdict: Option<Verdict>,
@@ -106,6 +109,7 @@ struct Inner {
     /// Kept while a release is under way, so that `close` waits for it.
     under_way: Option<TaskTrackerToken>,
     done: bool,
+    tended: bool,
     lost_because: &'static str,
     /// Made when somebody first wants to be told of a loss.
     lost: Option<CancellationToken>,
@@ -124,7 +128,8 @@ impl Hold {
             mode,
             fence,
             ttl,
-            deadline: None,
+            held: false,
+            lease_end: None,
             latest: None,
             verdict: None,
             ending: None,
@@ -133,6 +138,7 @@ impl Hold {
             releaser: None,
             under_way: None,
             done: false,
+            tended: false,
             lost_because: LEASE_RAN_OUT,
             lost: None,
         };
@@ -172,9 +178,11 @@ impl Hold {
 
     /// Cancelled when the hold is lost.
     pub(crate) fn lost_token(&self) -> CancellationToken {
-        let mut inner = self.inner();
-        let lost = inner.state == State::Lost;
-        let token = inner.lost.get_or_insert_default().clone();
+        let (token, lost) = {
+            let mut inner = self.inner();
+            let lost = inner.state == State::Lost;
+            (inner.lost.get_or_insert_default().clone(), lost)
+        };
         if lost {
             token.cancel();
         }
@@ -182,7 +190,7 @@ impl Hold {
     }
 
     pub(crate) fn deadline(&self) -> Option<Moment> {
-        self.inner().deadline
+        self.inner().deadline()
     }
 
     pub(crate) fn fence(&self) -> Option<Fence> {
@@ -201,8 +209,12 @@ impl Hold {
         self.inner().latest
     }
 
+    /// Asks for something. If nobody is left to do it, the request is dropped, which closes its reply.
     pub(crate) fn ask(&self, request: Request) {
-        self.inner().requests.push(request);
+        let mut inner = self.inner();
+        if inner.is_live() && !inner.done {
+            inner.requests.push(request);
+        }
     }
 
     /// Asks for the end; false if that has been asked before.
@@ -217,7 +229,7 @@ impl Hold {
         }
         if inner.is_live() {
             // A hold that ran out before it was given back was lost, even if nobody looked.
-            if inner.has_expired(Moment::now()) {
+            if inner.held && inner.has_expired(Moment::now()) {
                 self.mark_lost(inner, LEASE_RAN_OUT);
             } else {
                 inner.state = State::Released;
@@ -254,6 +266,10 @@ impl Hold {
 
     pub(crate) fn next_request(&self) -> Option<Request> {
         let mut inner = self.inner();
+        // Who has gone needs no answer.
+        inner.requests.retain(|request| match request {
+            Request::Extend(_, reply) | Request::Downgrade(reply) => !reply.is_closed(),
+        });
         (!inner.requests.is_empty()).then(|| inner.requests.remove(0))
     }
 
@@ -264,7 +280,10 @@ impl Hold {
 
     /// Tells the acquire that it got the lock.
     pub(crate) fn succeed(&self) {
-        self.inner().verdict = Some(Verdict::Granted);
+        let mut inner = self.inner();
+        inner.held = true;
+        inner.under_way = None;
+        inner.verdict = Some(Verdict::Granted);
     }
 
     /// Tells the acquire that it did not get the lock, unless it has gone. What is still under way
@@ -287,7 +306,7 @@ impl Hold {
         let mut inner = self.inner();
         inner.fence = fence.or(inner.fence);
         inner.latest = max_hold.and_then(|max_hold| now.checked_add(max_hold));
-        inner.set_deadline(sent, valid_for);
+        inner.lease_end = valid_for.map(|valid_for| valid_until(sent, valid_for));
         !inner.has_expired(now)
     }
 
@@ -295,8 +314,8 @@ impl Hold {
     /// store may obey at once and never tell.
     pub(crate) fn renewing(&self, sent: Moment, ttl: Duration) {
         let mut inner = self.inner();
-        if let Some(deadline) = inner.deadline {
-            inner.deadline = Some(deadline.min(valid_until(sent, ttl)));
+        if let Some(lease_end) = inner.lease_end {
+            inner.lease_end = Some(lease_end.min(valid_until(sent, ttl)));
         }
     }
 
@@ -306,7 +325,7 @@ impl Hold {
         if !inner.is_live() || inner.has_expired(Moment::now()) {
             return inner.state == State::Released;
         }
-        inner.set_deadline(sent, valid_for);
+        inner.lease_end = valid_for.map(|valid_for| valid_until(sent, valid_for));
         inner.state = State::Held;
         true
     }
@@ -341,10 +360,10 @@ impl Hold {
         let now = Moment::now();
         inner.lost_because = match inner.latest {
             _ if !inner.has_expired(now) => why,
-            Some(latest) if inner.deadline == Some(latest) => HELD_TOO_LONG,
+            Some(latest) if inner.deadline() == Some(latest) => HELD_TOO_LONG,
             _ => LEASE_RAN_OUT,
         };
-        let why = inner.lost_because;
+        let (why, held) = (inner.lost_because, inner.held);
         let fence = inner.fence.map(Fence::get);
         let token = inner.lost.clone();
         // Wakers run foreign code: not under our lock.
@@ -352,8 +371,10 @@ impl Hold {
         if let Some(token) = token {
             token.cancel();
         }
-        let (store, name) = (self.shared.backend.name(), self.name.escape_debug());
-        tracing::warn!(store, %name, fence, why, "lock lost");
+        if held {
+            let (store, name) = (self.shared.backend.name(), self.name.escape_debug());
+            tracing::warn!(store, %name, fence, why, "lock lost");
+        }
         State::Lost
     }
 
@@ -372,10 +393,29 @@ impl Hold {
         }
     }
 
-    /// The driver begins to release.
+    /// Whether the tender drives: then a verdict is no reason to stop.
+    pub(crate) fn is_tended(&self) -> bool {
+        self.inner().tended
+    }
+
+    pub(crate) fn set_tended(&self) {
+        self.inner().tended = true;
+    }
+
+    /// Makes `close` wait for an acquire that is still on its way; false if it is not.
+    pub(crate) fn close(&self) -> bool {
+        let mut inner = self.inner();
+        let waits = !inner.held && !inner.done;
+        if waits && inner.under_way.is_none() {
+            inner.under_way = self.shared.token();
+        }
+        waits
+    }
+
+    /// Something is under way that `close` waits for.
     pub(crate) fn settling(&self) {
         let mut inner = self.inner();
-        if inner.under_way.is_none() {
+        if inner.under_way.is_none() && !inner.done {
             inner.under_way = self.shared.token();
         }
     }
@@ -387,9 +427,9 @@ impl Hold {
         inner.under_way = None;
     }
 
-    /// The driver was dropped with its runtime: nobody renews any more.
-    pub(crate) fn abandoned(&self) {
-        self.lose(RUNTIME_GONE);
+    /// The driver was dropped before its end: nobody renews any more.
+    pub(crate) fn abandoned(&self, why: &'static str) {
+        self.lose(why);
         self.released(Err(self.error("release", Shared::runtime_gone())));
         self.finished();
     }
@@ -400,16 +440,15 @@ impl Inner {
         matches!(self.state, State::Held | State::AtRisk)
     }
 
-    fn has_expired(&self, now: Moment) -> bool {
-        self.deadline.is_some_and(|deadline| now >= deadline)
-    }
-
-    fn set_deadline(&mut self, sent: Moment, valid_for: Option<Duration>) {
-        let lease_end = valid_for.map(|valid_for| valid_until(sent, valid_for));
-        self.deadline = match (lease_end, self.latest) {
+    fn deadline(&self) -> Option<Moment> {
+        match (self.lease_end, self.latest) {
             (Some(lease_end), Some(latest)) => Some(lease_end.min(latest)),
             (lease_end, latest) => lease_end.or(latest),
-        };
+        }
+    }
+
+    fn has_expired(&self, now: Moment) -> bool {
+        self.deadline().is_some_and(|deadline| now >= deadline)
     }
 }
 
@@ -431,6 +470,7 @@ mod tests {
         let who = (Name::new("a").unwrap(), Owner::random(), Label::default());
         let hold = Hold::new(shared, who, Mode::Exclusive, TTL, None);
         assert!(hold.granted(Moment::now(), None, Some(TTL), None));
+        hold.succeed();
         hold
     }
 
@@ -481,5 +521,17 @@ mod tests {
         sleep_machine(TTL);
         guard.lost().await;
         assert!(start.elapsed() <= Duration::from_secs(1), "{:?}", start.elapsed());
+    }
+
+    #[test]
+    fn a_request_to_a_hold_that_nobody_drives_any_more_is_answered() {
+        let hold = hold();
+        hold.lose(TAKEN_AWAY);
+        hold.finished();
+        let (reply, mut answer) = oneshot::channel();
+        hold.ask(Request::Downgrade(reply));
+        assert!(
+            answer.try_recv().is_err_and(|error| error == oneshot::error::TryRecvError::Closed)
+        );
     }
 }

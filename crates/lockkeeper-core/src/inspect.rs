@@ -55,7 +55,8 @@ impl Inspect {
     ///
     /// [`Unavailable`](crate::ErrorKind::Unavailable) if the store does not answer.
     pub async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
-        self.inspector().list(prefix).await
+        let listed = self.inspector().list(prefix).await;
+        listed.map_err(|error| error.during(self.shared.backend.name(), "list"))
     }
 
     /// What is known of one name: nothing, a lock, a semaphore, or one of each.

@@ -17,12 +17,12 @@ use crate::driver::Plan;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fence::Fence;
 use crate::guard::Guard;
-use crate::hold::Hold;
+use crate::hold::{Hold, RUNTIME_GONE};
 use crate::inspect::Inspect;
 use crate::lock_all::LockAll;
 use crate::mutex::Mutex;
 use crate::name::Name;
-use crate::options::{Options, check_ttl, option_setters};
+use crate::options::{Options, check_lease, option_setters};
 use crate::owner::Owner;
 use crate::polling::{Acquire, Acquired, Driver};
 use crate::rwlock::RwLock;
@@ -31,6 +31,8 @@ use crate::ticket::Ticket;
 
 /// How often to look whether the machine has slept.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// A shorter sleep is a thread that was held up between two clocks.
+const FLICKER: Duration = Duration::from_millis(10);
 /// How long the steward lets newcomers wait. Until then nobody listens whether the store tells of a
 /// loss; the deadline counts all the same.
 const ROUND: Duration = Duration::from_millis(1);
@@ -167,7 +169,7 @@ impl Keeper {
         }
         self.shared.check(mode).map_err(at)?;
         let background = self.shared.background().map_err(at)?.clone();
-        let ttl = check_ttl(ttl).map_err(at)?;
+        let ttl = check_lease(ttl, self.options.max_hold).map_err(at)?;
         let spec =
             ClaimSpec { name: name.clone(), owner, label, mode, ttl, queue: false, background };
         let plan = Plan { wait: None, max_hold: self.options.max_hold, adopt: true };
@@ -203,6 +205,13 @@ impl Keeper {
     /// Dropping it stops the waiting, not the releases. The keeper stays closed.
     pub async fn close(&self) {
         self.shared.closed.cancel();
+        // Those who wait leave the queue before this returns, even if nobody polls them.
+        let pending = std::mem::take(&mut *self.shared.pending());
+        for driver in pending.iter().filter_map(Weak::upgrade) {
+            if driver.hold.close() {
+                driver.nudge();
+            }
+        }
         if let Some(background) = self.shared.background.get() {
             background.settled().await;
         }
@@ -312,6 +321,8 @@ pub(crate) struct Shared {
     /// Drivers of new guards, for the steward, and how it is told of them.
     newcomers: std::sync::Mutex<Vec<Arc<Driver>>>,
     came: Arc<Notify>,
+    /// Drivers of acquires that wait.
+    pending: std::sync::Mutex<Vec<Weak<Driver>>>,
     runtime_gone: AtomicBool,
 }
 
@@ -328,6 +339,7 @@ impl Shared {
             steward_is_up: AtomicBool::new(false),
             newcomers: std::sync::Mutex::default(),
             came: Arc::default(),
+            pending: std::sync::Mutex::default(),
             runtime_gone: AtomicBool::new(false),
         }
     }
@@ -437,6 +449,29 @@ impl Shared {
         !newcomers.is_empty()
     }
 
+    /// Remembers an acquire that goes on, for `close`.
+    pub(crate) fn list(&self, driver: &Arc<Driver>) {
+        let mut pending = self.pending();
+        if pending.len() == pending.capacity() {
+            pending.retain(|driver| driver.strong_count() > 0);
+        }
+        pending.push(Arc::downgrade(driver));
+    }
+
+    fn pending(&self) -> MutexGuard<'_, Vec<Weak<Driver>>> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the runtime has been shut down: then a task ends as soon as it is spawned.
+    pub(crate) fn runtime_is_gone(&self) -> bool {
+        let Some(background) = self.background.get() else { return false };
+        let gone = self.runtime_gone.load(Ordering::SeqCst) || background.is_gone();
+        if gone {
+            self.runtime_gone.store(true, Ordering::SeqCst);
+        }
+        gone
+    }
+
     fn newcomers(&self) -> MutexGuard<'_, Vec<Arc<Driver>>> {
         self.newcomers.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -466,7 +501,7 @@ impl Drop for Estate {
             shared.runtime_gone.store(true, Ordering::SeqCst);
             let newcomers = std::mem::take(&mut *shared.newcomers());
             for driver in newcomers {
-                driver.abandon();
+                driver.abandon(RUNTIME_GONE);
             }
         }
     }
@@ -490,7 +525,7 @@ async fn steward(estate: Estate) {
             tokio::time::sleep(ROUND).await;
             let Some(shared) = estate.0.upgrade() else { return };
             let now = clock::asleep();
-            if now != asleep {
+            if now.abs_diff(asleep) > FLICKER {
                 tracing::info!(slept = ?now.saturating_sub(asleep), "the machine has slept");
                 asleep = now;
                 shared.woke.notify_waiters();

@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+use crate::backend::BoxFuture;
 use crate::error::{Error, Result};
 use crate::guard::Guard;
 use crate::hold::ReleaseOutcome;
+use crate::join::join_all;
 use crate::keeper::Keeper;
 use crate::name::Name;
 use crate::options::{Options, invalid, option_setters};
@@ -109,7 +111,8 @@ impl LockAll {
             let mutex = self.keeper.lock_with(name.clone(), self.options.clone());
             // Holding some is worth nothing any more when one of them is lost.
             let Some(guard) = guards.while_held(mutex.try_lock_for(left)).await?? else {
-                let _ = guards.release().await;
+                // In the background: the time is up, and the last one goes first.
+                guards.0.into_iter().rev().for_each(drop);
                 return Ok(Taken::Contended(name.clone()));
             };
             guards.0.push(guard);
@@ -189,10 +192,14 @@ impl Guards {
     ///
     /// If dropped, the rest is given back in the background.
     pub async fn release(self) -> Result<ReleaseOutcome> {
-        let mut outcome = Ok(ReleaseOutcome::Released);
         // The last one first: whoever waits for the first then finds the rest free.
-        for guard in self.0.into_iter().rev() {
-            match (guard.release().await, &outcome) {
+        let releases = self.0.into_iter().rev().map(|guard| {
+            let release: BoxFuture<'static, _> = Box::pin(guard.release());
+            release
+        });
+        let mut outcome = Ok(ReleaseOutcome::Released);
+        for release in join_all(releases.collect()).await {
+            match (release, &outcome) {
                 (Ok(ReleaseOutcome::Released), _) | (_, Err(_)) => {}
                 (worse, Ok(_)) => outcome = worse,
             }

@@ -9,6 +9,10 @@ use crate::name::Label;
 /// The longest ttl that is taken: a thousand years. Stores count in milliseconds, in 53 bits.
 const LONGEST_TTL: Duration = Duration::from_secs(1000 * 366 * 24 * 60 * 60);
 
+/// The shortest ttl that is taken. Drift alone takes more than 2 ms of it, and tokio's timers are as
+/// fine as a millisecond: with less, a renewal could not be in time on a perfect store.
+const SHORTEST_TTL: Duration = Duration::from_millis(10);
+
 /// What is taken off every lease, because this machine's clock and the store's do not run at quite
 /// the same speed: 1 % and 2 ms.
 pub(crate) fn drift(lease: Duration) -> Duration {
@@ -42,26 +46,29 @@ impl Options {
         self.label.clone().unwrap_or_else(|| Ok(Label::default()))
     }
 
-    /// The first lease to ask for: the ttl, unless the hold must end before.
+    /// The first lease to ask for.
     pub(crate) fn lease(&self) -> Result<Duration> {
-        let lease = check_ttl(self.ttl)?;
-        match self.max_hold {
-            Some(max_hold) if max_hold <= drift(max_hold) => Err(invalid(format!(
-                "a max_hold of {max_hold:?} is too short: clock drift alone takes {:?}",
-                drift(max_hold)
-            ))),
-            Some(max_hold) => Ok(lease.min(max_hold)),
-            None => Ok(lease),
-        }
+        check_lease(self.ttl, self.max_hold)
+    }
+}
+
+/// The ttl, unless the hold must end before.
+pub(crate) fn check_lease(ttl: Duration, max_hold: Option<Duration>) -> Result<Duration> {
+    let lease = check_ttl(ttl)?;
+    match max_hold {
+        Some(max_hold) if max_hold < SHORTEST_TTL => Err(invalid(format!(
+            "a max_hold of {max_hold:?} is too short: {SHORTEST_TTL:?} is the least"
+        ))),
+        Some(max_hold) => Ok(lease.min(max_hold)),
+        None => Ok(lease),
     }
 }
 
 /// A ttl that leaves something after drift is taken off.
 pub(crate) fn check_ttl(ttl: Duration) -> Result<Duration> {
-    if ttl <= drift(ttl) {
-        let least = drift(ttl);
+    if ttl < SHORTEST_TTL {
         return Err(invalid(format!(
-            "a ttl of {ttl:?} is too short: clock drift alone takes {least:?}"
+            "a ttl of {ttl:?} is too short: {SHORTEST_TTL:?} is the least"
         )));
     }
     if ttl > LONGEST_TTL {
@@ -123,12 +130,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ttl_must_be_longer_than_the_drift_and_at_most_a_thousand_years() {
-        for bad in [Duration::ZERO, Duration::from_millis(2), LONGEST_TTL * 2, Duration::MAX] {
+    fn a_ttl_is_at_least_ten_milliseconds_and_at_most_a_thousand_years() {
+        for bad in [Duration::ZERO, Duration::from_millis(9), LONGEST_TTL * 2, Duration::MAX] {
             assert_eq!(check_ttl(bad).unwrap_err().kind(), ErrorKind::InvalidOption, "{bad:?}");
         }
         let century = Duration::from_secs(100 * 366 * 24 * 60 * 60);
-        for good in [Duration::from_millis(3), Duration::from_secs(30), century, LONGEST_TTL] {
+        for good in [SHORTEST_TTL, Duration::from_secs(30), century, LONGEST_TTL] {
             assert_eq!(check_ttl(good).unwrap(), good);
         }
     }

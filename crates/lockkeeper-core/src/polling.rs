@@ -3,7 +3,8 @@
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use crate::backend::{BoxFuture, Claim};
 use crate::driver::{Job, Plan, drive};
 use crate::error::Result;
 use crate::guard::Guard;
-use crate::hold::{Ending, Hold, ReleaseOutcome, Verdict};
+use crate::hold::{Ending, Hold, RUNTIME_GONE, ReleaseOutcome, STORE_PANICKED, Verdict};
 use crate::keeper::Shared;
 
 /// A hold with a shorter ttl than this gets its tender without waiting for the steward's round.
@@ -21,6 +22,8 @@ const TOO_SHORT_TO_WAIT: Duration = Duration::from_millis(100);
 pub(crate) struct Driver {
     pub(crate) hold: Arc<Hold>,
     seat: Mutex<Seat>,
+    /// Somebody wanted the tender to look while the seat was taken.
+    look_again: AtomicBool,
 }
 
 struct Seat {
@@ -38,6 +41,7 @@ impl Driver {
         Arc::new(Self {
             hold,
             seat: Mutex::new(Seat { future: Some(future), tended: false, tender: None }),
+            look_again: AtomicBool::new(false),
         })
     }
 
@@ -47,17 +51,21 @@ impl Driver {
     }
 
     /// Drives on, in the caller's task.
-    pub(crate) fn poll(&self, cx: &mut Context<'_>) -> Poll<()> {
+    pub(crate) fn poll(self: &Arc<Self>, cx: &mut Context<'_>) -> Poll<()> {
         self.poll_in(self.seat(), cx)
     }
 
-    fn poll_in(&self, mut seat: MutexGuard<'_, Seat>, cx: &mut Context<'_>) -> Poll<()> {
+    fn poll_in(self: &Arc<Self>, mut seat: MutexGuard<'_, Seat>, cx: &mut Context<'_>) -> Poll<()> {
         let Some(future) = &mut seat.future else { return Poll::Ready(()) };
         {
             // Timers must belong to the keeper's runtime: the task that polls later may live longer
             // than the runtime that polls now.
             let _entered = self.hold.shared.enter();
             if future.as_mut().poll(cx).is_pending() {
+                drop(seat);
+                if self.look_again.swap(false, Ordering::SeqCst) {
+                    self.nudge();
+                }
                 return Poll::Pending;
             }
         }
@@ -79,6 +87,7 @@ impl Driver {
         if seat.future.is_some() && !seat.tended {
             seat.tended = true;
             drop(seat);
+            self.hold.set_tended();
             self.hold.shared.spawn(Tender(self.clone()));
         }
     }
@@ -97,16 +106,26 @@ impl Driver {
     }
 
     /// Nobody will drive any more: whoever relies on it is told, unless all is done.
-    pub(crate) fn abandon(&self) {
+    pub(crate) fn abandon(&self, why: &'static str) {
         let future = self.seat().future.take();
-        if future.is_some() {
-            self.hold.abandoned();
+        if let Some(future) = future {
+            let _entered = self.hold.shared.enter();
+            drop(future);
+            self.hold.abandoned(why);
         }
     }
 
     /// Makes a tender look, because something was asked or another poller has gone.
     pub(crate) fn nudge(self: &Arc<Self>) {
-        let tender = self.seat().tender.clone();
+        // Never waits for the seat: whoever has it may be waking us right now. The mark is set before
+        // the seat is tried, so whoever has it finds the mark when he leaves.
+        self.look_again.store(true, Ordering::SeqCst);
+        let tender = match self.seat.try_lock() {
+            Ok(seat) => seat.tender.clone(),
+            Err(TryLockError::Poisoned(seat)) => seat.into_inner().tender.clone(),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        self.look_again.store(false, Ordering::SeqCst);
         match tender {
             Some(tender) => tender.wake(),
             None => self.tend(),
@@ -137,7 +156,8 @@ impl Future for Tender {
 impl Drop for Tender {
     fn drop(&mut self) {
         // Dropped before the end: the runtime is being shut down, or the store panicked.
-        self.0.abandon();
+        let why = if std::thread::panicking() { STORE_PANICKED } else { RUNTIME_GONE };
+        self.0.abandon(why);
     }
 }
 
@@ -145,7 +165,10 @@ impl Drop for Tender {
 ///
 /// Dropped before that, it leaves the driver to a tender, which releases whatever the store granted
 /// or is about to grant.
-pub(crate) struct Acquire(Option<Arc<Driver>>);
+pub(crate) struct Acquire {
+    driver: Option<Arc<Driver>>,
+    listed: bool,
+}
 
 /// What came of an acquire.
 pub(crate) enum Acquired {
@@ -155,7 +178,7 @@ pub(crate) enum Acquired {
 
 impl Acquire {
     pub(crate) fn new(driver: Arc<Driver>) -> Self {
-        Self(Some(driver))
+        Self { driver: Some(driver), listed: false }
     }
 }
 
@@ -163,27 +186,42 @@ impl Future for Acquire {
     type Output = Result<Acquired>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let driver = self.0.as_ref().expect("an acquire is not polled after it was ready");
-        let _ = driver.poll(cx);
-        let Some(verdict) = driver.hold.take_verdict() else { return Poll::Pending };
-        let driver = self.0.take().expect("it was there a moment ago");
+        let driver = self.driver.clone().expect("an acquire is not polled after it was ready");
+        let step = AssertUnwindSafe(|| driver.poll(cx).is_ready());
+        if let Err(panic) = std::panic::catch_unwind(step) {
+            // A timer panics when its runtime has been shut down. That is no reason for us to.
+            if driver.hold.shared.runtime_is_gone() {
+                driver.abandon(RUNTIME_GONE);
+                self.driver = None;
+                return Poll::Ready(Err(Shared::runtime_gone()));
+            }
+            std::panic::resume_unwind(panic);
+        }
+        let Some(verdict) = driver.hold.take_verdict() else {
+            if !self.listed {
+                self.listed = true;
+                driver.hold.shared.list(&driver);
+            }
+            return Poll::Pending;
+        };
+        self.driver = None;
         Poll::Ready(match verdict {
             Verdict::Granted => {
                 if driver.hold.ttl() < TOO_SHORT_TO_WAIT {
                     driver.tend();
                 }
                 if !driver.hold.shared.entrust(&driver) {
-                    driver.abandon();
+                    driver.abandon(RUNTIME_GONE);
                     return Poll::Ready(Err(Shared::runtime_gone()));
                 }
                 Ok(Acquired::Guard(Guard::new(driver)))
             }
             Verdict::NotInTime { waited } => {
-                driver.tend();
+                driver.nudge();
                 Ok(Acquired::NotInTime { waited })
             }
             Verdict::Failed(error) => {
-                driver.tend();
+                driver.nudge();
                 Err(error)
             }
         })
@@ -192,9 +230,9 @@ impl Future for Acquire {
 
 impl Drop for Acquire {
     fn drop(&mut self) {
-        if let Some(driver) = self.0.take() {
+        if let Some(driver) = self.driver.take() {
             driver.hold.end(Ending::Release);
-            driver.tend();
+            driver.nudge();
         }
     }
 }

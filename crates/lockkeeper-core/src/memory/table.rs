@@ -129,6 +129,8 @@ impl Table {
             entry.admit(place, last_fence);
             return Asked::Granted(entry.raise(last_fence, floor));
         }
+        // Whoever releases hands over without a floor: so it is remembered here.
+        *last_fence = floor.map_or(*last_fence, |floor| (floor.get() - 1).max(*last_fence));
         let ticket = spec.queue.then(|| entry.queue_up(ticket, place));
         // Everybody is told, and whoever asks first then moves the queue on for all.
         let ends = entry.holders.iter().filter_map(|holder| holder.end).min();
