@@ -63,9 +63,7 @@ impl Driver {
             let _entered = self.hold.shared.enter();
             if future.as_mut().poll(cx).is_pending() {
                 drop(seat);
-                if self.look_again.swap(false, Ordering::SeqCst) {
-                    self.nudge();
-                }
+                self.mind_the_mark();
                 return Poll::Pending;
             }
         }
@@ -89,6 +87,16 @@ impl Driver {
             drop(seat);
             self.hold.set_tended();
             self.hold.shared.spawn(Tender(self.clone()));
+        } else {
+            drop(seat);
+            self.mind_the_mark();
+        }
+    }
+
+    /// Nudges for whoever found the seat taken. To be called by whoever leaves it.
+    fn mind_the_mark(self: &Arc<Self>) {
+        if self.look_again.swap(false, Ordering::SeqCst) {
+            self.nudge();
         }
     }
 

@@ -162,28 +162,20 @@ enum Ask {
 }
 
 impl Node {
-    /// Asks; after what is under way, if that must not be overtaken.
+    /// Asks, unless a release is under way: that must be confirmed first. Both have the same owner, and
+    /// a release that came late would free what an attempt got in the meantime.
     fn ask(&mut self, ask: Ask, node_timeout: Duration) {
-        let releases = matches!(ask, Ask::Release(_));
-        if releases && self.op.as_ref().is_some_and(|op| op.releases) {
-            // It goes on until it is confirmed: one is enough.
+        if self.op.as_ref().is_some_and(|op| op.releases) {
             return;
         }
-        // A release may not overtake an attempt, nor an attempt a release: the store could do them in
-        // the wrong order. Anything else that was not answered is given up: an answer lost.
-        let before = self.op.take().filter(|op| releases || op.releases);
+        let releases = matches!(ask, Ask::Release(_));
+        // A release waits for an attempt, but not for ever: a node that hangs must not keep its lock for
+        // longer than need be. Anything else that was not answered is given up: an answer lost.
+        let before = self.op.take().filter(|_| releases);
         let claim = self.claim.clone();
         let answer = Box::pin(async move {
-            match before {
-                // A node that hangs must not keep its lock for longer than need be.
-                Some(before) if releases => {
-                    let _ = tokio::time::timeout(node_timeout, before.answer).await;
-                }
-                // Both have the same owner: a release that came late would free what the attempt got.
-                Some(before) => {
-                    before.answer.await;
-                }
-                None => {}
+            if let Some(before) = before {
+                let _ = tokio::time::timeout(node_timeout, before.answer).await;
             }
             let mut claim = claim.lock_owned().await;
             match ask {
@@ -253,7 +245,12 @@ impl QuorumClaim {
                     Said::Contended(retry_after)
                 }
                 Answer::Attempt(Err(error)) => Said::Failed(error),
-                Answer::Renewal(_) | Answer::Release(_) => continue,
+                Answer::Release(_) => {
+                    // What an earlier round left there is gone: now it can be asked.
+                    self.nodes[i].ask(Ask::Attempt(fence.or(floor)), self.node_timeout);
+                    continue;
+                }
+                Answer::Renewal(_) => continue,
             };
             if self.raises && fence.is_none() && granted(&said, None).count() >= self.majority {
                 // From here on this is the fence, whatever the others say.
