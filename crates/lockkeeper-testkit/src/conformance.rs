@@ -159,7 +159,7 @@ impl Subject {
     /// Waits until so many wait for a name; where the store does not tell, a moment.
     async fn until_queued(&self, name: &str, count: usize) {
         if self.backend.inspector().is_none() {
-            // Nothing depends on it but how hard the case is.
+            // Whoever has asked by then stands in the queue; a store slower than this fails its order.
             return tokio::time::sleep(Duration::from_millis(100)).await;
         }
         let full = self.name(name);
@@ -235,9 +235,14 @@ macro_rules! __cases {
     ($emit:ident $($factory:path)?) => {
         $crate::$emit! { $($factory)?;
             an_attempt_asked_again_by_its_holder_is_granted_again
+            an_attempt_asked_again_has_a_full_lease
             an_unqueued_attempt_leaves_no_trace
+            a_refreshed_place_stays_where_it_was
+            a_waiter_that_leaves_passes_on_what_it_was_handed
             a_release_gives_up_only_its_own_and_from_any_state
             a_renewal_never_creates_a_hold
+            a_renewal_lasts_as_long_as_was_asked
+            a_lease_that_ran_out_is_neither_renewed_nor_released
             a_dropped_answer_leaves_the_claim_usable
             fences_rise_and_honour_their_floor_where_declared
             one_at_a_time_under_contention
@@ -254,6 +259,7 @@ macro_rules! __cases {
             a_semaphore_admits_as_many_as_it_has
             a_semaphore_and_a_mutex_of_one_name_do_not_meet
             a_lease_ends_by_itself
+            a_hold_that_cannot_renew_is_lost_before_another_enters
             a_ticket_carries_a_hold
             answers_that_are_lost_leave_nothing
             an_acquire_dropped_at_any_poll_leaves_nothing

@@ -1,11 +1,11 @@
 //! The contract itself, on claims made by hand.
 
 use std::task::Poll;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lockkeeper_core::{Attempt, Claim, Fence, Fences, Grant, Release, Renewal};
 
-use super::{Subject, soon};
+use super::{Subject, eventually, soon};
 
 const TTL: Duration = Duration::from_secs(600);
 
@@ -36,6 +36,7 @@ pub async fn an_attempt_asked_again_by_its_holder_is_granted_again(subject: Subj
     let again = granted(&mut *claim, None).await;
     assert_eq!(first.fence, again.fence);
     assert_eq!(first.valid_for.is_some(), subject.capabilities().leases);
+    assert!(first.valid_for <= Some(TTL), "a lease longer than was asked for");
     assert!(contended(&mut *subject.claim("a", |_| ())).await);
     assert_eq!(released(&mut *claim).await, Release::Released);
     drop(claim);
@@ -154,5 +155,117 @@ pub async fn fences_rise_and_honour_their_floor_where_declared(subject: Subject)
         assert!(granted(&mut *next, None).await.fence > raised, "forgot a raised fence");
         released(&mut *next).await;
     }
+    subject.done(&[]).await;
+}
+
+/// Asks until the lock is had.
+async fn granted_soon(claim: &mut dyn Claim) {
+    eventually("a grant", async || !contended(claim).await).await;
+}
+
+/// Asked again, a holder has the whole ttl before it.
+pub async fn an_attempt_asked_again_has_a_full_lease(subject: Subject) {
+    let ttl = subject.ttl;
+    let mut claim = subject.claim("a", |spec| spec.ttl = ttl);
+    let start = Instant::now();
+    granted(&mut *claim, None).await;
+    tokio::time::sleep(ttl / 2).await;
+    let again = Instant::now();
+    granted(&mut *claim, None).await;
+    let mut other = subject.claim("a", |_| ());
+    while start.elapsed() < ttl * 6 / 5 {
+        let contended = contended(&mut *other).await;
+        // Only what was asked well within the lease says anything, on a busy machine.
+        assert!(contended || again.elapsed() > ttl * 9 / 10, "ended after {:?}", again.elapsed());
+        if !contended {
+            break;
+        }
+        tokio::time::sleep(ttl / 20).await;
+    }
+    released(&mut *claim).await;
+    released(&mut *other).await;
+    subject.done(&[]).await;
+}
+
+/// A waiter that refreshes its place keeps it.
+pub async fn a_refreshed_place_stays_where_it_was(subject: Subject) {
+    let mut holder = subject.claim("a", |_| ());
+    granted(&mut *holder, None).await;
+    let mut first = subject.claim("a", |spec| spec.queue = true);
+    let mut second = subject.claim("a", |spec| spec.queue = true);
+    assert!(contended(&mut *first).await);
+    assert!(contended(&mut *second).await);
+    assert!(contended(&mut *first).await);
+    released(&mut *holder).await;
+    if subject.capabilities().fair {
+        assert!(contended(&mut *second).await, "the second overtook the first");
+    }
+    granted_soon(&mut *first).await;
+    released(&mut *first).await;
+    granted_soon(&mut *second).await;
+    released(&mut *second).await;
+    drop((holder, first, second));
+    subject.done(&[]).await;
+}
+
+/// A waiter that was handed the lock, does not know it yet and leaves, leaves it to the next.
+pub async fn a_waiter_that_leaves_passes_on_what_it_was_handed(subject: Subject) {
+    let mut holder = subject.claim("a", |_| ());
+    granted(&mut *holder, None).await;
+    let mut waiter = subject.claim("a", |spec| spec.queue = true);
+    assert!(contended(&mut *waiter).await);
+    released(&mut *holder).await;
+    released(&mut *waiter).await;
+    let mut next = subject.claim("a", |_| ());
+    granted(&mut *next, None).await;
+    released(&mut *next).await;
+    drop((holder, waiter, next));
+    subject.done(&[]).await;
+}
+
+/// The ttl of a renewal counts, whatever the claim's own was.
+pub async fn a_renewal_lasts_as_long_as_was_asked(subject: Subject) {
+    let (short, leases) = (subject.ttl, subject.capabilities().leases);
+    let renew = async |claim: &mut dyn Claim, ttl| {
+        let renewal = soon("renew", claim.renew(ttl)).await.expect("the store answers");
+        match renewal {
+            Renewal::Renewed { valid_for } => assert!(leases && valid_for <= ttl),
+            Renewal::Held => assert!(!leases),
+            Renewal::Lost => panic!("lost, though held"),
+        }
+    };
+    // Longer than at first: it outlives the first lease.
+    let mut claim = subject.claim("a", |spec| spec.ttl = short);
+    granted(&mut *claim, None).await;
+    renew(&mut *claim, TTL).await;
+    tokio::time::sleep(short * 3 / 2).await;
+    let mut other = subject.claim("a", |_| ());
+    assert!(contended(&mut *other).await, "a longer lease ended like the first");
+    // Shorter than before: it ends soon, and not at once.
+    let start = Instant::now();
+    renew(&mut *claim, short).await;
+    if leases {
+        granted_soon(&mut *other).await;
+        assert!(start.elapsed() >= short * 9 / 10, "ended after {:?}", start.elapsed());
+        released(&mut *other).await;
+    }
+    released(&mut *claim).await;
+    drop((claim, other));
+    subject.done(&[]).await;
+}
+
+/// What has ended has ended: a renewal does not bring it back, and a release did not hold it. Without
+/// leases nothing ends.
+pub async fn a_lease_that_ran_out_is_neither_renewed_nor_released(subject: Subject) {
+    let (ttl, leases) = (subject.ttl, subject.capabilities().leases);
+    let mut renewing = subject.claim("a", |spec| spec.ttl = ttl);
+    let mut releasing = subject.claim("b", |spec| spec.ttl = ttl);
+    granted(&mut *renewing, None).await;
+    granted(&mut *releasing, None).await;
+    tokio::time::sleep(ttl * 3 / 2).await;
+    assert_eq!(renewed(&mut *renewing).await == Renewal::Lost, leases);
+    assert_eq!(released(&mut *releasing).await == Release::WasNotHeld, leases);
+    released(&mut *renewing).await;
+    drop((renewing, releasing));
     subject.done(&[]).await;
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lockkeeper_core::{ErrorKind, Fences, Guard, Keeper, ReleaseOutcome, State};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use super::{Subject, soon};
 use crate::history::History;
@@ -179,49 +179,51 @@ pub async fn readers_share_and_writers_exclude(subject: Subject) {
     subject.done(&[&keeper]).await;
 }
 
-/// On a fair store readers wait behind a writer; on any store the writer gets its turn.
+/// On a fair store readers wait behind a writer, and enter together after it; on any store everybody
+/// gets a turn.
 pub async fn nobody_overtakes_a_waiting_writer(subject: Subject) {
     let keeper = subject.keeper();
-    let capabilities = subject.capabilities();
-    if !capabilities.shared {
+    if !subject.capabilities().shared {
         return no_shared_locks(subject, &keeper).await;
     }
     let lock = keeper.rw_lock(subject.name("a"));
     let reader = lock.read().await.unwrap();
-    let writer = tokio::spawn({
-        let lock = lock.clone();
-        async move { lock.write().await.unwrap() }
-    });
-    subject.until_queued("a", 1).await;
-    let late: Vec<_> = (0..2)
-        .map(|_| {
-            let lock = lock.clone();
-            tokio::spawn(async move { lock.read().await.unwrap() })
-        })
-        .collect();
-    if capabilities.fair {
+    let (entered, mut order) = mpsc::unbounded_channel();
+    let mut tasks = Vec::new();
+    for (i, who) in ["writer", "reader", "reader"].into_iter().enumerate() {
+        let (lock, entered) = (lock.clone(), entered.clone());
+        tasks.push(tokio::spawn(async move {
+            let guard = if who == "writer" { lock.write().await } else { lock.read().await };
+            let (leave, told) = oneshot::channel::<()>();
+            entered.send((who, leave)).unwrap();
+            // Until it is told, or nobody can tell it any more.
+            let _ = told.await;
+            guard.unwrap().release().await.unwrap();
+        }));
+        if subject.capabilities().fair {
+            subject.until_queued("a", i + 1).await;
+        }
+    }
+    if subject.capabilities().fair {
         assert!(lock.try_read().await.unwrap().is_none(), "a try overtook a writer");
-        subject.until_queued("a", 3).await;
-        assert!(late.iter().all(|late| !late.is_finished()), "a reader overtook a writer");
-    }
-    reader.release().await.unwrap();
-    let mut readers = Vec::new();
-    if capabilities.fair {
-        let writer = soon("the writer", writer).await.unwrap();
-        assert!(late.iter().all(|late| !late.is_finished()), "a reader beside a writer");
-        writer.release().await.unwrap();
-        for late in late {
-            // Both are in before either is out: they entered together.
-            readers.push(soon("a reader", late).await.unwrap());
-        }
+        assert!(order.try_recv().is_err(), "a reader overtook a writer");
+        reader.release().await.unwrap();
+        let (who, writer) = soon("the writer", order.recv()).await.unwrap();
+        assert_eq!(who, "writer");
+        assert!(order.try_recv().is_err(), "a reader beside a writer");
+        drop(writer);
+        // Both are in before either is out: they entered together.
+        let together = [soon("a reader", order.recv()).await, soon("another", order.recv()).await];
+        assert!(together.iter().flatten().all(|(who, _)| *who == "reader"));
     } else {
-        for late in late {
-            let late = soon("a reader", late).await.unwrap();
-            late.release().await.unwrap();
+        reader.release().await.unwrap();
+        for _ in 0..3 {
+            drop(soon("a turn", order.recv()).await);
         }
-        soon("the writer", writer).await.unwrap().release().await.unwrap();
     }
-    drop(readers);
+    for task in tasks {
+        soon("its release", task).await.unwrap();
+    }
     subject.done(&[&keeper]).await;
 }
 
@@ -258,12 +260,15 @@ pub async fn a_downgrade_leaves_no_gap(subject: Subject) {
     subject.until_queued("a", 1).await;
     soon("downgrade", guard.downgrade()).await.unwrap();
     guard.downgrade().await.expect("a reader stays one");
-    assert!(!writer.is_finished(), "a writer entered beside a reader");
+    let another = lock.try_write_for(Duration::from_millis(100)).await.unwrap();
+    assert!(another.is_none(), "a writer entered beside a reader");
+    assert!(!writer.is_finished(), "the waiting writer entered beside a reader");
     assert!(guard.is_held());
     guard.release().await.unwrap();
     soon("the writer", writer).await.unwrap().release().await.unwrap();
     let guard = soon("write", lock.write()).await.unwrap();
     guard.downgrade().await.unwrap();
+    assert!(lock.try_write().await.unwrap().is_none(), "a writer entered beside a reader");
     let reader = soon("read", lock.read()).await.unwrap();
     drop((guard, reader));
     subject.done(&[&keeper]).await;
@@ -313,12 +318,18 @@ pub async fn a_semaphore_and_a_mutex_of_one_name_do_not_meet(subject: Subject) {
     let mutex = keeper.mutex(subject.name("a")).lock().await.unwrap();
     let permit = soon("acquire", keeper.semaphore(subject.name("a"), 1).acquire()).await;
     match permit {
-        Ok(permit) => drop(permit),
+        Ok(permit) => {
+            assert!(subject.capabilities().permits, "permits that were not declared");
+            mutex.release().await.unwrap();
+            let mutex = keeper.mutex(subject.name("a")).try_lock().await.unwrap();
+            assert!(mutex.is_some(), "a permit stands in the way of a mutex");
+            drop(permit);
+        }
         Err(error) => {
             assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
             assert!(!subject.capabilities().permits);
+            mutex.release().await.unwrap();
         }
     }
-    drop(mutex);
     subject.done(&[&keeper]).await;
 }

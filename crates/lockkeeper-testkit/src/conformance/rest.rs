@@ -31,6 +31,28 @@ pub async fn a_lease_ends_by_itself(subject: Subject) {
     subject.done(&[&keeper]).await;
 }
 
+/// A holder that is cut off from the store is told before the store gives the lock to another. Without
+/// leases nobody else gets it.
+pub async fn a_hold_that_cannot_renew_is_lost_before_another_enters(subject: Subject) {
+    let (store, faults) = Faulty::around(subject.backend.clone());
+    let cut_off = Keeper::new(store).ttl(subject.ttl);
+    let keeper = subject.keeper();
+    let guard = cut_off.mutex(subject.name("a")).lock().await.unwrap();
+    faults.everything(Fault::Hangs);
+    let mutex = keeper.mutex(subject.name("a"));
+    if subject.capabilities().leases {
+        let next = soon("lock", mutex.lock()).await.unwrap();
+        assert!(!guard.is_held(), "two hold it, the first for {:?} more", guard.remaining());
+        next.release().await.unwrap();
+    } else {
+        assert!(mutex.try_lock_for(subject.ttl * 2).await.unwrap().is_none());
+        assert!(guard.is_held());
+    }
+    faults.none();
+    drop(guard);
+    subject.done(&[&cut_off, &keeper]).await;
+}
+
 /// A hold can be carried to another keeper as data, once.
 pub async fn a_ticket_carries_a_hold(subject: Subject) {
     let (one, two) = (subject.keeper(), subject.keeper());
@@ -231,7 +253,10 @@ pub async fn inspection_shows_holders_and_waiters(subject: Subject) {
 pub async fn a_broken_lock_is_lost_and_the_next_enters(subject: Subject) {
     let keeper = subject.keeper();
     let name = subject.name("a");
-    let guard = keeper.mutex(name.clone()).ttl(subject.ttl).lock().await.unwrap();
+    // A store that tells holders does so at once; in another the next renewal finds out.
+    let push = subject.capabilities().push;
+    let ttl = if push { Duration::from_secs(600) } else { subject.ttl };
+    let guard = keeper.mutex(name.clone()).ttl(ttl).lock().await.unwrap();
     let Ok(inspect) = keeper.inspect() else {
         assert!(subject.backend.inspector().is_none());
         guard.release().await.unwrap();
@@ -248,6 +273,15 @@ pub async fn a_broken_lock_is_lost_and_the_next_enters(subject: Subject) {
     assert!(next.is_held());
     next.release().await.unwrap();
     eventually("nobody holds", async || inspect.show(name.clone()).await.unwrap().is_empty()).await;
-    assert_eq!(inspect.break_lock(name).await.unwrap(), 0);
+    assert_eq!(inspect.break_lock(name.clone()).await.unwrap(), 0);
+    if subject.capabilities().leases {
+        // A holder that is gone cannot help: breaking alone lets the next one in.
+        let mutex = keeper.mutex(name.clone());
+        let _gone = mutex.lock().await.unwrap().detach().unwrap();
+        let waiter = tokio::spawn(async move { mutex.lock().await.unwrap() });
+        subject.until_queued("a", 1).await;
+        assert_eq!(inspect.break_lock(name).await.unwrap(), 1);
+        soon("the waiter", waiter).await.unwrap().release().await.unwrap();
+    }
     subject.done(&[&keeper]).await;
 }
