@@ -197,6 +197,9 @@ impl Job {
             None => until.filter(|_| !one_shot).map(|until| until.max(sent.add(LEAST_ANSWER))),
         };
         let mut attempt = self.claim.attempt(floor);
+        if let Some(answer) = at_once(&mut attempt).await {
+            return answer;
+        }
         let told = tokio::select! {
             biased;
             answer = &mut attempt => return answer,
@@ -515,11 +518,9 @@ pub(crate) async fn settle(
     let mut end = None;
     loop {
         let mut release = claim.release();
-        let end_of_patience = async { sleep_until(Some(Moment::now().add(patience))).await };
-        let answer = tokio::select! {
-            biased;
-            answer = &mut release => Some(answer),
-            () = end_of_patience => None,
+        let answer = match at_once(&mut release).await {
+            Some(answer) => Some(answer),
+            None => within(&mut release, Moment::now().add(patience)).await,
         };
         let error = match answer {
             Some(Ok(release)) => return Some(release),
@@ -595,6 +596,15 @@ impl Pulse {
 /// it all the while: ten thousand holds are ten thousand drivers.
 fn boxed<'a, T>(step: impl Future<Output = T> + Send + 'a) -> BoxFuture<'a, T> {
     Box::pin(step)
+}
+
+/// A future's output, if it is there already: then no timer need be made.
+async fn at_once<T>(future: &mut BoxFuture<'_, T>) -> Option<T> {
+    std::future::poll_fn(|cx| match future.as_mut().poll(cx) {
+        Poll::Ready(output) => Poll::Ready(Some(output)),
+        Poll::Pending => Poll::Ready(None),
+    })
+    .await
 }
 
 /// A future's output, if it comes before the moment.

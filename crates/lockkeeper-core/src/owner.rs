@@ -1,5 +1,6 @@
 //! Owner ids.
 
+use std::cell::RefCell;
 use std::fmt;
 use std::str::FromStr;
 
@@ -20,11 +21,41 @@ impl Owner {
     /// If the operating system has no randomness to give, which on a running system it always has.
     /// A weaker source would let two owners be the same, which lets two in.
     pub fn random() -> Self {
-        // Straight from the OS and not from a seeded generator in user space: that one's state is
-        // copied by fork, and parent and child would then draw the same owners.
-        let mut bytes = [0; 16];
+        let drawn = POOL.try_with(|pool| pool.borrow_mut().draw());
+        // A thread that is ending has no pool any more.
+        drawn.unwrap_or_else(|_| Pool { process: 0, drawn: Vec::new() }.draw())
+    }
+}
+
+thread_local! {
+    static POOL: RefCell<Pool> = const { RefCell::new(Pool { process: 0, drawn: Vec::new() }) };
+}
+
+/// Owners drawn in advance: a call to the operating system for each would be a sixth of the cost of a
+/// lock on the memory store.
+struct Pool {
+    process: u32,
+    drawn: Vec<Owner>,
+}
+
+impl Pool {
+    fn draw(&mut self) -> Owner {
+        // A fork copies the pool, and parent and child would then draw the same owners.
+        let process = std::process::id();
+        if self.process != process {
+            self.process = process;
+            self.drawn.clear();
+        }
+        if let Some(owner) = self.drawn.pop() {
+            return owner;
+        }
+        // Straight from the operating system, and not from a seeded generator: there is nothing to
+        // guess and nothing to seed badly.
+        let mut bytes = [0; 16 * 32];
         getrandom::fill(&mut bytes).expect("the operating system has no randomness");
-        Self(u128::from_ne_bytes(bytes))
+        let owners = bytes.as_chunks().0.iter().map(|id| Owner(u128::from_ne_bytes(*id)));
+        self.drawn.extend(owners);
+        self.drawn.pop().expect("just filled")
     }
 }
 

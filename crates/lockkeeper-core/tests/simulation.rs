@@ -1,0 +1,217 @@
+//! Random clients on random bad days, in paused time: each seed is a world that can be run again.
+#![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
+
+mod common;
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use common::{millis, secs};
+use lockkeeper_core::{Backend, Guard, Inspector, Keeper, Memory, Mode, Quorum, Result, Slots};
+use lockkeeper_testkit::{Fault, Faults, Faulty, Op};
+use tokio::time::{sleep, timeout};
+
+const SEEDS: std::ops::Range<u64> = 1..41;
+const CLIENTS: usize = 4;
+const PERMITS: u32 = 3;
+const OPS: [Op; 5] = [Op::Attempt, Op::Changed, Op::Renew, Op::Downgrade, Op::Release];
+
+/// What the clients of a world use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    QuorumMutex,
+    QuorumRwLock,
+    Semaphore,
+}
+
+fn any_fault(random: &mut fastrand::Rng) -> Fault {
+    match random.u32(..6) {
+        0 => Fault::SlowRequest(millis(random.u64(..1500))),
+        1 => Fault::SlowAnswer(millis(random.u64(..1500))),
+        2 => Fault::Refused,
+        3 => Fault::LostAnswer,
+        4 => Fault::NoAnswer,
+        _ => Fault::Hangs,
+    }
+}
+
+/// Who believes that it holds, and the highest fence so far.
+struct Board {
+    seed: u64,
+    guards: Mutex<Vec<Option<Arc<Guard>>>>,
+    fence: Mutex<u64>,
+}
+
+impl Board {
+    /// Those who hold may hold together.
+    fn check(&self) {
+        let seed = self.seed;
+        let guards = self.guards.lock().unwrap();
+        let held: Vec<_> = guards.iter().flatten().filter(|guard| guard.is_held()).collect();
+        let alone = held.iter().any(|guard| guard.mode() == Mode::Exclusive);
+        assert!(!alone || held.len() == 1, "seed {seed}: two hold: {held:?}");
+        let permits = held.iter().map(|guard| match guard.mode() {
+            Mode::Permits { take, .. } => take,
+            _ => 0,
+        });
+        let permits: u32 = permits.sum();
+        assert!(permits <= PERMITS, "seed {seed}: {permits} permits are held");
+    }
+
+    fn enter(&self, client: usize, guard: &Arc<Guard>) {
+        if !guard.is_held() {
+            return;
+        }
+        self.guards.lock().unwrap()[client] = Some(guard.clone());
+        self.check();
+        let seed = self.seed;
+        let mut last = self.fence.lock().unwrap();
+        match guard.mode() {
+            Mode::Exclusive => {
+                let fence = guard.fence().unwrap().get();
+                assert!(fence > *last, "seed {seed}: fence {fence} after {last}");
+                *last = fence;
+            }
+            Mode::Shared => {
+                let fence = guard.fence().unwrap().get();
+                assert!(fence >= *last, "seed {seed}: a reader's fence {fence} after {last}");
+            }
+            Mode::Permits { .. } => {}
+        }
+    }
+
+    fn leave(&self, client: usize) {
+        self.guards.lock().unwrap()[client] = None;
+    }
+}
+
+/// Asks for something, for so long.
+async fn ask(
+    keeper: &Keeper,
+    kind: Kind,
+    wait: Duration,
+    random: &mut fastrand::Rng,
+) -> Option<Guard> {
+    let got: Result<Result<Guard>, _> = match kind {
+        Kind::QuorumMutex => timeout(wait, keeper.mutex("x").lock()).await,
+        Kind::QuorumRwLock if random.bool() => timeout(wait, keeper.rw_lock("x").read()).await,
+        Kind::QuorumRwLock => timeout(wait, keeper.rw_lock("x").write()).await,
+        Kind::Semaphore => {
+            let (semaphore, take) = (keeper.semaphore("x", PERMITS), random.u32(1..=PERMITS));
+            if random.u32(..4) == 0 {
+                return timeout(wait, semaphore.try_acquire_many(take)).await.ok()?.ok()?;
+            }
+            timeout(wait, semaphore.acquire_many(take)).await
+        }
+    };
+    got.ok()?.ok()
+}
+
+async fn client(id: usize, keeper: Keeper, kind: Kind, board: Arc<Board>, seed: u64) {
+    let mut random = fastrand::Rng::with_seed(seed);
+    for _ in 0..25 {
+        let wait = millis(random.u64(..3000));
+        let Some(guard) = ask(&keeper, kind, wait, &mut random).await else {
+            sleep(millis(random.u64(..100))).await;
+            continue;
+        };
+        let guard = Arc::new(guard);
+        board.enter(id, &guard);
+        sleep(millis(random.u64(..4000))).await;
+        if kind == Kind::QuorumRwLock && random.bool() {
+            board.leave(id);
+            let _ = guard.downgrade().await;
+            sleep(millis(random.u64(..500))).await;
+        }
+        board.leave(id);
+        let guard = Arc::into_inner(guard).unwrap();
+        if random.bool() {
+            let _ = timeout(millis(random.u64(..300)), guard.release()).await;
+        }
+    }
+}
+
+/// Breaks and mends at random, for ever.
+async fn chaos(faults: Vec<Faults>, board: Arc<Board>, mut random: fastrand::Rng) {
+    loop {
+        sleep(millis(random.u64(..50))).await;
+        board.check();
+        let one = &faults[random.usize(..faults.len())];
+        let op = OPS[random.usize(..OPS.len())];
+        match random.u32(..10) {
+            0 => one.always(op, any_fault(&mut random)),
+            1 | 2 => one.none(),
+            3 if random.u32(..10) == 0 => one.everything(any_fault(&mut random)),
+            _ => one.once(op, any_fault(&mut random)),
+        }
+    }
+}
+
+async fn world(kind: Kind, seed: u64) {
+    // The engine's pauses are random too.
+    fastrand::seed(seed);
+    let mut random = fastrand::Rng::with_seed(seed);
+    let count = if kind == Kind::Semaphore { 1 } else { 3 + 2 * random.usize(..2) };
+    let stores: Vec<Memory> = (0..count).map(|_| Memory::new()).collect();
+    let guards = Mutex::new((0..CLIENTS).map(|_| None).collect());
+    let board = Arc::new(Board { seed, guards, fence: Mutex::new(0) });
+    let (mut faults, mut keepers, mut tasks) = (Vec::new(), Vec::new(), Vec::new());
+    for (id, salt) in (0..CLIENTS).zip(0..) {
+        let mut nodes = Vec::new();
+        for store in &stores {
+            let (node, fault) = Faulty::new(store.clone());
+            faults.push(fault);
+            nodes.push(Arc::new(node) as Arc<dyn Backend>);
+        }
+        let keeper = match kind {
+            Kind::Semaphore => Keeper::new(Slots::new(nodes.remove(0))),
+            _ => Keeper::new(Quorum::new(nodes).unwrap().node_timeout(millis(200))),
+        };
+        let keeper = keeper.ttl(secs(3));
+        keepers.push(keeper.clone());
+        tasks.push(tokio::spawn(client(id, keeper, kind, board.clone(), seed * 31 + salt)));
+    }
+    let chaos = tokio::spawn(chaos(faults.clone(), board.clone(), random));
+    for task in tasks {
+        task.await.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+    }
+    assert!(!chaos.is_finished(), "seed {seed}: chaos never ends but by a failed check");
+    chaos.abort();
+    for faults in &faults {
+        faults.none();
+    }
+    for keeper in &keepers {
+        let closed = timeout(secs(600), keeper.close()).await;
+        assert!(closed.is_ok(), "seed {seed}: close hangs");
+    }
+    sleep(secs(3)).await;
+    for store in &stores {
+        assert_eq!(store.list("").await.unwrap(), [], "seed {seed}");
+    }
+}
+
+fn run(kind: Kind) {
+    for seed in SEEDS {
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
+        runtime.unwrap().block_on(async {
+            let ended = timeout(secs(100_000), world(kind, seed)).await;
+            assert!(ended.is_ok(), "seed {seed}: stuck");
+        });
+    }
+}
+
+#[test]
+fn on_any_day_a_mutex_of_a_quorum_has_one_holder_and_leaves_nothing() {
+    run(Kind::QuorumMutex);
+}
+
+#[test]
+fn on_any_day_a_lock_of_a_quorum_has_readers_or_a_writer_and_leaves_nothing() {
+    run(Kind::QuorumRwLock);
+}
+
+#[test]
+fn on_any_day_slots_stay_within_their_permits_and_leave_nothing() {
+    run(Kind::Semaphore);
+}
