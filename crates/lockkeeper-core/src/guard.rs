@@ -272,7 +272,7 @@ impl Guard {
             self.driver.nudge();
             return Ok(ReleaseOutcome::AlreadyLost);
         }
-        Releasing(self.driver.clone()).await
+        Releasing::new(self.driver.clone()).await
     }
 
     /// Who holds, for people.

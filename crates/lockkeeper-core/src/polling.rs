@@ -248,14 +248,23 @@ impl Drop for Acquire {
 /// A release: drives in the caller's task until the store has answered once.
 ///
 /// Dropped before that, or if the store failed, the tender goes on.
-pub(crate) struct Releasing(pub(crate) Arc<Driver>);
+pub(crate) struct Releasing {
+    driver: Arc<Driver>,
+    done: bool,
+}
+
+impl Releasing {
+    pub(crate) fn new(driver: Arc<Driver>) -> Self {
+        Self { driver, done: false }
+    }
+}
 
 impl Future for Releasing {
     type Output = Result<ReleaseOutcome>;
 
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let _ = self.0.poll(cx);
-        match self.0.hold.take_outcome(cx.waker()) {
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.done = self.driver.poll(cx).is_ready();
+        match self.driver.hold.take_outcome(cx.waker()) {
             Some(outcome) => Poll::Ready(outcome),
             None => Poll::Pending,
         }
@@ -264,6 +273,8 @@ impl Future for Releasing {
 
 impl Drop for Releasing {
     fn drop(&mut self) {
-        self.0.nudge();
+        if !self.done {
+            self.driver.nudge();
+        }
     }
 }
