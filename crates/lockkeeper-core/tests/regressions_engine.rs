@@ -462,7 +462,7 @@ fn a_blocking_wait_inside_another_loses_no_wake_up() {
                     () = async {
                         inside.send(()).unwrap();
                         let _ = blocking::wait(inner);
-                        std::future::pending().await
+                        std::future::pending::<()>().await;
                     } => {}
                 }
             });

@@ -85,7 +85,7 @@ async fn an_acquire_dropped_after_its_place_ran_out_leaves_the_place_of_another(
     drop(stale);
     sleep(millis(10)).await;
     next.release().await.unwrap();
-    timeout(secs(1), waiter).await.expect("handed over").unwrap();
+    let _guard = timeout(secs(1), waiter).await.expect("handed over").unwrap();
 }
 
 #[tokio::test(start_paused = true)]
@@ -166,7 +166,8 @@ async fn names_whose_holders_died_are_forgotten_while_others_are_asked_for() {
     let store = Memory::new();
     let keeper = Keeper::new(store.clone());
     for i in 0..1000 {
-        keeper.mutex(format!("orders/{i}")).lock().await.unwrap().detach().unwrap();
+        let guard = keeper.mutex(format!("orders/{i}")).lock().await.unwrap();
+        let _dead = guard.detach().unwrap();
     }
     let kept = || format!("{store:?}").matches("orders/").count();
     assert_eq!(kept(), 1000);
@@ -207,8 +208,8 @@ async fn a_slot_whose_answer_was_lost_is_not_held_beside_another() {
     // Which slot is asked first is random: once may be luck.
     for round in 0..20 {
         let store = Memory::new();
-        let (faulty, faults) = Faulty::new(Uncounting(store.clone()));
-        let keeper = Keeper::new(Slots::new(Arc::new(faulty)));
+        let (node, faults) = Faulty::new(Uncounting(store.clone()));
+        let keeper = Keeper::new(Slots::new(Arc::new(node)));
         let both = slots(&store).semaphore("a", 2).acquire_many(2).await.unwrap();
         let waiter = tokio::spawn({
             let semaphore = keeper.semaphore("a", 2);
@@ -301,7 +302,8 @@ impl Net {
     /// How late the next request of this kind arrives.
     fn delay(&self, op: Op) -> Duration {
         let mut delays = self.delays.lock().unwrap();
-        delays.pop_front_if(|(next, _)| *next == op).map_or(Duration::ZERO, |(_, delay)| delay)
+        let next = delays.front().is_some_and(|(next, _)| *next == op);
+        if next { delays.pop_front().unwrap().1 } else { Duration::ZERO }
     }
 }
 
@@ -445,7 +447,7 @@ async fn a_waiter_enters_though_a_node_has_hung_for_long() {
     sleep(secs(1800)).await;
     assert!(!waiter.is_finished());
     held.release().await.unwrap();
-    timeout(secs(60), waiter).await.expect("enters").unwrap();
+    let _guard = timeout(secs(60), waiter).await.expect("enters").unwrap();
 }
 
 #[tokio::test(start_paused = true)]
