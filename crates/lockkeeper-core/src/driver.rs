@@ -73,8 +73,10 @@ pub(crate) async fn drive(mut job: Job) {
     let left = match acquired {
         Ok(granted) => {
             job.hold.succeed();
+            let lease = granted.grant.valid_for.unwrap_or(Duration::MAX).min(job.hold.ttl());
+            let pulse = Pulse::new(granted.sent, lease);
             leave_to_the_next_poll(&job.hold).await;
-            job.keep(&granted).await
+            job.keep(pulse).await
         }
         Err(left) => left,
     };
@@ -168,59 +170,24 @@ impl Job {
         }
     }
 
-    /// Asks once, and awaits the answer for as long as it can be worth anything. If the caller's time
-    /// is up before, or the keeper is closed, he is told; the answer is awaited all the same, to
-    /// release what it grants.
-    ///
-    /// `waiting_since` is for a waiter that asks again: it is known then that others hold the lock, and
-    /// that the store answered, so it does not wait for this answer for long.
+    /// Asks once. `waiting_since` is for a waiter that asks again.
     async fn ask(
         &mut self,
         sent: Moment,
         until: Option<Moment>,
         waiting_since: Option<Moment>,
     ) -> Result<Attempt> {
-        let ttl = self.hold.ttl();
-        let longest = match waiting_since {
-            Some(_) => (ttl / 3).min(LONGEST_ANSWER),
-            None => ttl.min(LONGEST_ANSWER),
-        };
-        let end = sent.add(longest);
         let floor = match self.hold.mode() {
             Mode::Exclusive => self.hold.shared.next_fence(),
             // Those who hold together should have the same fence: nothing to raise.
             Mode::Shared | Mode::Permits { .. } => None,
         };
-        let one_shot = self.plan.wait == Some(Duration::ZERO);
-        let caller = match waiting_since {
-            Some(_) => until,
-            None => until.filter(|_| !one_shot).map(|until| until.max(sent.add(LEAST_ANSWER))),
-        };
+        let until = until.filter(|_| self.plan.wait != Some(Duration::ZERO));
         let mut attempt = self.claim.attempt(floor);
-        if let Some(answer) = at_once(&mut attempt).await {
-            return answer;
+        match at_once(&mut attempt).await {
+            Some(answer) => answer,
+            None => boxed(answer(attempt, &self.hold, sent, until, waiting_since)).await,
         }
-        let told = tokio::select! {
-            biased;
-            answer = &mut attempt => return answer,
-            () = self.hold.shared.closed.cancelled() => {
-                Verdict::Failed(self.hold.error("lock", Shared::closed_error()))
-            }
-            () = sleep_until(Some(caller.map_or(end, |caller| caller.min(end)))) => {
-                let now = Moment::now();
-                match waiting_since {
-                    _ if now >= end => return Err(Error::no_answer(longest)),
-                    Some(start) => Verdict::NotInTime { waited: now.since(start) },
-                    None => {
-                        let error = Error::no_answer(now.since(sent));
-                        Verdict::Failed(self.hold.error("lock", error))
-                    }
-                }
-            }
-        };
-        self.hold.fail(told);
-        let answer = within(&mut attempt, end).await;
-        answer.unwrap_or_else(|| Err(Error::no_answer(longest)))
     }
 
     /// Waits for a notice, for the time to ask again, or for the end of the caller's patience.
@@ -322,9 +289,7 @@ impl Job {
 
     // Holding.
 
-    async fn keep(&mut self, granted: &Granted) -> Left {
-        let lease = granted.grant.valid_for.unwrap_or(self.hold.ttl());
-        let mut pulse = Pulse::new(granted.sent, lease.min(self.hold.ttl()));
+    async fn keep(&mut self, mut pulse: Pulse) -> Left {
         loop {
             match self.hold.ending() {
                 Some(Ending::Release) => return Left::Something,
@@ -366,7 +331,7 @@ impl Job {
                 Change::LookAgain | Change::Granted(_) => {
                     // Not again and again without a pause, whatever the store says.
                     let due = pulse.sent.add(LEAST_PAUSE);
-                    sleep_until(Some(due)).await;
+                    boxed(sleep_until(Some(due))).await;
                     pulse.due = Some(due);
                 }
             },
@@ -421,7 +386,6 @@ impl Job {
     fn set_ttl(&self, ttl: Duration, pulse: &mut Pulse) {
         self.hold.set_ttl(ttl);
         pulse.lease = ttl;
-        pulse.pauses = Pulse::pauses(ttl);
     }
 
     /// Renews once. An error, or no answer, is neither a renewal nor a loss: the hold is at risk, and
@@ -504,6 +468,45 @@ impl Job {
     }
 }
 
+/// Awaits the answer to an ask for as long as it can be worth anything. If the caller's time is up
+/// before, or the keeper is closed, he is told; the answer is awaited all the same, to release what it
+/// grants.
+///
+/// Of a waiter it is known that others hold the lock, and that the store answered before: it does not
+/// wait for this answer for long.
+async fn answer(
+    mut attempt: BoxFuture<'_, Result<Attempt>>,
+    hold: &Hold,
+    sent: Moment,
+    until: Option<Moment>,
+    waiting_since: Option<Moment>,
+) -> Result<Attempt> {
+    let (longest, caller) = match waiting_since {
+        Some(_) => (hold.ttl() / 3, until),
+        None => (hold.ttl(), until.map(|until| until.max(sent.add(LEAST_ANSWER)))),
+    };
+    let longest = longest.min(LONGEST_ANSWER);
+    let end = sent.add(longest);
+    let told = tokio::select! {
+        biased;
+        answer = &mut attempt => return answer,
+        () = hold.shared.closed.cancelled() => {
+            Verdict::Failed(hold.error("lock", Shared::closed_error()))
+        }
+        () = sleep_until(Some(caller.map_or(end, |caller| caller.min(end)))) => {
+            let now = Moment::now();
+            match waiting_since {
+                _ if now >= end => return Err(Error::no_answer(longest)),
+                Some(start) => Verdict::NotInTime { waited: now.since(start) },
+                None => Verdict::Failed(hold.error("lock", Error::no_answer(now.since(sent)))),
+            }
+        }
+    };
+    hold.fail(told);
+    let answer = within(&mut attempt, end).await;
+    answer.unwrap_or_else(|| Err(Error::no_answer(longest)))
+}
+
 /// Releases a claim until the store confirms it or any lease must have run out, and tells of each
 /// failure.
 ///
@@ -520,7 +523,7 @@ pub(crate) async fn settle(
         let mut release = claim.release();
         let answer = match at_once(&mut release).await {
             Some(answer) => Some(answer),
-            None => within(&mut release, Moment::now().add(patience)).await,
+            None => boxed(within(&mut release, Moment::now().add(patience))).await,
         };
         let error = match answer {
             Some(Ok(release)) => return Some(release),
@@ -535,7 +538,7 @@ pub(crate) async fn settle(
         if again >= end || !error.is_retryable() {
             return None;
         }
-        sleep_until(Some(again)).await;
+        boxed(sleep_until(Some(again))).await;
     }
 }
 
@@ -555,17 +558,12 @@ struct Pulse {
     lease: Duration,
     /// How many have failed since the last that did not.
     failures: u32,
-    pauses: Backoff,
 }
 
 impl Pulse {
     fn new(sent: Moment, lease: Duration) -> Self {
         let due = Some(sent.add(lease / 3));
-        Self { sent, due, lease, failures: 0, pauses: Self::pauses(lease) }
-    }
-
-    fn pauses(lease: Duration) -> Backoff {
-        Backoff::new(lease / 60, lease / 15)
+        Self { sent, due, lease, failures: 0 }
     }
 
     /// How long to wait for an answer: longer each time, for a store that is slow but well.
@@ -577,12 +575,12 @@ impl Pulse {
     fn renewed(&mut self, sent: Moment, lease: Duration, last: bool) {
         self.due = (!last).then(|| sent.add(lease / 3));
         self.failures = 0;
-        self.pauses = Self::pauses(self.lease);
     }
 
     fn failed(&mut self, deadline: Option<Moment>) {
         let now = Moment::now();
-        let mut pause = self.pauses.next();
+        let limit = self.lease / 60 * 2_u32.pow(self.failures.min(2));
+        let mut pause = Backoff::new(limit, limit).next();
         if let Some(deadline) = deadline {
             // There must be time for another try.
             pause = pause.min(deadline.since(now) / 2);
