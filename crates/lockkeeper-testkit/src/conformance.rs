@@ -1,7 +1,7 @@
 //! The conformance suite: what every store must do, as tests that any store can run.
 //!
 //! [`conformance!`](crate::conformance!) makes one test for each behaviour, named after it. Which
-//! form a behaviour takes is chosen by the store's [`Capabilities`](lockkeeper_core::Capabilities):
+//! form a behaviour takes is chosen by the store's [`Capabilities`]:
 //! what it does not declare must answer `Unsupported`, and is tested for that. No case is skipped.
 //!
 //! [`conformance_across_processes!`](crate::conformance_across_processes!) is for stores that other
@@ -220,7 +220,7 @@ where
 /// Makes a test of each behaviour that every store must show.
 ///
 /// Takes the path of an async function without arguments that makes a
-/// [`Subject`](crate::conformance::Subject). See the [module](crate::conformance).
+/// [`Subject`](crate::conformance::Subject). See the [module](mod@crate::conformance).
 #[macro_export]
 macro_rules! conformance {
     ($factory:path) => {

@@ -1,6 +1,6 @@
 //! What it takes to prove a Lockkeeper store.
 //!
-//! - [`conformance`]: what every store must do, as tests that run on yours.
+//! - [`mod@conformance`]: what every store must do, as tests that run on yours.
 //! - [`Faulty`]: a store around yours that loses answers, hangs or is down, on demand.
 //! - [`history`]: a record of who held what when, and a check that no two held what they may not.
 //! - [`helper`]: a program that takes locks in a process of its own, to be killed.
