@@ -1,4 +1,4 @@
-//! The [helper](lockkeeper_testkit::helper) on locked files in a directory, which is its URL.
+//! The [`helper`] on locked files in a directory, which is its URL.
 
 use std::process::ExitCode;
 
