@@ -102,6 +102,7 @@ struct Inner {
     /// When `max_hold` ends it.
     latest: Option<Moment>,
     verdict: Option<Verdict>,
+    acquirer: Option<Waker>,
     ending: Option<Ending>,
     requests: Vec<Request>,
     outcome: Option<Result<ReleaseOutcome>>,
@@ -132,6 +133,7 @@ impl Hold {
             lease_end: None,
             latest: None,
             verdict: None,
+            acquirer: None,
             ending: None,
             requests: Vec::new(),
             outcome: None,
@@ -248,8 +250,14 @@ impl Hold {
         outcome
     }
 
-    pub(crate) fn take_verdict(&self) -> Option<Verdict> {
-        self.inner().verdict.take()
+    /// The acquire's verdict once it is known; until then, whom to wake.
+    pub(crate) fn take_verdict(&self, waker: &Waker) -> Option<Verdict> {
+        let mut inner = self.inner();
+        let verdict = inner.verdict.take();
+        if verdict.is_none() {
+            inner.acquirer = Some(waker.clone());
+        }
+        verdict
     }
 
     // What the driver tells.
@@ -283,14 +291,24 @@ impl Hold {
         let mut inner = self.inner();
         inner.held = true;
         inner.under_way = None;
-        inner.verdict = Some(Verdict::Granted);
+        Self::give(inner, Verdict::Granted);
+    }
+
+    /// Leaves a verdict. An acquire that drives finds it by itself; if the tender drives, it is woken.
+    fn give(mut inner: MutexGuard<'_, Inner>, verdict: Verdict) {
+        inner.verdict = Some(verdict);
+        let acquirer = inner.acquirer.take().filter(|_| inner.tended);
+        drop(inner);
+        if let Some(waker) = acquirer {
+            waker.wake();
+        }
     }
 
     /// Tells the acquire that it did not get the lock, unless it has gone. What is still under way
     /// then is a release.
     pub(crate) fn fail(&self, verdict: Verdict) {
         if self.end(Ending::Release) {
-            self.inner().verdict = Some(verdict);
+            Self::give(self.inner(), verdict);
         }
     }
 

@@ -205,7 +205,7 @@ impl Future for Acquire {
             }
             std::panic::resume_unwind(panic);
         }
-        let Some(verdict) = driver.hold.take_verdict() else {
+        let Some(verdict) = driver.hold.take_verdict(cx.waker()) else {
             if !self.listed {
                 self.listed = true;
                 driver.hold.shared.list(&driver);
@@ -215,8 +215,9 @@ impl Future for Acquire {
         self.driver = None;
         Poll::Ready(match verdict {
             Verdict::Granted => {
-                if driver.hold.ttl() < TOO_SHORT_TO_WAIT {
-                    driver.tend();
+                // A tender that is there already must look again: our polls took its wake-ups.
+                if driver.hold.ttl() < TOO_SHORT_TO_WAIT || driver.hold.is_tended() {
+                    driver.nudge();
                 }
                 if !driver.hold.shared.entrust(&driver) {
                     driver.abandon(RUNTIME_GONE);
