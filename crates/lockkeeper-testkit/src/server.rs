@@ -1,6 +1,6 @@
 //! Real servers for tests: started on free ports in temporary directories, stopped by process id.
 //!
-//! ```no_run
+//! ```
 //! use lockkeeper_testkit::server::RedisServer;
 //!
 //! let mut redis = RedisServer::start_or_panic();
