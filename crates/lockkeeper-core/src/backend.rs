@@ -169,6 +169,9 @@ pub struct ClaimSpec {
     pub ttl: Duration,
     /// Whether a contended ask takes a place in the queue.
     pub queue: bool,
+    /// How long whoever asks is going to wait for others, from the first ask on; `None` if for ever. The
+    /// engine ends the wait: this is for a store that can also do so for a client that is gone.
+    pub max_wait: Option<Duration>,
     /// Where a store may run what must outlive a call; [`Keeper::close`](crate::Keeper::close) waits
     /// for it.
     pub background: Background,
@@ -178,7 +181,8 @@ impl ClaimSpec {
     /// A claim by a new owner, exclusive, unqueued and unlabelled: a start for tests and combinators.
     pub fn new(name: Name, ttl: Duration, background: Background) -> Self {
         let (owner, label) = (Owner::random(), Label::default());
-        Self { name, owner, label, mode: Mode::Exclusive, ttl, queue: false, background }
+        let (mode, queue, max_wait) = (Mode::Exclusive, false, None);
+        Self { name, owner, label, mode, ttl, queue, max_wait, background }
     }
 }
 

@@ -81,6 +81,16 @@ impl Keeper {
 
     option_setters!(options);
 
+    /// Makes locks whose claims have this owner, and not a new one each.
+    ///
+    /// For a program that wants to find itself among those who wait. It is for one acquire at a time: two
+    /// claims with one owner are one claim to the store, and **do not exclude each other**.
+    #[must_use]
+    pub fn claim_as(mut self, owner: Owner) -> Self {
+        self.options.owner = Some(owner);
+        self
+    }
+
     /// A lock for one at a time. The name is checked when the lock is asked for.
     pub fn mutex(&self, name: impl Into<Arc<str>>) -> Mutex {
         Mutex::new(self.lock(name))
@@ -170,8 +180,8 @@ impl Keeper {
         self.shared.check(mode).map_err(at)?;
         let background = self.shared.background().map_err(at)?.clone();
         let ttl = check_lease(ttl, self.options.max_hold).map_err(at)?;
-        let spec =
-            ClaimSpec { name: name.clone(), owner, label, mode, ttl, queue: false, background };
+        let (queue, max_wait, of) = (false, None, name.clone());
+        let spec = ClaimSpec { name: of, owner, label, mode, ttl, queue, max_wait, background };
         let plan = Plan { wait: None, max_hold: self.options.max_hold, adopt: true };
         match self.shared.drive(spec, plan, fence).map_err(at)?.await? {
             Acquired::Guard(guard) => Ok(guard),
@@ -275,12 +285,13 @@ impl Lock {
         let name = self.name.clone()?;
         let spec = || {
             self.shared.check(mode)?;
-            let owner = Owner::random();
+            let owner = self.options.owner.unwrap_or_else(Owner::random);
             let label = self.options.label()?;
             let ttl = self.options.lease()?;
             let background = self.shared.background()?.clone();
             let queue = wait != Some(Duration::ZERO);
-            let spec = ClaimSpec { name: name.clone(), owner, label, mode, ttl, queue, background };
+            let (max_wait, of) = (wait, name.clone());
+            let spec = ClaimSpec { name: of, owner, label, mode, ttl, queue, max_wait, background };
             let plan = Plan { wait, max_hold: self.options.max_hold, adopt: false };
             self.shared.drive(spec, plan, None)
         };

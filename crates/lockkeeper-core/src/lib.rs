@@ -19,6 +19,7 @@ mod clock;
 mod driver;
 mod error;
 mod fence;
+mod finding;
 mod guard;
 mod hold;
 mod inspect;
@@ -45,6 +46,7 @@ pub use backend::{
 pub use background::Background;
 pub use error::{Error, ErrorKind, Result};
 pub use fence::Fence;
+pub use finding::{Finding, Verdict};
 pub use guard::Guard;
 pub use hold::{ReleaseOutcome, State};
 pub use inspect::{Event, Inspect, Watch, What};

@@ -38,9 +38,9 @@ impl Name {
         Err(Error::new(ErrorKind::InvalidName, fault))
     }
 
-    /// A name that a combinator makes from a user's. It may be longer than a user's, and a NUL in it
-    /// keeps it apart from every user's.
-    pub(crate) fn derived(text: String) -> Self {
+    /// A name that a combinator makes from a user's, or that a store reads back. It may be longer than a
+    /// user's, and a NUL in it keeps it apart from every user's.
+    pub fn derived(text: String) -> Self {
         Self(text.into())
     }
 

@@ -115,6 +115,7 @@ impl Backend for Quorum {
             node_timeout: self.node_timeout.min(spec.ttl),
             background: spec.background,
             granted: false,
+            downgraded: false,
         }))
     }
 
@@ -131,6 +132,9 @@ struct QuorumClaim {
     node_timeout: Duration,
     background: Background,
     granted: bool,
+    /// A downgrade was asked for. From then on it is asked for instead of a renewal: a node that was slow may
+    /// not have heard of it yet.
+    downgraded: bool,
 }
 
 /// One node's claim, and what it has been asked and not answered.
@@ -143,7 +147,13 @@ struct Node {
 /// nothing.
 struct Op {
     answer: BoxFuture<'static, Answer>,
-    releases: bool,
+    ask: Ask,
+}
+
+impl Op {
+    fn releases(&self) -> bool {
+        matches!(self.ask, Ask::Release(_))
+    }
 }
 
 enum Answer {
@@ -165,13 +175,18 @@ impl Node {
     /// Asks, unless a release is under way: that must be confirmed first. Both have the same owner, and
     /// a release that came late would free what an attempt got in the meantime.
     fn ask(&mut self, ask: Ask, node_timeout: Duration) {
-        if self.op.as_ref().is_some_and(|op| op.releases) {
+        if self.op.as_ref().is_some_and(Op::releases) {
             return;
         }
-        let releases = matches!(ask, Ask::Release(_));
-        // A release waits for an attempt, but not for ever: a node that hangs must not keep its lock for
-        // longer than need be. Anything else that was not answered is given up: an answer lost.
-        let before = self.op.take().filter(|_| releases);
+        // A release waits for what is under way, but not for ever: a node that hangs must not keep its
+        // lock for longer than need be. A renewal waits for an attempt, which may not have been sent yet:
+        // given up, it would leave that node without us, and a majority would be one node weaker than
+        // it need be. Anything else that was not answered is given up: an answer lost.
+        let before = self.op.take().filter(|op| match ask {
+            Ask::Release(_) => true,
+            Ask::Renew(_) | Ask::Downgrade(_) => matches!(op.ask, Ask::Attempt(_)),
+            Ask::Attempt(_) => false,
+        });
         let claim = self.claim.clone();
         let answer = Box::pin(async move {
             if let Some(before) = before {
@@ -185,7 +200,7 @@ impl Node {
                 Ask::Release(ttl) => Answer::Release(settle(&mut **claim, ttl, |_| {}).await),
             }
         });
-        self.op = Some(Op { answer, releases });
+        self.op = Some(Op { answer, ask });
     }
 }
 
@@ -269,12 +284,21 @@ impl QuorumClaim {
                 self.granted = true;
                 return Ok(Attempt::Granted(Grant { fence, valid_for: Some(valid_for) }));
             }
-            let hopeless = |s: &&Said| matches!(s, Said::Contended(_) | Said::Failed(_));
-            if said.iter().filter(hopeless).count() > self.nodes.len() - self.majority {
+            if self.is_decided(&said) {
                 break;
             }
         }
         self.refused(&said)
+    }
+
+    /// Whether there can be no grant, and it is known why: others hold, or too few nodes are there. While
+    /// that is open, one that is contended and two that are down must not look like a store that is down.
+    fn is_decided(&self, said: &[Said]) -> bool {
+        let spare = said.len() - self.majority;
+        let failed = said.iter().filter(|said| matches!(said, Said::Failed(_))).count();
+        let contended = said.iter().filter(|said| matches!(said, Said::Contended(_))).count();
+        let answered = contended + granted(said, None).count();
+        failed > spare || (failed + contended > spare && answered >= self.majority)
     }
 
     /// No majority: what some nodes gave is given back, so that another can have one.
@@ -363,14 +387,14 @@ impl QuorumClaim {
         // A node that has not answered yet is seen to in the background.
         self.finish_in_background();
         let held = self.granted && released + (self.nodes.len() - confirmed) >= self.majority;
-        self.granted = false;
+        (self.granted, self.downgraded) = (false, false);
         Ok(if held { Release::Released } else { Release::WasNotHeld })
     }
 
     /// Leaves releases that are under way to the background.
     fn finish_in_background(&mut self) {
         for node in &mut self.nodes {
-            if let Some(op) = node.op.take_if(|op| op.releases) {
+            if let Some(op) = node.op.take_if(|op| op.releases()) {
                 self.background.spawn(async move {
                     op.answer.await;
                 });
@@ -444,10 +468,12 @@ impl Claim for QuorumClaim {
     }
 
     fn renew(&mut self, ttl: Duration) -> BoxFuture<'_, Result<Renewal>> {
-        Box::pin(self.renewal(Ask::Renew(ttl)))
+        let ask = if self.downgraded { Ask::Downgrade(ttl) } else { Ask::Renew(ttl) };
+        Box::pin(self.renewal(ask))
     }
 
     fn downgrade(&mut self, ttl: Duration) -> BoxFuture<'_, Result<Renewal>> {
+        self.downgraded = true;
         Box::pin(self.renewal(Ask::Downgrade(ttl)))
     }
 

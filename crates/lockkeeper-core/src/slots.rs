@@ -48,6 +48,13 @@ impl Slots {
         Self { inner }
     }
 
+    /// The names of all locks that a semaphore may be made of: for a store that can look a name up and
+    /// cannot list them.
+    pub fn parts(semaphore: &str) -> impl Iterator<Item = Name> + '_ {
+        let slots = (0..MOST_SLOTS).map(move |slot| slot_name(semaphore, slot));
+        std::iter::once(gate_name(semaphore)).chain(slots)
+    }
+
     fn look(&self) -> Result<&dyn Inspector> {
         self.inner.inspector().ok_or_else(|| Error::unsupported("way to be looked into"))
     }

@@ -218,6 +218,23 @@ async fn two_nodes_that_hang_or_are_down_cost_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_contended_lock_is_contended_also_while_two_nodes_are_down() {
+    for fault in [Fault::Hangs, Fault::Refused] {
+        let five = five();
+        let guard = five.keeper.mutex("a").lock().await.unwrap();
+        while five.left().await < 5 {
+            sleep(millis(1)).await;
+        }
+        five.faults[0].everything(fault);
+        five.faults[1].everything(fault);
+        let start = Instant::now();
+        assert!(five.keeper.mutex("a").try_lock().await.unwrap().is_none(), "{fault:?}");
+        assert_eq!(start.elapsed(), Duration::ZERO, "{fault:?}");
+        guard.release().await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn three_nodes_down_is_unavailable_and_what_the_others_gave_is_given_back() {
     for fault in [Fault::Hangs, Fault::Refused, Fault::NoAnswer, Fault::LostAnswer] {
         let five = five();
@@ -293,6 +310,21 @@ async fn renewal_needs_a_true_majority_and_a_failed_one_releases_nothing() {
     assert_eq!(guard.state(), State::Held);
     five.faults[1].always(Op::Renew, Fault::Hangs);
     guard.lost().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_renewal_does_not_drop_an_attempt_that_is_on_its_way() {
+    let five = five();
+    // Two nodes hear of us only after the others have granted, and after the first renewal.
+    for faults in &five.faults[3..] {
+        faults.once(Op::Attempt, Fault::SlowRequest(millis(100)));
+    }
+    let guard = five.keeper.mutex("a").lock().await.unwrap();
+    guard.extend(secs(30)).await.unwrap();
+    five.faults[0].everything(Fault::Refused);
+    five.faults[1].everything(Fault::Refused);
+    sleep(secs(300)).await;
+    assert_eq!(guard.state(), State::Held, "three nodes are well");
 }
 
 #[tokio::test(start_paused = true)]

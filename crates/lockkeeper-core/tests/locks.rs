@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use common::{pair, secs};
 use lockkeeper_core::{
-    Error, ErrorKind, Guard, Keeper, Kind, Memory, Mode, ReleaseOutcome, State, What,
+    Error, ErrorKind, Guard, Keeper, Kind, Memory, Mode, Owner, ReleaseOutcome, State, What,
 };
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
@@ -26,6 +26,20 @@ async fn two_guards_of_one_mutex_are_two_owners() {
     drop(guard);
     let next = mutex.lock().await.unwrap();
     assert_ne!(next.owner(), stale);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_has_the_owner_that_was_chosen_for_it_and_finds_itself_in_the_queue() {
+    let keeper = keeper();
+    let first = keeper.mutex("a").lock().await.unwrap();
+    let owner = Owner::random();
+    let mutex = keeper.clone().claim_as(owner).mutex("a");
+    let waiting = tokio::spawn(async move { mutex.lock().await });
+    sleep(secs(1)).await;
+    let waiters = keeper.inspect().unwrap().show("a").await.unwrap().remove(0).waiters;
+    assert_eq!(waiters[0].owner, Some(owner));
+    drop(first);
+    assert_eq!(waiting.await.unwrap().unwrap().owner(), owner);
 }
 
 #[tokio::test(start_paused = true)]

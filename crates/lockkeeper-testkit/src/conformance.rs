@@ -47,9 +47,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use lockkeeper_core::{
-    Backend, Background, BoxFuture, Capabilities, Claim, ClaimSpec, Guard, Keeper, LockInfo, Name,
-    Owner,
+    Attempt, Backend, Background, BoxFuture, Capabilities, Claim, ClaimSpec, Grant, Guard, Keeper,
+    LockInfo, Name, Owner,
 };
+
+use crate::wait::{eventually, soon};
 
 pub use contract::*;
 pub use locks::*;
@@ -57,15 +59,13 @@ pub use locks::*;
 pub use processes::*;
 pub use rest::*;
 
-/// Longer than anything takes that works, even on a busy machine.
-const SOON: Duration = Duration::from_secs(30);
-
 /// A store under test, fresh for each case or shared by all: every case uses names of its own.
 pub struct Subject {
     backend: Arc<dyn Backend>,
     sever: Sever,
     ttl: Duration,
     space: String,
+    shows_waiters: bool,
     /// Whatever must live as long as the store does: a server, a directory.
     kept: Vec<Box<dyn Send + Sync>>,
     #[cfg(unix)]
@@ -101,6 +101,7 @@ impl Subject {
             sever: Arc::new(move |held| Box::pin(sever(held))),
             ttl: Duration::from_secs(1),
             space: format!("case-{}-{case}-{:08x}/", std::process::id(), fastrand::u32(..)),
+            shows_waiters: true,
             kept: Vec::new(),
             #[cfg(unix)]
             helper: None,
@@ -112,6 +113,13 @@ impl Subject {
     #[must_use]
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
+        self
+    }
+
+    /// For a store that can be looked into, but does not know who waits: then it must show nobody.
+    #[must_use]
+    pub fn without_waiters(mut self) -> Self {
+        self.shows_waiters = false;
         self
     }
 
@@ -145,6 +153,18 @@ impl Subject {
         self.backend.claim(spec).expect("a claim that the store declares")
     }
 
+    /// Whether a hold ends in the store when its holder falls silent: as a lease does, and as a session
+    /// may.
+    async fn ends_in_silence(&self) -> bool {
+        if self.capabilities().leases {
+            return true;
+        }
+        let mut claim = self.claim("a hold that is looked at", |_| ());
+        let answer = soon("attempt", claim.attempt(None)).await.expect("the store answers");
+        soon("release", claim.release()).await.expect("the store answers");
+        matches!(answer, Attempt::Granted(Grant { valid_for: Some(_), .. }))
+    }
+
     async fn sever(&self, guard: &Guard) {
         let held = Held { name: guard.name().to_owned(), owner: guard.owner() };
         (self.sever)(held).await;
@@ -158,7 +178,7 @@ impl Subject {
 
     /// Waits until so many wait for a name; where the store does not tell, a moment.
     async fn until_queued(&self, name: &str, count: usize) {
-        if self.backend.inspector().is_none() {
+        if self.backend.inspector().is_none() || !self.shows_waiters {
             // Whoever has asked by then stands in the queue; a store slower than this fails its order.
             return tokio::time::sleep(Duration::from_millis(100)).await;
         }
@@ -186,22 +206,6 @@ impl fmt::Debug for Subject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Subject").field("backend", &self.backend).finish_non_exhaustive()
     }
-}
-
-/// Awaits what should not take long.
-async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
-    let output = tokio::time::timeout(SOON, future).await;
-    output.unwrap_or_else(|_| panic!("{what}: not within {SOON:?}"))
-}
-
-/// Waits until something is so.
-async fn eventually(what: &str, mut so: impl AsyncFnMut() -> bool) {
-    soon(what, async {
-        while !so().await {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    })
-    .await;
 }
 
 /// Runs a case on a runtime of its own.

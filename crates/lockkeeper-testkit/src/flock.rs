@@ -32,7 +32,15 @@ impl Flock {
 
     /// Ends an owner's session behind its back, as a server does that terminates a connection.
     pub fn sever(&self, owner: Owner) {
-        self.held().remove(&owner);
+        self.end(owner);
+    }
+
+    /// Ends an owner's session, if it has one.
+    fn end(&self, owner: Owner) -> bool {
+        let file = self.held().remove(&owner);
+        // Closing alone would leave the lock with a program that another thread is just starting: it has
+        // a copy of every open file until it runs.
+        file.inspect(|file| drop(file.unlock())).is_some()
     }
 
     fn held(&self) -> MutexGuard<'_, HashMap<Owner, File>> {
@@ -135,14 +143,13 @@ impl Claim for FlockClaim {
     }
 
     fn release(&mut self) -> BoxFuture<'_, Result<Release>> {
-        // Closing the file gives the lock back.
-        let held = self.store.held().remove(&self.owner).is_some();
+        let held = self.store.end(self.owner);
         Box::pin(async move { Ok(if held { Release::Released } else { Release::WasNotHeld }) })
     }
 }
 
 impl Drop for FlockClaim {
     fn drop(&mut self) {
-        self.store.held().remove(&self.owner);
+        self.store.end(self.owner);
     }
 }

@@ -6,6 +6,7 @@
 //! - [`helper`]: a program that takes locks in a process of its own, to be killed.
 //! - [`server`]: real servers, started on free ports in temporary directories and stopped by pid.
 //! - [`proxy`]: a link to such a server that can be delayed, cut and frozen.
+//! - [`wait`]: for what should happen soon, with a panic that says what did not.
 //! - [`Flock`]: a small store of sessions, the counterpart of the memory store's leases.
 
 pub mod conformance;
@@ -16,6 +17,7 @@ pub mod history;
 pub mod proxy;
 #[cfg(unix)]
 pub mod server;
+pub mod wait;
 
 pub use faulty::{Fault, Faults, Faulty, Op};
 pub use flock::Flock;

@@ -9,22 +9,27 @@
 //! redis.restart().unwrap();
 //! ```
 //!
+//! Several that belong together: [`RedisCluster`], [`RedisSentinel`], [`RedlockNodes`].
+//!
 //! A server ends when it is dropped, and so also when the test panics; only a test process that is
 //! itself killed leaves its servers behind. Everything here blocks: in an async test, servers that
 //! take long to start hold up the thread.
 
 mod binaries;
+mod pgbouncer;
 mod postgres;
 mod redis;
 
 pub use binaries::Binaries;
+pub use pgbouncer::PgBouncer;
 pub use postgres::PostgresServer;
-pub use redis::RedisServer;
+pub use redis::{RedisBuilder, RedisCluster, RedisSentinel, RedisServer, RedlockNodes};
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
@@ -43,12 +48,22 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// A running server of either kind: what [`RedisServer`] and [`PostgresServer`] have in common.
 pub struct Server {
     recipe: Box<dyn Recipe>,
-    port: u16,
+    ports: Ports,
     dir: TempDir,
     /// The last process that was started.
     pid: Pid,
     /// That process, unless it was killed.
     child: Option<Child>,
+    /// Its ports while it is dead. Another test's server on one of them would be taken for it.
+    reserved: Vec<OwnedFd>,
+}
+
+/// Where a server listens, on 127.0.0.1.
+#[derive(Debug, Clone, Copy)]
+struct Ports {
+    main: u16,
+    /// For those that need two.
+    second: u16,
 }
 
 /// What differs between one kind of server and another.
@@ -57,13 +72,13 @@ trait Recipe: Send + Sync {
     fn name(&self) -> &'static str;
 
     /// Its address, for a client.
-    fn url(&self, port: u16) -> String;
+    fn url(&self, ports: Ports) -> String;
 
     /// Prepares a new directory.
     fn prepare(&self, dir: &Path) -> Result<(), StartError>;
 
     /// The command that runs it in the foreground.
-    fn command(&self, dir: &Path, port: u16) -> Command;
+    fn command(&self, dir: &Path, ports: Ports) -> Command;
 
     /// Asks the server whether it is there. `Ok(true)` only if it is the one with this process id and
     /// directory: on a port that was raced for, it may be another's.
@@ -84,10 +99,11 @@ impl Server {
         let dir = dir.map_err(|e| StartError(format!("{name}: no temporary directory: {e}")))?;
         recipe.prepare(dir.path())?;
         for _ in 0..10 {
-            let port = free_port()?;
-            if let Some(child) = spawn(&*recipe, dir.path(), port)? {
+            let ports = Ports { main: free_port()?, second: free_port()? };
+            if let Some(child) = spawn(&*recipe, dir.path(), ports)? {
                 let pid = Pid::from_child(&child);
-                return Ok(Self { recipe, port, dir, pid, child: Some(child) });
+                let (child, reserved) = (Some(child), Vec::new());
+                return Ok(Self { recipe, ports, dir, pid, child, reserved });
             }
         }
         Err(StartError(format!("{name}: every port that was free was taken before it could bind")))
@@ -95,18 +111,18 @@ impl Server {
 
     /// The port it listens on, on 127.0.0.1. It stays the same over restarts.
     pub fn port(&self) -> u16 {
-        self.port
+        self.ports.main
     }
 
     /// The address it listens on: a target for a [`Proxy`](crate::proxy::Proxy).
     pub fn addr(&self) -> SocketAddr {
-        (Ipv4Addr::LOCALHOST, self.port).into()
+        (Ipv4Addr::LOCALHOST, self.port()).into()
     }
 
-    /// The address for a client: `redis://127.0.0.1:PORT/` or
+    /// The address for a client, such as `redis://127.0.0.1:PORT/` or
     /// `postgres://postgres@127.0.0.1:PORT/postgres`.
     pub fn url(&self) -> String {
-        self.recipe.url(self.port)
+        self.recipe.url(self.ports)
     }
 
     /// The process id; after [`kill9`](Self::kill9), that of the one that was killed.
@@ -121,15 +137,18 @@ impl Server {
 
     /// Whether it answers a client within this time. Another on its port does not count.
     pub fn answers(&self, within: Duration) -> bool {
-        self.child.is_some() && answers(&*self.recipe, self.dir.path(), self.port, self.pid, within)
+        self.child.is_some()
+            && answers(&*self.recipe, self.dir.path(), self.port(), self.pid, within)
     }
 
     /// Kills it and all its processes with SIGKILL, as a crash would, and waits until they are gone.
-    /// Does nothing to one that is dead.
+    /// Does nothing to one that is dead. Its ports refuse connections, and nobody else gets them.
     pub fn kill9(&mut self) {
         if let Some(child) = self.child.take() {
             kill_tree(child);
             self.recipe.clean_up(self.dir.path());
+            let ports = [self.ports.main, self.ports.second];
+            self.reserved = ports.into_iter().filter_map(reserve).collect();
         }
     }
 
@@ -169,25 +188,26 @@ impl Server {
     /// If it does not come up.
     pub fn restart(&mut self) -> Result<(), StartError> {
         self.kill9();
+        self.reserved.clear();
         let start = Instant::now();
         while start.elapsed() < PATIENCE {
-            if let Some(child) = spawn(&*self.recipe, self.dir.path(), self.port)? {
+            if let Some(child) = spawn(&*self.recipe, self.dir.path(), self.ports)? {
                 self.pid = Pid::from_child(&child);
                 self.child = Some(child);
                 return Ok(());
             }
             sleep(PAUSE);
         }
-        let (name, port) = (self.recipe.name(), self.port);
+        let (name, port) = (self.recipe.name(), self.port());
         Err(StartError(format!("{name}: port {port} was taken while it was down")))
     }
 
     #[track_caller]
     fn signal(&self, which: Signal) {
         // A reaped process's id may be another's by now, so a dead one gets no signals.
-        assert!(self.child.is_some(), "{} on port {} is dead", self.recipe.name(), self.port);
+        assert!(self.child.is_some(), "{} on port {} is dead", self.recipe.name(), self.port());
         if let Err(error) = signal(self.pid, which) {
-            panic!("{} on port {}: {error}", self.recipe.name(), self.port);
+            panic!("{} on port {}: {error}", self.recipe.name(), self.port());
         }
     }
 }
@@ -213,18 +233,18 @@ impl Drop for Server {
 
 impl fmt::Debug for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (name, port, pid) = (self.recipe.name(), self.port, self.pid());
+        let (name, port, pid) = (self.recipe.name(), self.port(), self.pid());
         f.debug_struct(name).field("port", &port).field("pid", &pid).finish_non_exhaustive()
     }
 }
 
 /// Starts the process and waits until it answers; `None` if the port is taken.
-fn spawn(recipe: &dyn Recipe, dir: &Path, port: u16) -> Result<Option<Child>, StartError> {
+fn spawn(recipe: &dyn Recipe, dir: &Path, ports: Ports) -> Result<Option<Child>, StartError> {
     let name = recipe.name();
     let (log, offset) = open_log(dir).map_err(|e| StartError(format!("{name}: no log: {e}")))?;
     let failed = |what: &str| StartError(format!("{name}: {what}; {}", log_tail(dir, offset)));
     let errors = log.try_clone().map_err(|e| StartError(format!("{name}: no log: {e}")))?;
-    let mut command = recipe.command(dir, port);
+    let mut command = recipe.command(dir, ports);
     // The messages that are looked for below are English ones.
     command.env("LC_ALL", "C").current_dir(dir);
     command.stdin(Stdio::null()).stdout(log).stderr(errors);
@@ -233,7 +253,7 @@ fn spawn(recipe: &dyn Recipe, dir: &Path, port: u16) -> Result<Option<Child>, St
 
     let start = Instant::now();
     while start.elapsed() < PATIENCE {
-        if answers(recipe, dir, port, Pid::from_child(&child), ONE_ASK) {
+        if answers(recipe, dir, ports.main, Pid::from_child(&child), ONE_ASK) {
             return Ok(Some(child));
         }
         match child.try_wait() {
@@ -245,7 +265,7 @@ fn spawn(recipe: &dyn Recipe, dir: &Path, port: u16) -> Result<Option<Child>, St
     }
     kill_tree(child);
     recipe.clean_up(dir);
-    Err(failed(&format!("no answer on port {port} within {PATIENCE:?}")))
+    Err(failed(&format!("no answer on port {} within {PATIENCE:?}", ports.main)))
 }
 
 fn answers(recipe: &dyn Recipe, dir: &Path, port: u16, pid: Pid, within: Duration) -> bool {
@@ -269,6 +289,25 @@ fn free_port() -> Result<u16, StartError> {
         .map(|_| fastrand::u16(10_000..32_000))
         .find(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok())
         .ok_or_else(|| StartError("no free port between 10000 and 32000".into()))
+}
+
+/// Takes a port without listening on it: connections are refused, and no server can have it.
+#[cfg(target_os = "linux")]
+fn reserve(port: u16) -> Option<OwnedFd> {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with, sockopt};
+    // Inherited by a server that another thread starts just now, it would outlive its owner.
+    let flags = SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::INET, SocketType::STREAM, flags, None).ok()?;
+    // What is left of the dead one's connections must not stand in the way, but a server must.
+    sockopt::set_socket_reuseaddr(&socket, true).ok()?;
+    bind(&socket, &SocketAddr::from((Ipv4Addr::LOCALHOST, port))).ok()?;
+    sockopt::set_socket_reuseaddr(&socket, false).ok()?;
+    Some(socket)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn reserve(_: u16) -> Option<OwnedFd> {
+    None
 }
 
 fn log_path(dir: &Path) -> PathBuf {

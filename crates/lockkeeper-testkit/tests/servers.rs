@@ -223,8 +223,8 @@ fn stop_and_kill_reach_the_sessions_of_postgres_too() {
 
 #[test]
 fn redis_takes_further_arguments() {
-    let server = RedisServer::with_args(&["--requirepass", "secret"]).unwrap();
-    assert!(server.answers(LONG));
+    let server = RedisServer::with_args(&["--maxmemory", "1mb"]).unwrap();
+    assert_eq!(server.command(&["CONFIG", "GET", "maxmemory"]), "maxmemory\n1048576");
 }
 
 #[test]
@@ -249,7 +249,12 @@ fn a_server_that_does_not_come_up_tells_the_end_of_its_log() {
 #[test]
 fn another_server_on_its_port_is_waited_out_and_not_taken_for_it() {
     let mut server = redis();
-    server.kill9();
+    // Behind its back: where it kills it itself, nobody gets the port.
+    let pid = rustix::process::Pid::from_raw(server.pid().try_into().unwrap()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    while listens(server.port()) {
+        thread::sleep(Duration::from_millis(5));
+    }
     let mut other = Command::new("redis-server")
         .args(["--port", &server.port().to_string(), "--save", ""])
         .stdout(Stdio::null())
@@ -259,7 +264,7 @@ fn another_server_on_its_port_is_waited_out_and_not_taken_for_it() {
         assert!(other.try_wait().unwrap().is_none(), "the other did not come up");
         thread::sleep(Duration::from_millis(5));
     }
-    let dead_answers = server.answers(LONG);
+    let other_answers_for_it = server.answers(LONG);
     let log = server.dir().join("server.log");
     let restarting = thread::spawn(move || server.restart().map(|()| server));
     while !restarting.is_finished()
@@ -270,7 +275,26 @@ fn another_server_on_its_port_is_waited_out_and_not_taken_for_it() {
     other.kill().unwrap();
     other.wait().unwrap();
     assert!(restarting.join().unwrap().unwrap().answers(LONG));
-    assert!(!dead_answers);
+    assert!(!other_answers_for_it);
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn nobody_gets_the_port_of_a_killed_server() {
+    let mut server = redis();
+    // A connection that the kill leaves half closed.
+    let connection = TcpStream::connect(server.addr()).unwrap();
+    server.kill9();
+    assert!(!is_free(server.port()));
+    assert!(!listens(server.port()));
+    let mut other = Command::new("redis-server");
+    other.args(["--port", &server.port().to_string(), "--bind", "127.0.0.1", "--save", ""]);
+    let output = other.output().unwrap();
+    let log = String::from_utf8_lossy(&output.stdout);
+    assert!(log.contains("Address already in use"), "{log}");
+    drop(connection);
+    server.restart().unwrap();
+    assert!(server.answers(LONG));
 }
 
 #[test]

@@ -125,15 +125,16 @@ pub async fn a_killed_waiter_does_not_hold_up_the_others(subject: Subject) {
     subject.done(&[&keeper]).await;
 }
 
-/// A holder that is stopped for longer than its lease loses it and finds out as soon as it goes on.
-/// Without leases it keeps the lock.
+/// A holder that is stopped for longer than its lease loses it and finds out as soon as it goes on. If
+/// silence ends nothing, it keeps the lock.
 pub async fn a_stopped_holder_finds_out_when_it_goes_on(subject: Subject) {
     let keeper = subject.keeper();
     let mut holder = subject.start("a", &["hold"]);
     holder.expect("held").await;
     let mutex = keeper.mutex(subject.name("a"));
+    let ends = subject.ends_in_silence().await;
     holder.signal(Signal::STOP);
-    if subject.capabilities().leases {
+    if ends {
         let next = soon("lock", mutex.lock()).await.unwrap();
         holder.signal(Signal::CONT);
         holder.expect("lost").await;

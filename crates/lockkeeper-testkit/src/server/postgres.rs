@@ -11,13 +11,16 @@ use std::process::{Command, Stdio};
 
 use rustix::process::{Pid, Signal, geteuid};
 
-use super::{Binaries, Recipe, Server, StartError};
+use super::{Binaries, Ports, Recipe, Server, StartError};
 
 /// A `PostgreSQL` server that trusts everyone on this machine. What it can do is at [`Server`].
 ///
 /// It keeps its promises over a crash, as a real one does: `fsync` is on.
 #[derive(Debug)]
-pub struct PostgresServer(Server);
+pub struct PostgresServer {
+    server: Server,
+    args: Vec<String>,
+}
 
 impl PostgresServer {
     /// Starts one and waits until it answers.
@@ -55,10 +58,24 @@ impl PostgresServer {
     /// If `initdb` or `postgres` is not there, or it does not come up.
     pub fn from_binaries(binaries: &Binaries, args: &[&str]) -> Result<Self, StartError> {
         let program = binaries.find("postgres", "postgresql")?;
-        let initdb = binaries.find("initdb", "postgresql")?;
-        let args = args.iter().map(ToString::to_string).collect();
-        let user = if geteuid().is_root() { Some(unprivileged_user()?) } else { None };
-        Server::launch(Postgres { program, initdb, args, user }).map(Self)
+        let maker = binaries.find("initdb", "postgresql")?;
+        let args: Vec<String> = args.iter().map(ToString::to_string).collect();
+        let recipe = Postgres { program, maker, args: args.clone(), user: user()?, primary: None };
+        Ok(Self { server: Server::launch(recipe)?, args })
+    }
+
+    /// Starts a standby of this one, which follows it, with the same arguments.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be copied, or does not come up.
+    pub fn standby(&self) -> Result<Self, StartError> {
+        let binaries = Binaries::installed();
+        let program = binaries.find("postgres", "postgresql")?;
+        let maker = binaries.find("pg_basebackup", "postgresql")?;
+        let (args, user, primary) = (self.args.clone(), user()?, Some(self.port()));
+        let server = Server::launch(Postgres { program, maker, args, user, primary })?;
+        Ok(Self { server, args: self.args.clone() })
     }
 }
 
@@ -66,38 +83,47 @@ impl Deref for PostgresServer {
     type Target = Server;
 
     fn deref(&self) -> &Server {
-        &self.0
+        &self.server
     }
 }
 
 impl DerefMut for PostgresServer {
     fn deref_mut(&mut self) -> &mut Server {
-        &mut self.0
+        &mut self.server
     }
 }
 
 struct Postgres {
     program: PathBuf,
-    initdb: PathBuf,
+    /// What makes its directory: `initdb`, or `pg_basebackup` for a standby.
+    maker: PathBuf,
     args: Vec<String>,
     /// Whom to run as, if not as the user of the test.
     user: Option<User>,
+    /// The port of the server that it follows, if it is a standby.
+    primary: Option<u16>,
 }
 
 #[derive(Clone, Copy)]
-struct User {
+pub(super) struct User {
     uid: u32,
     gid: u32,
 }
 
-impl Postgres {
-    fn run(&self, program: &Path) -> Command {
-        let mut command = Command::new(program);
-        if let Some(user) = self.user {
-            command.uid(user.uid).gid(user.gid);
-        }
-        command
+/// A command that is run as another user, if there is one.
+pub(super) fn run_as(user: Option<User>, program: &Path) -> Command {
+    let mut command = Command::new(program);
+    if let Some(user) = user {
+        command.uid(user.uid).gid(user.gid);
     }
+    command
+}
+
+/// Gives a directory to the user that a server runs as.
+pub(super) fn give(dir: &Path, user: Option<User>) -> Result<(), StartError> {
+    let Some(user) = user else { return Ok(()) };
+    chown(dir, Some(user.uid), Some(user.gid))
+        .map_err(|e| StartError(format!("postgres: cannot give away its directory: {e}")))
 }
 
 impl Recipe for Postgres {
@@ -105,52 +131,48 @@ impl Recipe for Postgres {
         "postgres"
     }
 
-    fn url(&self, port: u16) -> String {
-        format!("postgres://postgres@127.0.0.1:{port}/postgres")
+    fn url(&self, ports: Ports) -> String {
+        format!("postgres://postgres@127.0.0.1:{}/postgres", ports.main)
     }
 
     fn prepare(&self, dir: &Path) -> Result<(), StartError> {
-        if let Some(user) = self.user {
-            chown(dir, Some(user.uid), Some(user.gid)).map_err(|e| {
-                StartError(format!("postgres: cannot give away its directory: {e}"))
-            })?;
-        }
-        let mut initdb = self.run(&self.initdb);
-        initdb.arg("-D").arg(data(dir)).args(["-U", "postgres", "-A", "trust", "-E", "UTF8"]);
+        give(dir, self.user)?;
+        let mut maker = run_as(self.user, &self.maker);
+        maker.arg("-D").arg(data(dir)).current_dir(dir).stdin(Stdio::null());
         // Nobody needs this directory after a power cut.
-        initdb.args(["--locale=C", "--no-sync"]).current_dir(dir).stdin(Stdio::null());
-        let output = initdb.output();
-        let output = output.map_err(|e| StartError(format!("initdb: cannot be run: {e}")))?;
+        maker.arg("--no-sync");
+        if let Some(port) = self.primary {
+            maker.args(["-h", "127.0.0.1", "-U", "postgres", "-R", "-X", "stream", "-c", "fast"]);
+            maker.args(["-p", &port.to_string()]);
+        } else {
+            maker.args(["-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C"]);
+        }
+        let name = self.maker.display();
+        let output = maker.output();
+        let output = output.map_err(|e| StartError(format!("{name}: cannot be run: {e}")))?;
         if output.status.success() {
             return Ok(());
         }
         let errors = String::from_utf8_lossy(&output.stderr);
         let errors: Vec<&str> = errors.lines().map(str::trim).collect();
-        Err(StartError(format!("initdb: {}: {}", output.status, errors.join(" | "))))
+        Err(StartError(format!("{name}: {}: {}", output.status, errors.join(" | "))))
     }
 
-    fn command(&self, dir: &Path, port: u16) -> Command {
-        let mut command = self.run(&self.program);
-        command.arg("-D").arg(data(dir)).args(["-p", &port.to_string()]);
+    fn command(&self, dir: &Path, ports: Ports) -> Command {
+        let mut command = run_as(self.user, &self.program);
+        command.arg("-D").arg(data(dir)).args(["-p", &ports.main.to_string()]);
         command.args(["-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories="]);
         command.args(&self.args);
         command
     }
 
     fn ask(&self, mut stream: TcpStream, pid: Pid, dir: &Path) -> io::Result<bool> {
-        let mut startup = Vec::from(196_608_u32.to_be_bytes()); // Version 3.0 of the protocol.
-        startup.extend(b"user\0postgres\0database\0postgres\0\0");
-        let len = u32::try_from(startup.len() + 4).map_err(io::Error::other)?;
-        stream.write_all(&len.to_be_bytes())?;
-        stream.write_all(&startup)?;
-        // An authentication message; while it starts up or recovers, it sends an error instead.
-        let mut kind = [0];
-        stream.read_exact(&mut kind)?;
+        let admitted = knock(&mut stream)?;
         let state = fs::read_to_string(data(dir).join("postmaster.pid"))?;
         let own = state.lines().next() == Some(&pid.as_raw_pid().to_string());
         // The status line is what tells that it has bound its port: the file is there before that.
         let ready = state.lines().nth(7).is_some_and(|line| line.trim_end() == "ready");
-        Ok(kind == *b"R" && own && ready)
+        Ok(admitted && own && ready)
     }
 
     fn shutdown_signal(&self) -> Signal {
@@ -169,8 +191,26 @@ impl Recipe for Postgres {
     }
 }
 
+/// Asks to be let in, and says whether that is considered: a server that starts up or recovers sends an
+/// error instead.
+pub(super) fn knock(stream: &mut TcpStream) -> io::Result<bool> {
+    let mut startup = Vec::from(196_608_u32.to_be_bytes()); // Version 3.0 of the protocol.
+    startup.extend(b"user\0postgres\0database\0postgres\0\0");
+    let len = u32::try_from(startup.len() + 4).map_err(io::Error::other)?;
+    stream.write_all(&len.to_be_bytes())?;
+    stream.write_all(&startup)?;
+    let mut kind = [0];
+    stream.read_exact(&mut kind)?;
+    Ok(kind == *b"R")
+}
+
 fn data(dir: &Path) -> PathBuf {
     dir.join("data")
+}
+
+/// Whom to run a server as, if not as the user of the test.
+pub(super) fn user() -> Result<Option<User>, StartError> {
+    if geteuid().is_root() { unprivileged_user().map(Some) } else { Ok(None) }
 }
 
 /// Whom root runs `PostgreSQL` as, since it refuses to run as root.

@@ -1,0 +1,92 @@
+//! `PgBouncer`, between a client and a server.
+
+use std::fs;
+use std::io;
+use std::net::TcpStream;
+use std::ops::Deref;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use rustix::process::{Pid, Signal};
+
+use super::postgres::{User, give, knock, run_as, user};
+use super::{Binaries, Ports, PostgresServer, Recipe, Server, StartError};
+
+/// A `PgBouncer` that gives each transaction whichever session is free. What it can do is at [`Server`].
+#[derive(Debug)]
+pub struct PgBouncer(Server);
+
+impl PgBouncer {
+    /// Starts one before a server.
+    ///
+    /// # Errors
+    ///
+    /// If `PgBouncer` is not installed or does not come up.
+    pub fn before(server: &PostgresServer) -> Result<Self, StartError> {
+        let mut program = Binaries::installed().find("pgbouncer", "pgbouncer");
+        if program.is_err() {
+            // Debian keeps it where only root looks.
+            program = Binaries::within([PathBuf::from("/usr/sbin")]).find("pgbouncer", "pgbouncer");
+        }
+        Server::launch(Bouncer { program: program?, server: server.port(), user: user()? })
+            .map(Self)
+    }
+}
+
+impl Deref for PgBouncer {
+    type Target = Server;
+
+    fn deref(&self) -> &Server {
+        &self.0
+    }
+}
+
+struct Bouncer {
+    program: PathBuf,
+    /// The port of the server behind it.
+    server: u16,
+    user: Option<User>,
+}
+
+impl Recipe for Bouncer {
+    fn name(&self) -> &'static str {
+        "pgbouncer"
+    }
+
+    fn url(&self, ports: Ports) -> String {
+        let port = ports.main;
+        format!("postgres://postgres@127.0.0.1:{port}/postgres")
+    }
+
+    fn prepare(&self, dir: &Path) -> Result<(), StartError> {
+        give(dir, self.user)
+    }
+
+    fn command(&self, dir: &Path, ports: Ports) -> Command {
+        let port = ports.main;
+        let config = dir.join("pgbouncer.ini");
+        let text = format!(
+            "[databases]\npostgres = host=127.0.0.1 port={} user=postgres\n[pgbouncer]\n\
+             listen_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = any\n\
+             pool_mode = transaction\npidfile = {}\n",
+            self.server,
+            dir.join("pid").display()
+        );
+        // If it cannot be written, the program says so.
+        let _ = fs::write(&config, text);
+        let mut command = run_as(self.user, &self.program);
+        command.arg(config);
+        command
+    }
+
+    fn ask(&self, mut stream: TcpStream, pid: Pid, dir: &Path) -> io::Result<bool> {
+        let own = fs::read_to_string(dir.join("pid"))?;
+        Ok(knock(&mut stream)? && own.trim() == pid.as_raw_pid().to_string())
+    }
+
+    fn shutdown_signal(&self) -> Signal {
+        Signal::QUIT
+    }
+
+    fn clean_up(&self, _: &Path) {}
+}
