@@ -1,0 +1,54 @@
+//! The testkit's helper on files, and two more tasks, each until its input ends: `file_helper URL gc`
+//! tidies up, `file_helper URL permit` holds the one permit of the semaphore `gpu`.
+
+use std::io::Read as _;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use lockkeeper_core::blocking::wait;
+use lockkeeper_core::{Keeper, Result};
+use lockkeeper_file::File;
+use lockkeeper_testkit::helper;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let done = match &arguments[..] {
+        [url, task] if task == "gc" => wait(tidy_up(url)),
+        [url, task] if task == "permit" => wait(hold_permit(url)),
+        _ => return helper::main(async |url| Ok(Keeper::new(File::from_url(url)?))),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Removes idle files without a pause, and says in the end how many.
+#[expect(clippy::print_stdout, reason = "that is how it says so")]
+async fn tidy_up(url: &str) -> Result<()> {
+    static ENDED: AtomicBool = AtomicBool::new(false);
+    std::thread::spawn(|| {
+        let _ = std::io::stdin().read(&mut [0]);
+        ENDED.store(true, Ordering::Release);
+    });
+    let store = File::from_url(url)?;
+    let mut removed = 0;
+    while !ENDED.load(Ordering::Acquire) {
+        removed += store.gc().await?;
+    }
+    println!("removed {removed}");
+    Ok(())
+}
+
+#[expect(clippy::print_stdout, reason = "that is how it says so")]
+async fn hold_permit(url: &str) -> Result<()> {
+    let keeper = Keeper::new(File::from_url(url)?);
+    let permit = keeper.semaphore("gpu", 1).acquire().await?;
+    println!("held");
+    let _ = std::io::stdin().read(&mut [0]);
+    permit.release().await?;
+    Ok(())
+}

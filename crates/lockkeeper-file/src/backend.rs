@@ -1,0 +1,366 @@
+//! The store: a directory.
+
+use std::fs::{self, DirBuilder, OpenOptions, TryLockError};
+use std::io;
+use std::ops::Deref;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use lockkeeper_core::{
+    Backend, Capabilities, Claim, ClaimSpec, Error, ErrorKind, Fences, Inspector, Result, Slots,
+};
+
+use crate::claim::FileClaim;
+use crate::names;
+use crate::watch::Watcher;
+
+/// What the names of files begin with that are no locks and that nobody misses.
+const TEMPORARY: &str = ".tmp-";
+/// How long to wait for others who look into the directory: much longer than a look takes, even on a
+/// busy machine.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
+
+/// A store in a directory: locks between the processes of one machine.
+///
+/// A lock is a file that the operating system has locked for its holder (`flock`). It ends when it is
+/// released or when its process does, however that ends, and is not carried into programs that the
+/// process starts. Waiters are woken by inotify on Linux, and look again with growing pauses elsewhere.
+///
+/// It does not let waiters in by their order, has no leases, tickets or downgrade, and does not exclude
+/// other machines. Its calls are short calls to the file system, made in the caller's own task: the
+/// directory should be a local one.
+///
+/// Clones are the same store. Each [`open`](Self::open) has a thread and an inotify instance of its own,
+/// so open a directory once and clone.
+///
+/// # Examples
+///
+/// ```
+/// use lockkeeper_core::Keeper;
+/// use lockkeeper_file::File;
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let temporary = tempfile::tempdir()?;
+/// # let dir = temporary.path();
+/// let store = File::open(dir)?;
+/// let keeper = Keeper::new(store.clone());
+/// keeper.with_lock("orders/42", async |guard| println!("fence {:?}", guard.fence())).await?;
+/// let removed = store.gc().await?; // files stay until somebody tidies up
+/// assert_eq!(removed, 1);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+pub struct File {
+    pub(crate) store: Store,
+    /// Semaphores are made of exclusive locks.
+    slots: Slots,
+}
+
+impl File {
+    /// The store in a directory, which is made, with the mode 0700, if it is missing.
+    ///
+    /// # Errors
+    ///
+    /// [`Config`](ErrorKind::Config) if there is something else at the path,
+    /// [`Unavailable`](ErrorKind::Unavailable) if the directory cannot be made or written to.
+    pub fn open(dir: impl AsRef<Path>) -> Result<Self> {
+        Self::options().open(dir)
+    }
+
+    /// The store that a URL names: `file:/run/lockkeeper`, `file:locks?fence=off`.
+    ///
+    /// The path is absolute, or relative to where the process is now. What has a meaning in a URL is
+    /// written in it as `%` and two hexadecimal digits: a question mark, a number sign and the percent sign itself.
+    /// Behind a question mark stand options, joined by `&`, as they are on [`Options`]: `fence=off`,
+    /// `polling=on`, `inherit=on`.
+    ///
+    /// # Errors
+    ///
+    /// [`Config`](ErrorKind::Config) for a wrong URL, and as [`open`](Self::open).
+    pub fn from_url(url: &str) -> Result<Self> {
+        crate::url::open(url)
+    }
+
+    /// Options for a store that is to be opened.
+    pub fn options() -> Options {
+        Options { fence: true, polling: false, inherit: false }
+    }
+
+    /// The file of a lock.
+    ///
+    /// Whoever removes it while it is held takes the lock away from its holder.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.store.path(name)
+    }
+}
+
+/// How a store is opened. From [`File::options`].
+#[derive(Debug, Clone)]
+pub struct Options {
+    fence: bool,
+    polling: bool,
+    inherit: bool,
+}
+
+impl Options {
+    /// Whether grants carry a fence, and files say who holds them (yes if not set).
+    ///
+    /// Without, a lock costs less, and the store cannot be looked into. All who use a directory should
+    /// agree: a holder that writes nothing leaves the name of the one before it in the file.
+    #[must_use]
+    pub fn fence(mut self, fence: bool) -> Self {
+        self.fence = fence;
+        self
+    }
+
+    /// Whether waiters look again by themselves and do not wait for a notice (no if not set).
+    ///
+    /// For file systems whose changes are not told, like a directory that several virtual machines
+    /// share. Where there are no notices to be had at all, it is so anyway.
+    #[must_use]
+    pub fn polling(mut self, polling: bool) -> Self {
+        self.polling = polling;
+        self
+    }
+
+    /// Whether programs that the process starts while it holds a lock hold it with it (no if not set).
+    ///
+    /// A release frees it all the same. But if the process dies without one, the lock stays until those
+    /// programs have ended, too. For a process that holds a lock on behalf of what it starts.
+    #[must_use]
+    pub fn inherit(mut self, inherit: bool) -> Self {
+        self.inherit = inherit;
+        self
+    }
+
+    /// Opens the store.
+    ///
+    /// # Errors
+    ///
+    /// As [`File::open`].
+    pub fn open(&self, dir: impl AsRef<Path>) -> Result<File> {
+        let dir = dir.as_ref();
+        let dir = ready(dir).map_err(|error| {
+            let kind = match error.kind() {
+                io::ErrorKind::NotADirectory | io::ErrorKind::AlreadyExists => ErrorKind::Config,
+                _ => ErrorKind::Unavailable,
+            };
+            let message = format!("file: open \"{}\": {error}", dir.display());
+            Error::new(kind, message).with_source(error)
+        })?;
+        let watcher = if self.polling { None } else { watcher() };
+        let (fence, inherit, watcher) = (self.fence, self.inherit, watcher.map(Arc::new));
+        let store = Store { dir: dir.into(), fence, inherit, watcher };
+        Ok(File { slots: Slots::new(Arc::new(store.clone())), store })
+    }
+}
+
+/// Makes the directory if it is missing, and sees whether it can be used. An absolute path: the process
+/// may go elsewhere later.
+fn ready(dir: &Path) -> io::Result<PathBuf> {
+    match fs::metadata(dir) {
+        Ok(found) if !found.is_dir() => return Err(io::ErrorKind::NotADirectory.into()),
+        Ok(_) => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+        }
+        Err(error) => return Err(error),
+    }
+    let dir = dir.canonicalize()?;
+    let probe = temporary(&dir);
+    open_options().create_new(true).open(&probe)?;
+    // Whoever tidies up may have been faster.
+    let _ = fs::remove_file(probe);
+    Ok(dir)
+}
+
+fn watcher() -> Option<Watcher> {
+    let started = Watcher::start();
+    let failed = |error: &io::Error| {
+        tracing::warn!(%error, "no notices of changed files, waiters look now and then instead");
+    };
+    started.inspect_err(failed).ok()
+}
+
+/// Lock files are opened for writing, because the kernel tells only then that they were closed; for
+/// their owner only; and, as std does with every file, not for programs that this one starts.
+fn open_options() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).mode(0o600);
+    options
+}
+
+/// A path for a file that is there for a moment.
+pub(crate) fn temporary(dir: &Path) -> PathBuf {
+    dir.join(format!("{TEMPORARY}{:016x}", fastrand::u64(..)))
+}
+
+/// Whether a file is one that was to be there for a moment.
+pub(crate) fn is_temporary(file: &str) -> bool {
+    file.starts_with(TEMPORARY)
+}
+
+/// A file that is locked now and then, and unlocked before it is closed.
+///
+/// Closing would do, if nobody else had it open. But while another thread starts a program, that has a copy
+/// of every open file for a moment, between `fork` and `exec`, and the lock would stay with it.
+#[derive(Debug)]
+pub(crate) struct LockFile(fs::File);
+
+impl Deref for LockFile {
+    type Target = fs::File;
+
+    fn deref(&self) -> &fs::File {
+        &self.0
+    }
+}
+
+impl Drop for LockFile {
+    fn drop(&mut self) {
+        let _ = self.0.unlock();
+    }
+}
+
+/// Which file it is, whatever its name: its device and inode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Id(u64, u64);
+
+impl Id {
+    /// From what `stat` says. (Not std's `metadata`, which asks for more and takes longer.)
+    #[allow(
+        clippy::unnecessary_cast,
+        clippy::cast_sign_loss,
+        reason = "other systems have other types"
+    )]
+    pub(crate) fn of(stat: &rustix::fs::Stat) -> Self {
+        Self(stat.st_dev as u64, stat.st_ino as u64)
+    }
+}
+
+/// What claims and inspection share. Exclusive and shared locks; semaphores are made around it.
+#[derive(Debug, Clone)]
+pub(crate) struct Store {
+    pub(crate) dir: Arc<Path>,
+    pub(crate) fence: bool,
+    pub(crate) inherit: bool,
+    pub(crate) watcher: Option<Arc<Watcher>>,
+}
+
+impl Store {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.dir.join(names::file_name(name))
+    }
+
+    /// Opens a lock file, and makes it if it is missing.
+    pub(crate) fn make(path: &Path) -> io::Result<LockFile> {
+        open_options().create(true).truncate(false).open(path).map(LockFile)
+    }
+
+    /// Makes a file that nobody else has.
+    pub(crate) fn make_new(path: &Path) -> io::Result<LockFile> {
+        open_options().create_new(true).open(path).map(LockFile)
+    }
+
+    /// Opens a lock file if it is there.
+    pub(crate) fn find(path: &Path) -> io::Result<Option<LockFile>> {
+        found(open_options().open(path).map(LockFile))
+    }
+
+    /// Which file is at a path.
+    pub(crate) fn id_at(path: &Path) -> io::Result<Option<Id>> {
+        Ok(found(rustix::fs::stat(path).map_err(io::Error::from))?.map(|stat| Id::of(&stat)))
+    }
+
+    /// Keeps those away who lock files only to look at them or to tidy up: see [`FileClaim`]. `None` if
+    /// one is at it now.
+    pub(crate) fn bystanders_kept_out(&self) -> io::Result<Option<LockFile>> {
+        let dir = fs::File::open(&self.dir).map(LockFile)?;
+        Ok(locked(dir.try_lock_shared())?.then_some(dir))
+    }
+
+    /// To be held by whoever locks files only to look at them or to tidy up.
+    pub(crate) async fn as_bystander(&self) -> Result<LockFile> {
+        let dir = fs::File::open(&self.dir).map(LockFile).map_err(unavailable)?;
+        let start = Instant::now();
+        while !locked(dir.try_lock()).map_err(unavailable)? {
+            if start.elapsed() > PATIENCE {
+                let message = "another process is looking into the directory and does not end: \
+                               is it stopped?";
+                return Err(Error::new(ErrorKind::Unavailable, message));
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        Ok(dir)
+    }
+}
+
+/// `None` if there is no such file.
+pub(crate) fn found<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether a lock was had.
+pub(crate) fn locked(result: Result<(), TryLockError>) -> io::Result<bool> {
+    match result {
+        Ok(()) => Ok(true),
+        Err(TryLockError::WouldBlock) => Ok(false),
+        Err(TryLockError::Error(error)) => Err(error),
+    }
+}
+
+pub(crate) fn unavailable(error: io::Error) -> Error {
+    Error::new(ErrorKind::Unavailable, error.to_string()).with_source(error)
+}
+
+impl Backend for Store {
+    fn name(&self) -> &'static str {
+        "file"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            leases: false,
+            fair: false,
+            push: self.watcher.is_some(),
+            shared: true,
+            permits: false,
+            // From an exclusive to a shared flock there is a moment without any.
+            downgrade: false,
+            fences: if self.fence { Fences::Raisable } else { Fences::None },
+        }
+    }
+
+    fn claim(&self, spec: ClaimSpec) -> Result<Box<dyn Claim>> {
+        Ok(Box::new(FileClaim::new(self.clone(), spec)))
+    }
+
+    fn inspector(&self) -> Option<&dyn Inspector> {
+        self.fence.then_some(self as _)
+    }
+}
+
+impl Backend for File {
+    fn name(&self) -> &'static str {
+        self.slots.name()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.slots.capabilities()
+    }
+
+    fn claim(&self, spec: ClaimSpec) -> Result<Box<dyn Claim>> {
+        self.slots.claim(spec)
+    }
+
+    fn inspector(&self) -> Option<&dyn Inspector> {
+        self.slots.inspector()
+    }
+}

@@ -1,0 +1,300 @@
+//! A claim: an open file, locked or not.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::pin::pin;
+use std::time::{Duration, Instant};
+
+use lockkeeper_core::{
+    Attempt, BoxFuture, Change, Claim, ClaimSpec, Error, ErrorKind, Fence, Grant, Mode, Release,
+    Renewal, Result,
+};
+
+use crate::backend::{Id, LockFile, PATIENCE, Store, locked, unavailable};
+use crate::names;
+use crate::record::{self, Record, Records};
+use crate::watch::{Listener, Wake};
+
+/// How often the file of a claim may be removed under its hands before it says so.
+const MOST_REMOVED: u32 = 1000;
+
+/// The way of one owner to one file.
+///
+/// Its file is opened with the first attempt and stays open until the release. So each claim has a lock
+/// of its own, also against others of its process; and a waiter that looks again does not close the file,
+/// which would wake all the other waiters, and they it.
+///
+/// A file may be removed or replaced at any time. So a lock counts only if its file is the one at the
+/// path *after* it was locked and written to: whoever removes a file that is not locked has locked it
+/// before, and whoever replaces one that is reads its fence afterwards.
+///
+/// Those who lock a file only to look at it or to tidy up hold a lock on the directory meanwhile. A try
+/// that fails keeps them out and tries once more, so that it is never refused because of them.
+pub(crate) struct FileClaim {
+    store: Store,
+    spec: ClaimSpec,
+    path: PathBuf,
+    file: Option<Open>,
+    /// What it was granted, for as long as it holds.
+    held: Option<Grant>,
+    /// Not lower than this is any fence that it is granted.
+    floor: Option<Fence>,
+    listener: Option<Listening>,
+}
+
+struct Open {
+    file: LockFile,
+    id: Id,
+}
+
+/// Hears of the claim's file.
+struct Listening {
+    listener: Listener,
+    id: Id,
+    /// How often it had rung when the claim asked last; `None` if the claim did not listen yet.
+    heard: Option<u64>,
+}
+
+impl FileClaim {
+    pub(crate) fn new(store: Store, spec: ClaimSpec) -> Self {
+        let path = store.path(&spec.name);
+        Self { store, spec, path, file: None, held: None, floor: None, listener: None }
+    }
+
+    fn close(&mut self) -> Option<Grant> {
+        self.listener = None;
+        // That unlocks it, too.
+        self.file = None;
+        self.held.take()
+    }
+
+    /// Whether the claim's file is still the one at its path.
+    fn is_in_place(&self) -> io::Result<bool> {
+        match &self.file {
+            Some(open) => Ok(Store::id_at(&self.path)? == Some(open.id)),
+            None => Ok(false),
+        }
+    }
+
+    /// Looks whether the hold is still there.
+    fn still_held(&mut self) -> io::Result<bool> {
+        if self.held.is_some() && !self.is_in_place()? {
+            self.close();
+        }
+        Ok(self.held.is_some())
+    }
+
+    /// Asks once: `None` if others hold it.
+    fn ask(&mut self) -> io::Result<Option<Grant>> {
+        self.raise()?;
+        if self.still_held()? {
+            return Ok(self.held);
+        }
+        let asked = self.lock();
+        if asked.is_err() {
+            self.close();
+        }
+        asked
+    }
+
+    fn lock(&mut self) -> io::Result<Option<Grant>> {
+        for _ in 0..MOST_REMOVED {
+            if self.file.is_some() && !self.is_in_place()? {
+                self.close();
+            }
+            let open = match &mut self.file {
+                Some(open) => open,
+                file => {
+                    let open = file.insert(open(&self.path, &self.store, &self.spec)?);
+                    if self.store.inherit {
+                        rustix::io::fcntl_setfd(&*open.file, rustix::io::FdFlags::empty())?;
+                    }
+                    open
+                }
+            };
+            let lock = match self.spec.mode {
+                Mode::Shared => open.file.try_lock_shared(),
+                Mode::Exclusive | Mode::Permits { .. } => open.file.try_lock(),
+            };
+            if !locked(lock)? {
+                return Ok(None);
+            }
+            let fence = self.fence()?;
+            if self.is_in_place()? {
+                let grant = Grant { fence, valid_for: None };
+                self.held = Some(grant);
+                return Ok(Some(grant));
+            }
+        }
+        Err(io::Error::other("the lock file is removed again and again"))
+    }
+
+    /// The fence of a lock that was just had, written down if it is exclusive.
+    fn fence(&self) -> io::Result<Option<Fence>> {
+        let Some(open) = self.file.as_ref().filter(|_| self.store.fence) else { return Ok(None) };
+        let records = Records::read(&open.file)?;
+        if self.spec.mode == Mode::Shared {
+            // Readers must not write, as there may be several: they have the last writer's.
+            let last = records.last.as_ref().map(|last| last.fence);
+            return Ok(last.or_else(|| Fence::new(record::now())).max(self.floor));
+        }
+        let fence = records.next_fence(self.floor);
+        records.write(&open.file, &self.record(fence, record::now()))?;
+        Ok(Some(fence))
+    }
+
+    fn record(&self, fence: Fence, since: u64) -> Record {
+        Record { fence, owner: self.spec.owner, since, label: self.spec.label.clone() }
+    }
+
+    /// Lifts the fence of a hold to the floor, if it is below.
+    fn raise(&mut self) -> io::Result<()> {
+        let (Some(held), Some(open)) = (self.held, &self.file) else { return Ok(()) };
+        let Some(floor) = self.floor.filter(|floor| held.fence.is_some_and(|fence| fence < *floor))
+        else {
+            return Ok(());
+        };
+        if self.spec.mode != Mode::Shared {
+            let records = Records::read(&open.file)?;
+            let since = records.last.as_ref().map_or_else(record::now, |last| last.since);
+            records.write(&open.file, &self.record(floor, since))?;
+        }
+        self.held = Some(Grant { fence: Some(floor), ..held });
+        Ok(())
+    }
+
+    /// As [`ask`](Self::ask), for a try: never refused because of somebody who only looks.
+    async fn try_once(&mut self) -> io::Result<Option<Grant>> {
+        let asked = self.ask()?;
+        if asked.is_some() || self.spec.queue {
+            return Ok(asked);
+        }
+        let start = Instant::now();
+        while start.elapsed() < PATIENCE {
+            if let Some(_kept_out) = self.store.bystanders_kept_out()? {
+                return self.ask();
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        Ok(None)
+    }
+
+    /// Starts to listen to the file, if that can be.
+    fn listen(&mut self) -> io::Result<()> {
+        let (Some(open), Some(watcher)) = (&self.file, &self.store.watcher) else {
+            return Err(io::ErrorKind::Unsupported.into());
+        };
+        if self.listener.as_ref().is_none_or(|listening| listening.id != open.id) {
+            self.listener = None;
+            let listener = watcher.listen(&self.path)?;
+            self.listener = Some(Listening { listener, id: open.id, heard: None });
+        }
+        Ok(())
+    }
+
+    fn rings(&self) -> Option<u64> {
+        self.listener.as_ref().map(|listening| listening.listener.bell().rings())
+    }
+
+    /// Whether there is something to tell. Called only after it was made sure that the next ring is heard.
+    fn look(&mut self) -> Option<Change> {
+        // What fails here is told by the next attempt or renewal.
+        if self.held.is_some() {
+            return matches!(self.still_held(), Ok(false)).then_some(Change::Lost);
+        }
+        if self.spec.queue {
+            return match self.ask() {
+                Ok(granted) => granted.map(Change::Granted),
+                // It may be free: the engine asks again, and again after a pause if that fails too.
+                Err(_) => Some(Change::LookAgain),
+            };
+        }
+        let heard = self.listener.as_ref().and_then(|listening| listening.heard);
+        (heard.is_none() || heard != self.rings()).then_some(Change::LookAgain)
+    }
+
+    async fn wait(&mut self) -> Change {
+        loop {
+            let listened = self.listener.is_some();
+            match self.listen() {
+                Ok(()) => {}
+                // The file was removed under its hands.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Change::LookAgain,
+                // It has become deaf: the next attempt says so, and how long to wait then.
+                Err(_) if listened => return Change::LookAgain,
+                Err(_) => break,
+            }
+            let Some(listening) = &self.listener else { break };
+            let bell = listening.listener.bell().clone();
+            let alone = self.held.is_none() && self.spec.queue && self.spec.mode != Mode::Shared;
+            let mut rung = pin!(bell.rung(if alone { Wake::One } else { Wake::All }));
+            rung.as_mut().enable();
+            if let Some(change) = self.look() {
+                if let Some(listening) = &mut self.listener {
+                    listening.heard = Some(bell.rings());
+                }
+                return change;
+            }
+            // The look may have found another file at the path.
+            let file = self.file.as_ref().map(|open| open.id);
+            if file == self.listener.as_ref().map(|listening| listening.id) {
+                rung.await;
+            }
+        }
+        std::future::pending().await
+    }
+}
+
+fn open(path: &Path, store: &Store, spec: &ClaimSpec) -> io::Result<Open> {
+    let file = Store::make(path)?;
+    let stat = rustix::fs::fstat(&*file)?;
+    if store.fence && path.file_name().and_then(|file| file.to_str()).is_some_and(names::is_cut) {
+        let length = u64::try_from(stat.st_size).unwrap_or(0);
+        record::write_name(&file, length, &spec.name)?;
+    }
+    Ok(Open { id: Id::of(&stat), file })
+}
+
+impl Claim for FileClaim {
+    fn attempt(&mut self, floor: Option<Fence>) -> BoxFuture<'_, Result<Attempt>> {
+        self.floor = floor;
+        Box::pin(async move {
+            let rings = self.rings();
+            let asked = self.try_once().await;
+            if let Some(listening) = &mut self.listener {
+                listening.heard = rings;
+            }
+            if let Some(grant) = asked.map_err(unavailable)? {
+                return Ok(Attempt::Granted(grant));
+            }
+            // Whoever waits and cannot listen has to look.
+            let deaf = self.spec.queue && self.store.watcher.is_some() && self.listen().is_err();
+            let pause = || Duration::from_millis(fastrand::u64(5..50));
+            Ok(Attempt::Contended { retry_after: deaf.then(pause) })
+        })
+    }
+
+    fn changed(&mut self) -> BoxFuture<'_, Change> {
+        Box::pin(self.wait())
+    }
+
+    fn renew(&mut self, _ttl: Duration) -> BoxFuture<'_, Result<Renewal>> {
+        let held = self.still_held();
+        let answer = held.map(|held| if held { Renewal::Held } else { Renewal::Lost });
+        Box::pin(std::future::ready(answer.map_err(unavailable)))
+    }
+
+    fn downgrade(&mut self, _ttl: Duration) -> BoxFuture<'_, Result<Renewal>> {
+        let error = Error::new(ErrorKind::Unsupported, "a locked file has no downgrade");
+        Box::pin(std::future::ready(Err(error)))
+    }
+
+    fn release(&mut self) -> BoxFuture<'_, Result<Release>> {
+        // A file without a name was removed or replaced. Whatever it is, closing frees it.
+        let stat = self.file.as_ref().map(|open| rustix::fs::fstat(&*open.file));
+        let removed = matches!(stat, Some(Ok(stat)) if stat.st_nlink == 0);
+        let held = self.close().is_some() && !removed;
+        let answer = if held { Release::Released } else { Release::WasNotHeld };
+        Box::pin(std::future::ready(Ok(answer)))
+    }
+}

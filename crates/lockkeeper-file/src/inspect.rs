@@ -1,0 +1,224 @@
+//! A look into the directory: who holds, whom to throw out, what to tidy up.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use lockkeeper_core::{BoxFuture, Inspector, Kind, Label, LockInfo, Mode, Name, Party, Result};
+
+use crate::backend::{self, File, Id, LockFile, Store, found, locked, unavailable};
+use crate::names::{self, Told};
+use crate::record::{self, Record, Records};
+
+/// How long a holder whose lock is broken has to let go before the next one enters.
+const GRACE: Duration = Duration::from_secs(1);
+
+impl File {
+    /// Removes the files of locks that nobody holds, and says how many those were.
+    ///
+    /// May be called at any time, from any process, by several at once. Whoever waits or just opened such a
+    /// file notices and makes a new one; a lock is never had twice, and fences go on to rise. Nobody needs
+    /// to call it: a file that stays costs a few bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`Unavailable`](lockkeeper_core::ErrorKind::Unavailable) if the directory cannot be read or written to.
+    ///
+    /// # Cancel safety
+    ///
+    /// If dropped, some files have been removed and others not.
+    pub async fn gc(&self) -> Result<usize> {
+        let mut removed = 0;
+        for file in self.store.files().map_err(unavailable)? {
+            let bystander = self.store.as_bystander().await?;
+            let path = self.store.dir.join(&file);
+            if backend::is_temporary(&file) {
+                // Made by one who held what we hold now, and died.
+                found(fs::remove_file(path)).map_err(unavailable)?;
+            } else if names::told_by(&file) != Told::Nothing {
+                removed += usize::from(remove_idle(&path).map_err(unavailable)?);
+            }
+            // Between two files others have their turn, in this process and in the directory.
+            drop(bystander);
+            tokio::task::yield_now().await;
+        }
+        Ok(removed)
+    }
+}
+
+fn remove_idle(path: &Path) -> io::Result<bool> {
+    let Some(file) = Store::find(path)? else { return Ok(false) };
+    if !locked(file.try_lock())? {
+        return Ok(false);
+    }
+    // The next file's fences begin with the time. One that is ahead of it would be forgotten.
+    let last = Records::read(&file)?.last;
+    if last.is_some_and(|last| last.fence.get() >= record::now()) {
+        return Ok(false);
+    }
+    let is_in_place = Store::id_at(path)? == Some(Id::of(&rustix::fs::fstat(&*file)?));
+    // Unlinked while it is locked: whoever gets this lock next finds that it is no longer in place.
+    Ok(is_in_place && found(fs::remove_file(path))?.is_some())
+}
+
+impl Store {
+    /// All files in the directory, sorted. Names that are no text are not ours.
+    fn files(&self) -> io::Result<Vec<String>> {
+        let mut files = Vec::new();
+        for entry in fs::read_dir(&self.dir)? {
+            let entry = entry?;
+            // A directory that is called like a lock is none.
+            if entry.file_type()?.is_file() {
+                files.extend(entry.file_name().into_string());
+            }
+        }
+        files.sort_unstable();
+        Ok(files)
+    }
+
+    /// The name of the lock that a file is of, if it is of one.
+    fn name_of(&self, file: &str) -> io::Result<Option<Name>> {
+        let name = match names::told_by(file) {
+            Told::Name(name) => Some(name),
+            Told::Cut => match found(fs::File::open(self.dir.join(file)))? {
+                Some(opened) => {
+                    record::read_name(&opened)?.filter(|name| names::file_name(name) == file)
+                }
+                None => None,
+            },
+            Told::Nothing => None,
+        };
+        Ok(name.map(Name::derived))
+    }
+
+    async fn look(&self, name: Name) -> Result<Option<LockInfo>> {
+        let _bystander = self.as_bystander().await?;
+        let holder = holder(&self.path(&name)).map_err(unavailable)?;
+        Ok(holder.map(|holder| LockInfo {
+            name,
+            kind: Kind::Lock,
+            holders: vec![holder],
+            waiters: Vec::new(),
+        }))
+    }
+
+    async fn throw_out(&self, name: &Name) -> Result<usize> {
+        let bystander = self.as_bystander().await?;
+        let Some((old, new)) = self.replace(name).map_err(unavailable)? else { return Ok(0) };
+        drop(bystander);
+        // The holder is told by now, if it can be. Until it has let go, the new file stays locked.
+        let start = Instant::now();
+        while !locked(old.try_lock()).map_err(unavailable)? && start.elapsed() < GRACE {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        drop(new);
+        Ok(1)
+    }
+
+    /// Puts a new, locked file in the place of one that is held.
+    fn replace(&self, name: &Name) -> io::Result<Option<(LockFile, LockFile)>> {
+        let path = self.path(name);
+        match Store::find(&path)? {
+            Some(probe) if mode_of(&probe)?.is_some() => {}
+            _ => return Ok(None),
+        }
+        // Opened again, because the probe of a lock that readers hold has it, too.
+        let Some(old) = Store::find(&path)? else { return Ok(None) };
+        let beside = backend::temporary(&self.dir);
+        let new = Store::make_new(&beside)?;
+        let made = fill(&new, &old, name).and_then(|()| fs::rename(&beside, &path));
+        if let Err(error) = made {
+            let _ = found(fs::remove_file(beside));
+            return Err(error);
+        }
+        // Once more: somebody may have got the old one before it was replaced. Nobody can any more.
+        carry_over(&old, &new)?;
+        Ok(Some((old, new)))
+    }
+}
+
+/// Locks a new file and writes into it what the old one's successor has to know.
+fn fill(new: &fs::File, old: &fs::File, name: &Name) -> io::Result<()> {
+    if !locked(new.try_lock())? {
+        return Err(io::Error::other("a file that was just made is locked"));
+    }
+    if names::is_cut(&names::file_name(name)) {
+        record::write_name(new, 0, name)?;
+    }
+    carry_over(old, new)
+}
+
+/// Makes the fences of a new file go on where those of the old one are.
+fn carry_over(old: &fs::File, new: &fs::File) -> io::Result<()> {
+    let there = Records::read(new)?;
+    match Records::read(old)?.last {
+        Some(last) if there.last.as_ref() != Some(&last) => there.write(new, &last),
+        _ => Ok(()),
+    }
+}
+
+/// How a file is locked. Whoever asks may hold it shared until the file is closed, and must be a
+/// bystander.
+fn mode_of(file: &fs::File) -> io::Result<Option<Mode>> {
+    Ok(if locked(file.try_lock())? {
+        None
+    } else if locked(file.try_lock_shared())? {
+        Some(Mode::Shared)
+    } else {
+        Some(Mode::Exclusive)
+    })
+}
+
+/// Who holds a file. Only a lock that somebody holds now counts, whatever is written in the file.
+fn holder(path: &Path) -> io::Result<Option<Party>> {
+    let Some(file) = Store::find(path)? else { return Ok(None) };
+    let Some(mode) = mode_of(&file)? else { return Ok(None) };
+    let last = Records::read(&file)?.last;
+    let fence = last.as_ref().map(|last| last.fence);
+    Ok(Some(match last {
+        Some(Record { owner, since, label, .. }) if mode == Mode::Exclusive => {
+            let age = Some(Duration::from_micros(record::now().saturating_sub(since)));
+            Party { owner: Some(owner), label, mode, fence, age, remaining: None }
+        }
+        _ => {
+            // Readers leave no name: who they are, and how many, is not known.
+            let label = if mode == Mode::Shared { "some readers" } else { "somebody" };
+            let label = Label::new(label).unwrap_or_default();
+            Party { owner: None, label, mode, fence, age: None, remaining: None }
+        }
+    }))
+}
+
+impl Inspector for Store {
+    fn list(&self, prefix: &str) -> BoxFuture<'_, Result<Vec<LockInfo>>> {
+        let prefix = prefix.to_owned();
+        Box::pin(async move {
+            let mut infos = Vec::new();
+            for file in self.files().map_err(unavailable)? {
+                let name = self.name_of(&file).map_err(unavailable)?;
+                if let Some(name) = name.filter(|name| name.starts_with(&prefix)) {
+                    infos.extend(self.look(name).await?);
+                    tokio::task::yield_now().await;
+                }
+            }
+            infos.sort_by(|a, b| a.name.cmp(&b.name));
+            Ok(infos)
+        })
+    }
+
+    fn show(&self, name: &Name) -> BoxFuture<'_, Result<Vec<LockInfo>>> {
+        let name = name.clone();
+        Box::pin(async move { Ok(self.look(name).await?.into_iter().collect()) })
+    }
+
+    fn break_lock(&self, name: &Name) -> BoxFuture<'_, Result<usize>> {
+        let name = name.clone();
+        Box::pin(async move { self.throw_out(&name).await })
+    }
+
+    fn changed(&self) -> BoxFuture<'_, ()> {
+        // A look locks and closes files, so it would cause the next notice itself.
+        Box::pin(std::future::pending())
+    }
+}

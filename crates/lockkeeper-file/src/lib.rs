@@ -1,0 +1,39 @@
+//! Locks on files in a directory, between the processes of one machine.
+//!
+//! The store of [`File`]: a mutex and a readers-writer lock are a locked file, a semaphore is one file
+//! for each permit. A lock ends with the process that holds it, also with `kill -9`.
+//!
+//! # Examples
+//!
+//! ```
+//! use lockkeeper_core::Keeper;
+//! use lockkeeper_file::File;
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let temporary = tempfile::tempdir()?;
+//! # let dir = temporary.path().join("locks");
+//! let keeper = Keeper::new(File::open(&dir)?); // made, for its owner only, if it is missing
+//! let guard = keeper.mutex("orders/42").lock().await?;
+//! assert!(dir.join("orders%2F42.lock").exists());
+//! guard.release().await?;
+//! # Ok(())
+//! # }
+//! ```
+
+#[cfg(not(unix))]
+compile_error!(
+    "lockkeeper-file needs Unix: its locks are flock, and files are told apart by inode"
+);
+
+mod backend;
+mod claim;
+mod examine;
+mod inspect;
+mod names;
+mod record;
+mod url;
+mod watch;
+
+pub use backend::{File, Options};
+pub use examine::examine;

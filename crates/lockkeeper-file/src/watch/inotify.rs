@@ -1,0 +1,229 @@
+//! inotify: one instance and one thread for each store, one watch for each file that somebody listens
+//! to.
+//!
+//! A thread and not a task, because a store belongs to no runtime: several keepers may use it, each on
+//! its own, and any of those may be shut down.
+
+use std::collections::HashMap;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
+use rustix::io::Errno;
+
+use super::Bell;
+
+/// Reads events for as long as it lives.
+#[derive(Debug)]
+pub(crate) struct Watcher {
+    shared: Arc<Shared>,
+    /// A watch whose removal ends the thread.
+    anchor: i32,
+}
+
+#[derive(Debug)]
+struct Shared {
+    inotify: OwnedFd,
+    watches: Mutex<HashMap<i32, Watch>>,
+}
+
+/// A file that somebody listens to.
+#[derive(Debug)]
+struct Watch {
+    bell: Arc<Bell>,
+    listeners: usize,
+}
+
+/// Hears of one file for as long as it lives.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    shared: Arc<Shared>,
+    bell: Arc<Bell>,
+    watch: i32,
+}
+
+impl Watcher {
+    /// Starts to read.
+    ///
+    /// # Errors
+    ///
+    /// If this user has too many instances already, or there is no thread to be had.
+    pub(crate) fn start() -> io::Result<Self> {
+        let inotify = inotify::init(CreateFlags::CLOEXEC)?;
+        // The root of the file system stays, whatever happens to the store's directory.
+        let anchor = inotify::add_watch(&inotify, "/", WatchFlags::DELETE_SELF)?;
+        let shared = Arc::new(Shared { inotify, watches: Mutex::default() });
+        let reader = shared.clone();
+        let thread = thread::Builder::new().name("lockkeeper-file".to_owned());
+        thread.stack_size(128 * 1024).spawn(move || reader.read(anchor))?;
+        Ok(Self { shared, anchor })
+    }
+
+    /// Listens to the file that is at a path now.
+    pub(crate) fn listen(&self, path: &Path) -> io::Result<Listener> {
+        // A file that is unlinked, or replaced by another, changes its attributes: its count of links.
+        let what = WatchFlags::CLOSE_WRITE | WatchFlags::ATTRIB | WatchFlags::MOVE_SELF;
+        let mut watches = self.shared.watches();
+        // The same file has the same watch, however often it is added.
+        let watch = inotify::add_watch(&self.shared.inotify, path, what)?;
+        let entry = watches.entry(watch);
+        let entry = entry.or_insert_with(|| Watch { bell: Arc::default(), listeners: 0 });
+        entry.listeners += 1;
+        Ok(Listener { shared: self.shared.clone(), bell: entry.bell.clone(), watch })
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        // The thread hears that this watch is gone, and ends.
+        let _ = inotify::remove_watch(&self.shared.inotify, self.anchor);
+    }
+}
+
+impl Listener {
+    pub(crate) fn bell(&self) -> &Arc<Bell> {
+        &self.bell
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        let mut watches = self.shared.watches();
+        let Some(watch) = watches.get_mut(&self.watch) else { return };
+        watch.listeners -= 1;
+        if watch.listeners == 0 {
+            watches.remove(&self.watch);
+            // It fails if the file is gone, and its watch with it.
+            let _ = inotify::remove_watch(&self.shared.inotify, self.watch);
+        }
+    }
+}
+
+impl Shared {
+    fn watches(&self) -> MutexGuard<'_, HashMap<i32, Watch>> {
+        self.watches.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn read(&self, anchor: i32) {
+        let mut buffer = [MaybeUninit::uninit(); 8192];
+        let mut reader = Reader::new(&self.inotify, &mut buffer);
+        loop {
+            let (watch, events) = match reader.next() {
+                Ok(event) => (event.wd(), event.events()),
+                Err(Errno::INTR) => continue,
+                Err(error) => {
+                    tracing::error!(%error, "inotify ended: waiters for files only look now and then");
+                    return;
+                }
+            };
+            if watch == anchor && events.contains(ReadFlags::IGNORED) {
+                return;
+            }
+            self.tell(watch, events);
+        }
+    }
+
+    fn tell(&self, watch: i32, events: ReadFlags) {
+        if events.contains(ReadFlags::QUEUE_OVERFLOW) {
+            // Nobody knows what was lost.
+            let all: Vec<_> = self.watches().values().map(|watch| watch.bell.clone()).collect();
+            for bell in all {
+                bell.ring();
+            }
+            return;
+        }
+        // Rung outside of the lock: whoever is woken may listen anew, or stop to.
+        let bell = self.watches().get(&watch).map(|watch| watch.bell.clone());
+        if let Some(bell) = bell {
+            bell.ring();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, OpenOptions};
+    use std::pin::pin;
+    use std::time::Duration;
+
+    use super::super::Wake;
+    use super::*;
+
+    /// Waits for a ring that something causes.
+    async fn rings(listener: &Listener, wake: Wake, cause: impl FnOnce()) {
+        let mut rung = pin!(listener.bell().rung(wake));
+        rung.as_mut().enable();
+        cause();
+        let rung = tokio::time::timeout(Duration::from_secs(30), rung);
+        rung.await.expect("the bell is rung");
+    }
+
+    #[tokio::test]
+    async fn a_bell_rings_when_a_file_is_closed_unlinked_or_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        let make = || drop(fs::File::create(&path).unwrap());
+        let watcher = Watcher::start().unwrap();
+        for wake in [Wake::One, Wake::All] {
+            make();
+            let listener = watcher.listen(&path).unwrap();
+            let open = OpenOptions::new().write(true).open(&path).unwrap();
+            rings(&listener, wake, || drop(open)).await;
+            let open = OpenOptions::new().write(true).open(&path).unwrap();
+            rings(&listener, wake, || fs::remove_file(&path).unwrap()).await;
+            drop(open);
+            make();
+            let listener = watcher.listen(&path).unwrap();
+            let _open = OpenOptions::new().write(true).open(&path).unwrap();
+            let other = dir.path().join("b");
+            fs::write(&other, "").unwrap();
+            rings(&listener, wake, || fs::rename(&other, &path).unwrap()).await;
+        }
+    }
+
+    #[test]
+    fn listeners_of_one_file_share_a_watch_that_ends_with_the_last() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        fs::write(&path, "").unwrap();
+        let watcher = Watcher::start().unwrap();
+        let one = watcher.listen(&path).unwrap();
+        let two = watcher.listen(&path).unwrap();
+        assert!(Arc::ptr_eq(one.bell(), two.bell()));
+        assert_eq!(watcher.shared.watches().len(), 1);
+        drop(one);
+        assert_eq!(watcher.shared.watches().len(), 1);
+        drop(two);
+        assert_eq!(watcher.shared.watches().len(), 0);
+        assert!(watcher.listen(&dir.path().join("missing")).is_err());
+        assert_eq!(watcher.shared.watches().len(), 0);
+    }
+
+    #[test]
+    fn the_thread_ends_with_the_watcher() {
+        let watcher = Watcher::start().unwrap();
+        let shared = Arc::downgrade(&watcher.shared);
+        drop(watcher);
+        let start = std::time::Instant::now();
+        while shared.strong_count() > 0 {
+            assert!(start.elapsed() < Duration::from_secs(30), "it reads on");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn what_was_lost_is_told_to_everybody() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        fs::write(&path, "").unwrap();
+        let watcher = Watcher::start().unwrap();
+        let listener = watcher.listen(&path).unwrap();
+        let before = listener.bell().rings();
+        watcher.shared.tell(-1, ReadFlags::QUEUE_OVERFLOW);
+        assert!(listener.bell().rings() > before);
+    }
+}

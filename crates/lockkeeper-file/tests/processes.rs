@@ -1,0 +1,208 @@
+//! What other processes do to each other: they hammer, tidy up, are killed and start others.
+#![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
+
+mod common;
+
+use std::path::Path;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use common::{helper, soon, store, url};
+use lockkeeper_core::Keeper;
+use lockkeeper_file::File;
+use lockkeeper_testkit::history::History;
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+
+/// Longer than any test: nothing is found out by looking now and then.
+const LONG: Duration = Duration::from_secs(600);
+
+/// A process that does something with locks. Killed when dropped.
+struct Process {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Process {
+    fn start(dir: &Path, arguments: &[&str]) -> Self {
+        let mut command = Command::new(helper());
+        command.arg(url(dir)).args(arguments);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
+        let mut child = command.spawn().unwrap();
+        let stdin = child.stdin.take();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        Self { child, stdin, lines }
+    }
+
+    async fn line(&mut self) -> Option<String> {
+        soon("the next line", self.lines.next_line()).await.unwrap()
+    }
+
+    async fn says(&mut self, word: &str) -> String {
+        let line = self.line().await.unwrap_or_else(|| panic!("it ended and did not say {word:?}"));
+        let rest = line.strip_prefix(word);
+        rest.unwrap_or_else(|| panic!("it said {line:?} and not {word:?}")).trim().to_owned()
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(self.child.id().unwrap().cast_signed()).unwrap();
+        kill_process(pid, signal).unwrap();
+    }
+
+    /// How long its threads have run, in hundredths of a second.
+    fn cpu_ticks(&self) -> u64 {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id().unwrap()));
+        let stat = stat.unwrap();
+        // Behind the name of the program, which may have blanks in it.
+        let fields: Vec<_> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
+        fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+    }
+}
+
+fn keeper(store: &File) -> Keeper {
+    Keeper::new(store.clone()).ttl(LONG)
+}
+
+#[tokio::test]
+async fn eight_processes_hammer_while_another_removes_idle_files_and_never_two_hold() {
+    let (_store, dir) = store();
+    let mut tidying = Process::start(dir.path(), &["gc"]);
+    let start = |_| Process::start(dir.path(), &["a", "30000", "hammer", "100"]);
+    let mut hammers: Vec<_> = (0..8).map(start).collect();
+    let history = History::new();
+    for hammer in &mut hammers {
+        while let Some(line) = hammer.line().await {
+            match line.strip_prefix("hold ") {
+                Some(hold) => history.add(hold.parse().unwrap()),
+                None => assert_eq!(line, "done"),
+            }
+        }
+    }
+    assert_eq!(history.assert_clean().holds, 800);
+    drop(tidying.stdin.take());
+    let removed: usize = tidying.says("removed").await.parse().unwrap();
+    eprintln!("{removed} files were removed around 800 holds");
+}
+
+#[tokio::test]
+async fn a_holder_killed_with_nine_wakes_the_next_and_is_no_longer_shown() {
+    let (store, dir) = store();
+    let keeper = keeper(&store);
+    for _ in 0..3 {
+        let mut holder = Process::start(dir.path(), &["a", "30000", "hold"]);
+        holder.says("held").await;
+        let shown = keeper.inspect().unwrap().show("a").await.unwrap();
+        let pid = format!(":{}:", holder.child.id().unwrap());
+        assert!(shown[0].holders[0].label.as_str().contains(&pid), "{shown:?}");
+        // Its ttl is so long that only a notice can wake it in time.
+        let waiter = tokio::spawn({
+            let mutex = keeper.mutex("a");
+            async move { mutex.lock().await.unwrap() }
+        });
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        holder.child.kill().await.unwrap();
+        soon("the waiter", waiter).await.unwrap().release().await.unwrap();
+        assert!(keeper.inspect().unwrap().show("a").await.unwrap().is_empty());
+    }
+}
+
+#[tokio::test]
+async fn a_program_that_is_started_does_not_carry_the_lock() {
+    let (store, _dir) = store();
+    let keeper = keeper(&store);
+    let guard = keeper.mutex("a").lock().await.unwrap();
+    let mut sleep = Command::new("sleep");
+    let mut child = sleep.arg("600").kill_on_drop(true).spawn().unwrap();
+    guard.release().await.unwrap();
+    let again = keeper.mutex("a").try_lock().await.unwrap();
+    assert!(again.is_some(), "the child holds it");
+    assert!(child.try_wait().unwrap().is_none(), "the child still runs");
+    child.kill().await.unwrap();
+}
+
+/// A program that is being started has a copy of every open file, for a moment.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn programs_that_are_being_started_meanwhile_do_not_keep_what_is_released() {
+    let (store, _dir) = store();
+    let keeper = keeper(&store);
+    let done = Arc::new(AtomicBool::new(false));
+    let starting = std::thread::spawn({
+        let done = done.clone();
+        move || {
+            while !done.load(Ordering::SeqCst) {
+                assert!(std::process::Command::new("true").status().unwrap().success());
+            }
+        }
+    });
+    for i in 0..300 {
+        let guard = keeper.mutex("a").try_lock().await.unwrap();
+        guard.unwrap_or_else(|| panic!("refused at {i}")).release().await.unwrap();
+        keeper.inspect().unwrap().show("a").await.unwrap();
+    }
+    done.store(true, Ordering::SeqCst);
+    starting.join().unwrap();
+}
+
+#[tokio::test]
+async fn permits_of_a_process_that_was_killed_come_back() {
+    let (store, dir) = store();
+    let keeper = keeper(&store);
+    let mut holder = Process::start(dir.path(), &["permit"]);
+    holder.says("held").await;
+    let semaphore = keeper.semaphore("gpu", 1);
+    assert!(semaphore.try_acquire().await.unwrap().is_none());
+    let waiter = tokio::spawn(async move { semaphore.acquire().await.unwrap() });
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    holder.child.kill().await.unwrap();
+    soon("the permit", waiter).await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_stuck_holder_is_thrown_out_and_finds_out_when_it_goes_on() {
+    let (store, dir) = store();
+    let keeper = keeper(&store);
+    let mut stuck = Process::start(dir.path(), &["a", "30000", "hold"]);
+    stuck.says("held").await;
+    stuck.signal(Signal::STOP);
+    let waiter = tokio::spawn({
+        let mutex = keeper.mutex("a");
+        async move { mutex.lock().await.unwrap() }
+    });
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert_eq!(keeper.inspect().unwrap().break_lock("a").await.unwrap(), 1);
+    let next = soon("the waiter", waiter).await.unwrap();
+    stuck.signal(Signal::CONT);
+    stuck.says("lost").await;
+    assert!(next.is_held());
+    next.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn those_who_wait_do_not_keep_each_other_awake() {
+    let (store, dir) = store();
+    let keeper = keeper(&store);
+    let guard = keeper.mutex("a").lock().await.unwrap();
+    let start = |_| Process::start(dir.path(), &["a", "600000", "hold"]);
+    let mut waiters: Vec<_> = (0..3).map(start).collect();
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    // A try opens and closes the file, which wakes them all once.
+    assert!(keeper.mutex("a").try_lock().await.unwrap().is_none());
+    let ticks = || waiters.iter().map(Process::cpu_ticks).sum::<u64>();
+    let before = ticks();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let used = ticks() - before;
+    assert!(used < 50, "three that wait ran for {used} hundredths of a second within a second");
+    // Each is to give it back as soon as it has it: they enter in any order.
+    for waiter in &mut waiters {
+        drop(waiter.stdin.take());
+    }
+    guard.release().await.unwrap();
+    for waiter in &mut waiters {
+        waiter.says("held").await;
+        waiter.says("released").await;
+    }
+}

@@ -1,0 +1,535 @@
+//! What the file store does with its directory, its files and those who look into it.
+#![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _, symlink};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use common::{soon, store};
+use lockkeeper_core::blocking::wait;
+use lockkeeper_core::{
+    Attempt, Backend, Background, Claim, ClaimSpec, ErrorKind, Fence, Guard, Keeper, Kind, Mode,
+    Name, ReleaseOutcome, Renewal,
+};
+use lockkeeper_file::File;
+
+/// Longer than any test: nothing is found out by a renewal, or by looking now and then.
+const LONG: Duration = Duration::from_secs(600);
+
+fn keeper(store: &File) -> Keeper {
+    Keeper::new(store.clone()).ttl(LONG)
+}
+
+/// A claim made by hand.
+fn claim(store: &File, name: &str) -> Box<dyn Claim> {
+    let background = Background::new(tokio::runtime::Handle::current());
+    store.claim(ClaimSpec::new(Name::new(name).unwrap(), LONG, background)).unwrap()
+}
+
+async fn fence_of(claim: &mut dyn Claim, floor: Option<Fence>) -> u64 {
+    match claim.attempt(floor).await.unwrap() {
+        Attempt::Granted(grant) => grant.fence.unwrap().get(),
+        Attempt::Contended { .. } => panic!("contended, though nobody holds it"),
+    }
+}
+
+fn files(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).unwrap();
+    let mut files: Vec<_> =
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    files.sort();
+    files
+}
+
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).unwrap().permissions().mode() & 0o777
+}
+
+#[tokio::test]
+async fn a_missing_directory_is_made_for_its_owner_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let locks = dir.path().join("run/locks");
+    let store = File::open(&locks).unwrap();
+    assert_eq!(files(&locks), [""; 0]);
+    assert_eq!(mode(&locks), 0o700);
+    keeper(&store).mutex("a").lock().await.unwrap().release().await.unwrap();
+    assert_eq!(mode(&locks.join("a.lock")), 0o600);
+    File::open(&locks).expect("one that is there is taken as it is");
+}
+
+#[test]
+fn a_path_that_is_no_directory_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("file");
+    fs::write(&file, "mine").unwrap();
+    let dangling = dir.path().join("dangling");
+    symlink(dir.path().join("nowhere"), &dangling).unwrap();
+    for path in [&file, &file.join("below"), &dangling] {
+        let error = File::open(path).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+        let start = format!("file: open \"{}\": ", path.display());
+        assert!(error.to_string().starts_with(&start), "{error}");
+    }
+    assert_eq!(fs::read(&file).unwrap(), b"mine");
+}
+
+#[test]
+fn a_directory_that_cannot_be_written_to_is_an_error() {
+    // Nobody can make a file in /proc, not even root.
+    for path in ["/proc", "/proc/lockkeeper"] {
+        let error = File::open(path).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        assert!(error.to_string().starts_with(&format!("file: open \"{path}\": ")), "{error}");
+        assert!(std::error::Error::source(&error).is_some());
+    }
+    if !rustix::process::getuid().is_root() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o500)).unwrap();
+        let error = File::open(dir.path()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o700)).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_directory_that_goes_away_is_an_error_and_loses_what_was_held() {
+    let (store, dir) = store();
+    let keeper = keeper(&store);
+    let guard = keeper.mutex("a").lock().await.unwrap();
+    dir.close().unwrap();
+    soon("to be told", guard.lost()).await;
+    let error = keeper.mutex("b").lock().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(error.to_string().starts_with("file: lock \"b\": No such file"), "{error}");
+}
+
+/// `/dev/full` takes no byte, like a disk without room.
+#[tokio::test]
+async fn a_fence_that_cannot_be_written_down_is_not_granted() {
+    let (store, dir) = store();
+    symlink("/dev/full", dir.path().join("a.lock")).unwrap();
+    // Others may be trying the same device: then this one waits, and bears errors for a ttl.
+    let mutex = keeper(&store).mutex("a").ttl(Duration::from_millis(500));
+    let error = soon("lock", mutex.lock()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(error.to_string().starts_with("file: lock \"a\": No space left"), "{error}");
+    fs::remove_file(dir.path().join("a.lock")).unwrap();
+    soon("lock", mutex.lock()).await.expect("there is room").release().await.unwrap();
+}
+
+/// A small disk of our own; `None` where that is not allowed.
+struct Disk(tempfile::TempDir);
+
+impl Disk {
+    fn mount() -> Option<Self> {
+        let dir = tempfile::tempdir().unwrap();
+        let mut mount = std::process::Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", "size=64k", "tmpfs"]).arg(dir.path());
+        let mounted = mount.output().is_ok_and(|output| output.status.success());
+        mounted.then_some(Self(dir))
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg("-l").arg(self.0.path()).status();
+    }
+}
+
+#[tokio::test]
+async fn on_a_full_disk_known_locks_go_on_and_new_ones_are_refused() {
+    let Some(disk) = Disk::mount() else {
+        eprintln!("NOT TESTED on a real full disk: mounting one is not allowed here");
+        return;
+    };
+    let store = File::open(disk.0.path().join("locks")).unwrap();
+    let keeper = keeper(&store);
+    let guard = keeper.mutex("known").lock().await.unwrap();
+    let mut fence = guard.fence();
+    guard.release().await.unwrap();
+    let filling = disk.0.path().join("filling");
+    fs::write(&filling, vec![1; 1 << 20]).expect_err("the disk is full");
+    for _ in 0..5 {
+        let guard = keeper.mutex("known").lock().await.unwrap();
+        assert!(guard.fence() > fence);
+        fence = guard.fence();
+        guard.release().await.unwrap();
+    }
+    let error = keeper.mutex("new").lock().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(error.to_string().starts_with("file: lock \"new\": No space left"), "{error}");
+    fs::remove_file(filling).unwrap();
+    keeper.mutex("new").lock().await.expect("there is room again").release().await.unwrap();
+}
+
+#[tokio::test]
+async fn names_of_every_kind_stay_in_the_directory_and_are_read_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let locks = dir.path().join("locks");
+    let store = File::open(&locks).unwrap();
+    let keeper = keeper(&store);
+    let longest = "../".repeat(341);
+    let names = ["/", "..", "../a", "/etc/passwd", "a/../../b", "🔒", "a\nb", "A", "a", &longest];
+    let mut guards = Vec::new();
+    for name in names {
+        guards.push(keeper.mutex(name).try_lock().await.unwrap().expect(name));
+    }
+    // Its slots have a NUL in their names, and are longer than any user's name.
+    let permits = keeper.semaphore(&*longest, 2).acquire().await.unwrap();
+    assert_eq!(files(dir.path()), ["locks"]);
+    assert_eq!(files(&locks).len(), names.len() + 2, "and a slot and the gate");
+    let inspect = keeper.inspect().unwrap();
+    let listed = inspect.list("").await.unwrap();
+    let of = |kind| {
+        let of_kind = listed.iter().filter(move |info| info.kind == kind);
+        of_kind.map(|info| info.name.to_string()).collect::<Vec<_>>()
+    };
+    let mut expected = names.map(str::to_owned).to_vec();
+    expected.sort();
+    assert_eq!(of(Kind::Lock), expected);
+    assert_eq!(of(Kind::Semaphore), [&*longest]);
+    assert_eq!(inspect.show(&*longest).await.unwrap().len(), 2);
+    drop((guards, permits));
+}
+
+#[tokio::test]
+async fn two_stores_in_one_directory_exclude_each_other() {
+    let (one, dir) = store();
+    let other = File::options().fence(false).polling(true).open(dir.path()).unwrap();
+    let guard = keeper(&one).mutex("a").lock().await.unwrap();
+    assert!(keeper(&other).mutex("a").try_lock().await.unwrap().is_none());
+    guard.release().await.unwrap();
+    assert!(keeper(&other).mutex("a").try_lock().await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn a_holder_whose_file_is_removed_or_replaced_is_told_at_once() {
+    let (store, dir) = store();
+    let keeper = keeper(&store);
+    let path = store.path("a");
+    for replace in [false, true] {
+        let guard = keeper.mutex("a").lock().await.unwrap();
+        let waiter = tokio::spawn({
+            let mutex = keeper.mutex("a");
+            async move { mutex.lock().await.unwrap() }
+        });
+        if replace {
+            fs::write(dir.path().join("other"), "").unwrap();
+            fs::rename(dir.path().join("other"), &path).unwrap();
+        } else {
+            fs::remove_file(&path).unwrap();
+        }
+        soon("to be told", guard.lost()).await;
+        let next = soon("the waiter", waiter).await.unwrap();
+        assert!(next.fence() > guard.fence());
+        assert_eq!(guard.release().await.unwrap(), ReleaseOutcome::AlreadyLost);
+        assert_eq!(next.release().await.unwrap(), ReleaseOutcome::Released);
+    }
+}
+
+#[tokio::test]
+async fn a_renewal_and_a_release_find_out_what_nobody_told() {
+    let (_, dir) = store();
+    let deaf = File::options().polling(true).open(dir.path()).unwrap();
+    let mut renewing = claim(&deaf, "a");
+    let mut releasing = claim(&deaf, "b");
+    fence_of(&mut *renewing, None).await;
+    fence_of(&mut *releasing, None).await;
+    assert_eq!(renewing.renew(LONG).await.unwrap(), Renewal::Held);
+    fs::remove_file(deaf.path("a")).unwrap();
+    fs::remove_file(deaf.path("b")).unwrap();
+    assert_eq!(renewing.renew(LONG).await.unwrap(), Renewal::Lost);
+    assert_eq!(releasing.release().await.unwrap(), lockkeeper_core::Release::WasNotHeld);
+}
+
+#[tokio::test]
+async fn gc_removes_idle_files_and_no_others() {
+    let (store, dir) = store();
+    let keeper = keeper(&store);
+    let held = keeper.mutex("held").lock().await.unwrap();
+    let read = keeper.rw_lock("read").read().await.unwrap();
+    let permit = keeper.semaphore("gpu", 1).acquire().await.unwrap();
+    for name in ["idle", "Idle", &"long".repeat(100)] {
+        keeper.mutex(name).lock().await.unwrap().release().await.unwrap();
+    }
+    fs::write(dir.path().join("notes.txt"), "mine").unwrap();
+    fs::write(dir.path().join(".tmp-0123"), "left by one who died").unwrap();
+    // Three idle ones, and the gate of the semaphore.
+    assert_eq!(store.gc().await.unwrap(), 4);
+    assert_eq!(files(dir.path()), ["gpu%00slot%000.lock", "held.lock", "notes.txt", "read.lock"]);
+    assert!(held.is_held() && read.is_held() && permit.is_held());
+    assert_eq!(held.release().await.unwrap(), ReleaseOutcome::Released);
+    drop((read, permit));
+    keeper.close().await;
+    assert_eq!(store.gc().await.unwrap(), 3);
+    assert_eq!(store.gc().await.unwrap(), 0);
+}
+
+/// As fast as it can be, so that files are removed between the opening and the locking of others.
+#[test]
+fn a_file_removed_between_opening_and_locking_never_lets_two_in() {
+    // In memory, where there is such a place: a disk would be what takes the time.
+    let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+    let store = File::options().polling(true).fence(false).open(dir.path()).unwrap();
+    let (inside, done) = (AtomicBool::new(false), AtomicBool::new(false));
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let remove = || {
+        let path = store.path("a");
+        let Ok(file) = fs::OpenOptions::new().write(true).open(&path) else { return };
+        if file.try_lock().is_ok()
+            && fs::metadata(&path).is_ok_and(|at| at.ino() == file.metadata().unwrap().ino())
+        {
+            fs::remove_file(&path).unwrap();
+        }
+    };
+    let hold = || {
+        let background = Background::new(runtime.handle().clone());
+        let mut spec = ClaimSpec::new(Name::new("a").unwrap(), LONG, background);
+        // Does not mind being refused because of the one that removes.
+        spec.queue = true;
+        let mut claim = store.claim(spec).unwrap();
+        if let Attempt::Granted(_) = wait(claim.attempt(None)).unwrap() {
+            assert!(!inside.swap(true, Ordering::SeqCst), "two are in");
+            // Not a yield: on a busy machine each would take a time slice.
+            let start = Instant::now();
+            while start.elapsed() < Duration::from_micros(30) {
+                std::hint::spin_loop();
+            }
+            inside.store(false, Ordering::SeqCst);
+            wait(claim.release()).unwrap();
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !done.load(Ordering::SeqCst) {
+                    remove();
+                }
+            });
+        }
+        let holders = [(); 3].map(|()| scope.spawn(|| (0..4000).for_each(|_| hold())));
+        let ended = holders.map(std::thread::ScopedJoinHandle::join);
+        done.store(true, Ordering::SeqCst);
+        assert!(ended.iter().all(Result::is_ok), "two were in");
+    });
+}
+
+#[tokio::test]
+async fn fences_rise_after_a_file_was_removed() {
+    let (store, _dir) = store();
+    let mut last = 0;
+    for _ in 0..20 {
+        let mut writer = claim(&store, "a");
+        let fence = fence_of(&mut *writer, None).await;
+        assert!(fence > last, "{fence} after {last}");
+        last = fence;
+        writer.release().await.unwrap();
+        assert_eq!(store.gc().await.unwrap(), 1);
+        let reader = keeper(&store).rw_lock("a").read().await.unwrap();
+        assert!(reader.fence().unwrap().get() >= last, "a reader's is lower than a writer's");
+    }
+}
+
+#[tokio::test]
+async fn gc_keeps_a_file_whose_fence_is_ahead_of_the_time() {
+    let (store, _dir) = store();
+    let ahead = Fence::new(u64::MAX >> 2);
+    let mut first = claim(&store, "a");
+    assert_eq!(Some(fence_of(&mut *first, ahead).await), ahead.map(Fence::get));
+    first.release().await.unwrap();
+    assert_eq!(store.gc().await.unwrap(), 0);
+    assert!(Some(fence_of(&mut *claim(&store, "a"), None).await) > ahead.map(Fence::get));
+}
+
+#[tokio::test]
+async fn a_waiter_whose_file_is_removed_waits_for_the_new_one() {
+    let (store, _dir) = store();
+    let keeper = keeper(&store);
+    let first = keeper.mutex("a").lock().await.unwrap();
+    let waiters: Vec<_> = (0..4)
+        .map(|_| {
+            let mutex = keeper.mutex("a");
+            tokio::spawn(async move { mutex.lock().await.unwrap().release().await.unwrap() })
+        })
+        .collect();
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    fs::remove_file(store.path("a")).unwrap();
+    for waiter in waiters {
+        soon("a waiter", waiter).await.unwrap();
+    }
+    drop(first);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_try_is_never_refused_because_somebody_looks_or_tidies_up() {
+    let (store, _dir) = store();
+    let keeper = keeper(&store);
+    let looking = tokio::spawn({
+        let (store, keeper) = (store.clone(), keeper.clone());
+        async move {
+            loop {
+                keeper.inspect().unwrap().list("").await.unwrap();
+                store.gc().await.unwrap();
+            }
+        }
+    });
+    for i in 0..300 {
+        let guard = keeper.mutex("a").try_lock().await.unwrap();
+        guard.unwrap_or_else(|| panic!("refused at {i}")).release().await.unwrap();
+        let permit = keeper.semaphore("b", 1).try_acquire().await.unwrap();
+        permit.unwrap_or_else(|| panic!("no permit at {i}")).release().await.unwrap();
+    }
+    looking.abort();
+}
+
+#[tokio::test]
+async fn inspection_tells_who_holds_and_since_when() {
+    let (store, _dir) = store();
+    let keeper = keeper(&store);
+    let inspect = keeper.inspect().unwrap();
+    let guard = keeper.mutex("a").label("billing").lock().await.unwrap();
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    let shown = inspect.show("a").await.unwrap();
+    let [holder] = &shown[0].holders[..] else { panic!("{shown:?}") };
+    assert_eq!(holder.owner, Some(guard.owner()));
+    assert_eq!(holder.label.as_str(), "billing");
+    assert_eq!(holder.fence, guard.fence());
+    assert_eq!(holder.mode, Mode::Exclusive);
+    assert!(holder.age.unwrap() >= Duration::from_millis(4), "{holder:?}");
+    assert_eq!(holder.remaining, None);
+    let fence = guard.fence();
+    guard.release().await.unwrap();
+    assert!(inspect.show("a").await.unwrap().is_empty(), "the file still has its name in it");
+
+    let readers =
+        [keeper.rw_lock("a").read().await.unwrap(), keeper.rw_lock("a").read().await.unwrap()];
+    let shown = inspect.show("a").await.unwrap();
+    let [holder] = &shown[0].holders[..] else { panic!("{shown:?}") };
+    assert_eq!((holder.owner, holder.mode, holder.fence), (None, Mode::Shared, fence));
+    assert_eq!(holder.label.as_str(), "some readers", "not the writer before them");
+    assert!(readers.iter().all(Guard::is_held), "they do not mind");
+}
+
+#[tokio::test]
+async fn a_broken_lock_takes_its_fence_along() {
+    let (store, _dir) = store();
+    let ahead = Fence::new(u64::MAX >> 2);
+    let name = Name::new("a".repeat(200)).unwrap();
+    let mut stuck = claim(&store, &name);
+    fence_of(&mut *stuck, ahead).await;
+    // It does not listen, so it does not let go: broken all the same, after a while.
+    assert_eq!(store.inspector().unwrap().break_lock(&name).await.unwrap(), 1);
+    assert_eq!(store.inspector().unwrap().list("").await.unwrap(), []);
+    let mut next = claim(&store, &name);
+    assert!(Some(fence_of(&mut *next, None).await) > ahead.map(Fence::get));
+    let listed = store.inspector().unwrap().list("").await.unwrap();
+    assert_eq!(listed[0].name, name, "a long name is taken along, too");
+    assert_eq!(stuck.renew(LONG).await.unwrap(), Renewal::Lost);
+    assert_eq!(next.renew(LONG).await.unwrap(), Renewal::Held);
+}
+
+#[tokio::test]
+async fn readers_can_be_thrown_out() {
+    let (store, dir) = store();
+    let keeper = keeper(&store);
+    let lock = keeper.rw_lock("a");
+    let readers = [lock.read().await.unwrap(), lock.read().await.unwrap()];
+    assert_eq!(keeper.inspect().unwrap().break_lock("a").await.unwrap(), 1);
+    for reader in &readers {
+        soon("to be told", reader.lost()).await;
+    }
+    soon("write", lock.write()).await.unwrap().release().await.unwrap();
+    assert_eq!(keeper.inspect().unwrap().break_lock("a").await.unwrap(), 0);
+    assert_eq!(files(dir.path()), ["a.lock"], "nothing is left beside");
+}
+
+#[tokio::test]
+async fn readers_that_wait_enter_together() {
+    let (store, _dir) = store();
+    let keeper = keeper(&store);
+    let writer = keeper.mutex("a").lock().await.unwrap();
+    let barrier = Arc::new(tokio::sync::Barrier::new(4));
+    let readers: Vec<_> = (0..4)
+        .map(|_| {
+            let (lock, barrier) = (keeper.rw_lock("a"), barrier.clone());
+            tokio::spawn(async move {
+                let guard = lock.read().await.unwrap();
+                // All are in before the first is out.
+                barrier.wait().await;
+                guard.release().await.unwrap();
+            })
+        })
+        .collect();
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    writer.release().await.unwrap();
+    for reader in readers {
+        soon("a reader", reader).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn without_fences_nothing_is_written_and_nothing_can_be_seen() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = File::options().fence(false).open(dir.path()).unwrap();
+    let keeper = keeper(&store);
+    let guard = keeper.mutex("a").lock().await.unwrap();
+    assert_eq!(guard.fence(), None);
+    let long = keeper.mutex("long".repeat(100)).lock().await.unwrap();
+    for name in [guard.name(), long.name()] {
+        assert_eq!(fs::metadata(store.path(name)).unwrap().len(), 0);
+    }
+    assert_eq!(keeper.inspect().unwrap_err().kind(), ErrorKind::Unsupported);
+    assert_eq!(store.gc().await.unwrap(), 0);
+    guard.release().await.unwrap();
+    long.release().await.unwrap();
+    assert_eq!(store.gc().await.unwrap(), 2);
+}
+
+#[tokio::test]
+async fn rubbish_in_a_file_stands_in_nobodys_way() {
+    let (store, _dir) = store();
+    let path = store.path("a");
+    fs::write(&path, [0xff; 3000]).unwrap();
+    let first = fence_of(&mut *claim(&store, "a"), None).await;
+    let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+    // The other line is spoilt, as by a write that ended half way.
+    file.write_all_at(&[0xff; 512], 512).unwrap();
+    assert!(fence_of(&mut *claim(&store, "a"), None).await > first);
+    let info = store.inspector().unwrap().list("").await.unwrap();
+    assert_eq!(info, []);
+}
+
+#[tokio::test]
+async fn a_store_that_cannot_listen_polls_and_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let deaf = File::from_url(&format!("{}?polling=on", common::url(dir.path()))).unwrap();
+    assert!(!deaf.capabilities().push);
+    let keeper = keeper(&deaf);
+    let guard = keeper.mutex("a").lock().await.unwrap();
+    let waiter = tokio::spawn({
+        let mutex = keeper.mutex("a");
+        async move { mutex.lock().await.unwrap() }
+    });
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    guard.release().await.unwrap();
+    soon("the waiter", waiter).await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_directory_that_is_called_like_a_lock_stands_in_nobodys_way() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = File::open(dir.path()).unwrap();
+    fs::create_dir(dir.path().join("odd.lock")).unwrap();
+    symlink("/nowhere", dir.path().join("link.lock")).unwrap();
+    let keeper = keeper(&store);
+    let guard = keeper.mutex("a").lock().await.unwrap();
+    assert_eq!(keeper.inspect().unwrap().list("").await.unwrap().len(), 1);
+    guard.release().await.unwrap();
+    assert_eq!(store.gc().await.unwrap(), 1);
+    assert_eq!(files(dir.path()), ["link.lock", "odd.lock"]);
+}
