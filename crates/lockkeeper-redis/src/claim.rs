@@ -1,0 +1,336 @@
+//! A claim on Redis: each step is one script.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockkeeper_core::{
+    Attempt, BoxFuture, Change, Claim, ClaimSpec, Error, ErrorKind, Fence, Grant, Kind, Mode,
+    Release, Renewal, Result,
+};
+use redis::{Cmd, Value};
+use tokio_util::sync::CancellationToken;
+
+use crate::backend::Store;
+use crate::cluster::Nodes;
+use crate::connection::Connection;
+use crate::error::{translate, unavailable};
+use crate::key::Keys;
+use crate::link::Link;
+use crate::mailbox::{Mailbox, News};
+use crate::renewals::{self, millis};
+use crate::scripts::{ATTEMPT, DOWNGRADE, RELEASE, RENEW, Script};
+
+/// Which keys most scripts take: all of them.
+pub(crate) const ALL: [usize; 6] = [0, 1, 2, 3, 4, 5];
+
+/// The scripts count in floating point, which is exact below this.
+const LARGEST_FENCE: u64 = 1 << 53;
+
+pub(crate) struct RedisClaim {
+    store: Arc<Store>,
+    spec: ClaimSpec,
+    keys: Keys,
+    slot: u16,
+    /// The number of the last ask.
+    seq: u64,
+    /// The number of the last ask that was answered "contended".
+    contended: Option<u64>,
+    holds: bool,
+    /// A downgrade was asked for: from then on the hold may be a shared one.
+    downgraded: bool,
+    post: Option<Post>,
+    /// The call of a renewal that was never answered.
+    unanswered: Option<CancellationToken>,
+    /// For a claim that listens without a place in the queue.
+    listening: Option<Listening>,
+}
+
+/// The connection on which a claim listens, and whether it is known to.
+struct Listening {
+    connection: Arc<Connection>,
+    confirmed: bool,
+}
+
+/// Where the claim is told what happens.
+struct Post {
+    link: Arc<Link>,
+    mailbox: Arc<Mailbox>,
+}
+
+impl RedisClaim {
+    pub(crate) fn new(store: Arc<Store>, spec: ClaimSpec) -> Self {
+        let keys = Keys::new(&store.prefix, spec.mode.kind(), &spec.name);
+        let slot = store.nodes.slot(&keys);
+        Self {
+            store,
+            spec,
+            keys,
+            slot,
+            seq: 0,
+            contended: None,
+            holds: false,
+            downgraded: false,
+            post: None,
+            unanswered: None,
+            listening: None,
+        }
+    }
+
+    /// Runs a script on this claim's keys.
+    async fn run(
+        &mut self,
+        script: &Script,
+        add: impl Fn(&mut Cmd, &Connection),
+    ) -> Result<(Arc<Connection>, Value)> {
+        let (store, keys, slot) = (self.store.clone(), self.keys.clone(), self.slot);
+        let add = |command: &mut Cmd, connection: &Connection| {
+            command.arg(ALL.len());
+            keys.add_to(command, &ALL);
+            add(command, connection);
+        };
+        store.nodes.run(slot, script, |link| self.settle_at(link), add).await
+    }
+
+    /// Has a mailbox at the link before anything is sent over it: what is told may overtake the answer.
+    fn settle_at(&mut self, link: &Arc<Link>) {
+        if self.post.as_ref().is_some_and(|post| Arc::ptr_eq(&post.link, link)) {
+            return;
+        }
+        self.move_out();
+        let mailbox = link.mailboxes().add(self.spec.owner);
+        self.post = Some(Post { link: link.clone(), mailbox });
+    }
+
+    fn move_out(&mut self) {
+        self.stop_listening();
+        if let Some(post) = self.post.take() {
+            post.link.mailboxes().remove(self.spec.owner, &post.mailbox);
+        }
+    }
+
+    fn granted(&mut self, fence: Fence) -> Grant {
+        self.holds = true;
+        self.stop_listening();
+        Grant { fence: Some(fence), valid_for: Some(self.spec.ttl) }
+    }
+
+    async fn ask(&mut self, floor: Option<Fence>) -> Result<Attempt> {
+        self.seq += 1;
+        let floor = floor.map_or(0, Fence::get);
+        if floor >= LARGEST_FENCE {
+            return Err(Error::new(ErrorKind::Unsupported, "no fences of 2^53 and above"));
+        }
+        // Whatever was believed: this asks.
+        self.holds = false;
+        let mode = letter(self.spec.mode);
+        let (take, of) = match self.spec.mode {
+            Mode::Permits { take, of } => (take, of),
+            Mode::Exclusive | Mode::Shared => (1, 1),
+        };
+        let (owner, label) = (self.spec.owner.to_string(), self.spec.label.clone());
+        let (ttl, seq, queue) = (millis(self.spec.ttl), self.seq, self.spec.queue);
+        let asked = self.run(&ATTEMPT, |command, connection| {
+            let (channel, label) = (connection.channel(), label.as_str());
+            let record = format!(" {mode} {take} {of} {ttl} 0 {seq} {channel} {label}");
+            command.arg(&owner).arg(mode).arg(ttl).arg(floor).arg(u8::from(queue)).arg(record);
+        });
+        let (connection, answer) = asked.await?;
+        let fence = match &answer {
+            Value::Int(left) => {
+                self.contended = Some(seq);
+                // Just after it has ended, not just before.
+                let left = u64::try_from(*left).ok();
+                let retry_after = left.map(|left| Duration::from_millis(left + 1));
+                return Ok(Attempt::Contended { retry_after });
+            }
+            Value::BulkString(fence) => std::str::from_utf8(fence).ok(),
+            _ => None,
+        };
+        let fence = fence.and_then(|fence| fence.parse().ok()).and_then(Fence::new);
+        let fence = fence.ok_or_else(|| unexpected(&answer))?;
+        if let Err(error) = connection.replicated(self.store.min_replicas).await {
+            // It does not count, so nobody else should have to wait for it to end.
+            self.give_up().await?;
+            return Err(error);
+        }
+        Ok(Attempt::Granted(self.granted(fence)))
+    }
+
+    async fn next_change(&mut self) -> Change {
+        let Some(post) = &self.post else { return std::future::pending().await };
+        let (link, mailbox) = (post.link.clone(), post.mailbox.clone());
+        if self.store.tells && !self.spec.queue && !self.holds {
+            match self.listen(&link, &mailbox).await {
+                // It may have been given back before we listened.
+                Ok(true) => return Change::LookAgain,
+                Ok(false) => {}
+                // The engine asks again by itself.
+                Err(_) => return std::future::pending().await,
+            }
+        }
+        loop {
+            match mailbox.next().await {
+                // A word that came before the answer to our own ask.
+                News::Granted { .. } if self.holds => {}
+                News::Granted { seq, fence }
+                    if self.contended == Some(seq) && self.store.min_replicas == 0 =>
+                {
+                    return Change::Granted(self.granted(fence));
+                }
+                // Of an ask before the last, or one that replicas have yet to acknowledge.
+                News::Granted { .. } | News::Look => return Change::LookAgain,
+            }
+        }
+    }
+
+    /// Listens for releases, without a place in the queue; true if that is new.
+    async fn listen(&mut self, link: &Arc<Link>, mailbox: &Arc<Mailbox>) -> Result<bool> {
+        let connection = link.connection().await?;
+        if self.listening.as_ref().is_some_and(|listening| {
+            listening.confirmed && Arc::ptr_eq(&listening.connection, &connection)
+        }) {
+            return Ok(false);
+        }
+        let channel = self.keys.holder();
+        link.mailboxes().listen(channel, mailbox);
+        self.listening = Some(Listening { connection: connection.clone(), confirmed: false });
+        connection.subscribe(channel).await.map_err(translate)?;
+        self.listening = Some(Listening { connection, confirmed: true });
+        Ok(true)
+    }
+
+    fn stop_listening(&mut self) {
+        let (Some(listening), Some(post)) = (self.listening.take(), &self.post) else { return };
+        let connection = listening.connection;
+        let channel = self.keys.holder().to_owned();
+        if post.link.mailboxes().stop_listening(&channel, &post.mailbox)
+            && !connection.gone().is_cancelled()
+        {
+            let link = post.link.clone();
+            self.spec.background.spawn(async move {
+                // Somebody may have begun to listen in the meantime.
+                if !link.mailboxes().is_listening(&channel) {
+                    let _ = connection.unsubscribe(&channel).await;
+                    if link.mailboxes().is_listening(&channel) {
+                        let _ = connection.subscribe(&channel).await;
+                    }
+                }
+            });
+        }
+    }
+
+    async fn lengthen(&mut self, ttl: Duration) -> Result<Renewal> {
+        if self.downgraded {
+            return self.weaken(ttl).await;
+        }
+        let mode = letter(self.spec.mode);
+        let (keys, owner) = (self.keys.clone(), self.spec.owner);
+        let renewal = renewals::Renewal { keys, owner, mode, ttl };
+        let held = if let Nodes::One(link) = &self.store.nodes {
+            let link = link.clone();
+            self.settle_at(&link);
+            renewals::renew(&link, renewal, &mut self.unanswered).await?
+        } else {
+            // Holds in different slots of a cluster cannot share a call.
+            let (store, slot) = (self.store.clone(), self.slot);
+            let add = |command: &mut Cmd, _: &Connection| {
+                renewals::add_to(command, std::iter::once(&renewal));
+            };
+            let (connection, answer) =
+                store.nodes.run(slot, &RENEW, |link| self.settle_at(link), add).await?;
+            connection.replicated(store.min_replicas).await?;
+            renewals::answers(&answer).first().copied().ok_or_else(|| unexpected(&answer))?
+        };
+        Ok(self.renewed(held, ttl))
+    }
+
+    async fn weaken(&mut self, ttl: Duration) -> Result<Renewal> {
+        if self.spec.mode.kind() == Kind::Semaphore {
+            let message = "permits cannot be downgraded";
+            return Err(Error::new(ErrorKind::Unsupported, message));
+        }
+        // Before it is sent: the answer may be lost.
+        self.downgraded = true;
+        let (owner, tells) = (self.spec.owner.to_string(), self.store.tells);
+        let asked = self.run(&DOWNGRADE, |command, _| {
+            command.arg(&owner).arg(millis(ttl)).arg(u8::from(tells));
+        });
+        let (connection, answer) = asked.await?;
+        connection.replicated(self.store.min_replicas).await?;
+        match answer {
+            Value::Int(held) => Ok(self.renewed(held == 1, ttl)),
+            answer => Err(unexpected(&answer)),
+        }
+    }
+
+    fn renewed(&mut self, held: bool, ttl: Duration) -> Renewal {
+        self.holds = held;
+        if held { Renewal::Renewed { valid_for: ttl } } else { Renewal::Lost }
+    }
+
+    async fn give_up(&mut self) -> Result<Release> {
+        let (owner, tells) = (self.spec.owner.to_string(), self.store.tells);
+        let kind = kind(self.spec.mode.kind());
+        let asked = self.run(&RELEASE, |command, _| {
+            command.arg(&owner).arg(kind).arg(u8::from(tells));
+        });
+        let (_, answer) = asked.await?;
+        self.holds = false;
+        self.downgraded = false;
+        self.contended = None;
+        match answer {
+            Value::Int(1) => Ok(Release::Released),
+            Value::Int(0) => Ok(Release::WasNotHeld),
+            answer => Err(unexpected(&answer)),
+        }
+    }
+}
+
+/// What a script calls the mode.
+fn letter(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Exclusive => "x",
+        Mode::Shared => "s",
+        Mode::Permits { .. } => "p",
+    }
+}
+
+/// What a script calls the kind.
+pub(crate) fn kind(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Lock => "lock",
+        Kind::Semaphore => "semaphore",
+    }
+}
+
+pub(crate) fn unexpected(answer: &Value) -> Error {
+    unavailable(format!("an answer that makes no sense: {answer:?}"))
+}
+
+impl Claim for RedisClaim {
+    fn attempt(&mut self, floor: Option<Fence>) -> BoxFuture<'_, Result<Attempt>> {
+        Box::pin(self.ask(floor))
+    }
+
+    fn changed(&mut self) -> BoxFuture<'_, Change> {
+        Box::pin(self.next_change())
+    }
+
+    fn renew(&mut self, ttl: Duration) -> BoxFuture<'_, Result<Renewal>> {
+        Box::pin(self.lengthen(ttl))
+    }
+
+    fn downgrade(&mut self, ttl: Duration) -> BoxFuture<'_, Result<Renewal>> {
+        Box::pin(self.weaken(ttl))
+    }
+
+    fn release(&mut self) -> BoxFuture<'_, Result<Release>> {
+        Box::pin(self.give_up())
+    }
+}
+
+impl Drop for RedisClaim {
+    fn drop(&mut self) {
+        self.move_out();
+    }
+}

@@ -1,0 +1,558 @@
+//! What a store is told: addresses, credentials, options; and the URLs that say it.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockkeeper_core::{Error, ErrorKind, Result};
+use percent_encoding::percent_decode_str;
+
+use crate::error::config;
+
+/// How to reach Redis, and how to keep locks there.
+///
+/// Neither user names nor passwords show when it is printed.
+#[derive(Clone)]
+pub struct Config {
+    pub(crate) servers: Servers,
+    pub(crate) username: Option<String>,
+    pub(crate) password: Option<String>,
+    /// What sentinels want to hear, if they want anything.
+    pub(crate) sentinel_password: Option<String>,
+    pub(crate) database: i64,
+    pub(crate) tls: bool,
+    pub(crate) ca_file: Option<PathBuf>,
+    pub(crate) prefix: Arc<str>,
+    pub(crate) min_replicas: u32,
+    pub(crate) connect_timeout: Duration,
+    pub(crate) command_timeout: Duration,
+    pub(crate) protocol: Protocol,
+    /// Whether a release tells those who listen without a place in the queue: on nodes of a quorum.
+    pub(crate) tells: bool,
+}
+
+/// Which protocol to speak with the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Protocol {
+    /// RESP3, or RESP2 if the server does not know RESP3.
+    #[default]
+    Any,
+    /// RESP2: what the server tells comes on a second connection.
+    Resp2,
+}
+
+/// Where the servers are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Servers {
+    One(Address),
+    Sentinel { sentinels: Vec<Address>, master: String },
+    Cluster(Vec<Address>),
+}
+
+/// A host and a port.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Address {
+    pub(crate) host: String,
+    pub(crate) port: u16,
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.host.contains(':') {
+            write!(f, "[{}]:{}", self.host, self.port)
+        } else {
+            write!(f, "{}:{}", self.host, self.port)
+        }
+    }
+}
+
+/// The longest that a timeout may be.
+const LONGEST_TIMEOUT: Duration = Duration::from_secs(3600);
+
+impl Config {
+    fn new(servers: Servers) -> Self {
+        Self {
+            servers,
+            username: None,
+            password: None,
+            sentinel_password: None,
+            database: 0,
+            tls: false,
+            ca_file: None,
+            prefix: "lockkeeper".into(),
+            min_replicas: 0,
+            connect_timeout: Duration::from_secs(3),
+            command_timeout: Duration::from_secs(5),
+            protocol: Protocol::Any,
+            tells: false,
+        }
+    }
+
+    /// Reads a URL:
+    ///
+    /// - `redis://[user[:password]@]host[:port][/database]`
+    /// - `rediss://…`: the same over TLS (feature `tls`)
+    /// - `redis+sentinel://[user[:password]@]host,host,…/master[/database]`
+    /// - `redis+cluster://[user[:password]@]host,host,…`
+    ///
+    /// with options after a `?`, joined by `&`: `prefix`, `min_replicas`, `connect_timeout` and
+    /// `command_timeout` (as in `500ms`, `3s`), `protocol` (`resp2`, `resp3`), `tls` (`true`), `ca_file`,
+    /// `sentinel_password`. Special characters are percent-encoded. A user name without a password is
+    /// taken for a password, as `redis-cli` does.
+    ///
+    /// # Errors
+    ///
+    /// [`Config`](ErrorKind::Config), with what is right. No part of the URL is repeated that may be a
+    /// secret.
+    pub fn from_url(url: &str) -> Result<Self> {
+        let parts = Parts::of(url)?;
+        let servers = match parts.scheme.as_str() {
+            "redis" | "rediss" => match parts.hosts.as_slice() {
+                [_] => Servers::One(parts.address(0, 6379)?),
+                _ => {
+                    return Err(config(
+                        "redis:// takes one host; for several there are redis+sentinel://, redis+cluster:// and redlock://",
+                    ));
+                }
+            },
+            "redis+sentinel" | "rediss+sentinel" => {
+                let master = parts.path.first().filter(|master| !master.is_empty());
+                let master = master.ok_or_else(|| {
+                    config("redis+sentinel:// needs the master's name after the hosts, as in \"redis+sentinel://a,b,c/mymaster\"")
+                })?;
+                Servers::Sentinel { sentinels: parts.addresses(26379)?, master: decode(master)? }
+            }
+            "redis+cluster" | "rediss+cluster" => Servers::Cluster(parts.addresses(6379)?),
+            _ => {
+                return Err(config(
+                    "not a Redis URL: it starts with redis://, rediss://, redis+sentinel:// or redis+cluster://",
+                ));
+            }
+        };
+        let mut made = Self::new(servers);
+        let database = match &made.servers {
+            Servers::One(_) => parts.path.first(),
+            Servers::Sentinel { .. } => parts.path.get(1),
+            Servers::Cluster(_) => None,
+        };
+        let used = database.map_or(0, |_| 1)
+            + usize::from(matches!(made.servers, Servers::Sentinel { .. }));
+        if parts.path.iter().skip(used).any(|part| !part.is_empty()) {
+            return Err(config(
+                "the URL has more after the host than it may: a database number is all (a cluster has none)",
+            ));
+        }
+        made.database = number_of(database)?;
+        made.apply(&parts)?;
+        Ok(made)
+    }
+
+    /// Reads a `redlock://host,host,host[,…]` URL: one configuration for each node. The rest is as in
+    /// [`from_url`](Self::from_url), the same for all nodes.
+    ///
+    /// # Errors
+    ///
+    /// As [`from_url`](Self::from_url).
+    pub fn redlock_from_url(url: &str) -> Result<Vec<Self>> {
+        let parts = Parts::of(url)?;
+        if parts.scheme != "redlock" {
+            return Err(config("not a Redlock URL: it starts with redlock://"));
+        }
+        if parts.path.iter().skip(1).any(|part| !part.is_empty()) {
+            return Err(config("the URL has more after the hosts than the number of a database"));
+        }
+        let nodes = parts.addresses(6379)?.into_iter().map(|address| {
+            let mut node = Self::new(Servers::One(address));
+            node.database = number_of(parts.path.first())?;
+            node.apply(&parts)?;
+            Ok(node)
+        });
+        nodes.collect()
+    }
+
+    /// Takes address, credentials and database from a client of the `redis` crate. Certificates that it
+    /// was given do not show, and are not taken.
+    ///
+    /// # Errors
+    ///
+    /// [`Config`](ErrorKind::Config) for a Unix socket, which is not supported.
+    pub fn from_client(client: &redis::Client) -> Result<Self> {
+        let info = client.get_connection_info();
+        let (host, port, tls) = match info.addr() {
+            redis::ConnectionAddr::Tcp(host, port) => (host, *port, false),
+            redis::ConnectionAddr::TcpTls { host, port, .. } => (host, *port, true),
+            _ => return Err(config("only TCP connections are supported")),
+        };
+        let mut made = Self::new(Servers::One(Address { host: host.clone(), port }));
+        let settings = info.redis_settings();
+        made.username = settings.username().map(str::to_owned);
+        made.password = settings.password().map(str::to_owned);
+        made.database = settings.db();
+        made.tls = tls;
+        tls_is_built_in(tls)?;
+        Ok(made)
+    }
+
+    /// Sets what all keys start with (`lockkeeper` if not set).
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidOption`](ErrorKind::InvalidOption) if it is empty, contains a brace (a cluster would put
+    /// the keys of one lock on different nodes) or a blank.
+    pub fn prefix(mut self, prefix: &str) -> Result<Self> {
+        let bad = |c: char| c == '{' || c == '}' || c.is_whitespace() || c.is_control();
+        if prefix.is_empty() || prefix.contains(bad) {
+            return Err(option("the prefix may not be empty, nor contain braces or blanks"));
+        }
+        self.prefix = prefix.into();
+        Ok(self)
+    }
+
+    /// Counts a grant or a renewal only when so many replicas have acknowledged it (0 if not set). A
+    /// grant that too few did is given back.
+    #[must_use]
+    pub fn min_replicas(mut self, replicas: u32) -> Self {
+        self.min_replicas = replicas;
+        self
+    }
+
+    /// Sets how long it may take to connect (3 s if not set).
+    #[must_use]
+    pub fn connect_timeout(mut self, timeout: Duration) -> Self {
+        self.connect_timeout = timeout.clamp(Duration::from_millis(1), LONGEST_TIMEOUT);
+        self
+    }
+
+    /// Sets how long a server may be silent before its connection is given up (5 s if not set). It is
+    /// asked for a sign of life every third of this. Shorter than the shortest ttl, it leaves time to
+    /// renew on another connection.
+    #[must_use]
+    pub fn command_timeout(mut self, timeout: Duration) -> Self {
+        self.command_timeout = timeout.clamp(Duration::from_millis(1), LONGEST_TIMEOUT);
+        self
+    }
+
+    /// Sets which protocol is spoken.
+    #[must_use]
+    pub fn protocol(mut self, protocol: Protocol) -> Self {
+        self.protocol = protocol;
+        self
+    }
+
+    fn apply(&mut self, parts: &Parts<'_>) -> Result<()> {
+        (self.username, self.password) = parts.credentials()?;
+        self.tls = parts.scheme.starts_with("rediss");
+        let mut seen = Vec::new();
+        for (name, value) in &parts.options {
+            let value = decode(value)?;
+            if seen.contains(name) {
+                return Err(config(format!("the option {name:?} stands in the URL twice")));
+            }
+            seen.push(name);
+            match *name {
+                "prefix" => *self = self.clone().prefix(&value)?,
+                "min_replicas" => {
+                    self.min_replicas = value.parse().map_err(|_| {
+                        config("min_replicas is a number, as in \"?min_replicas=1\"")
+                    })?;
+                }
+                "connect_timeout" => self.connect_timeout = duration(name, &value)?,
+                "command_timeout" => self.command_timeout = duration(name, &value)?,
+                "protocol" => {
+                    self.protocol = match value.as_str() {
+                        "resp2" => Protocol::Resp2,
+                        "resp3" => Protocol::Any,
+                        _ => return Err(config("protocol is resp2 or resp3")),
+                    };
+                }
+                "tls" => match value.as_str() {
+                    "true" => self.tls = true,
+                    "false" if !self.tls => {}
+                    _ => return Err(config("tls is true or false, and true with rediss://")),
+                },
+                "ca_file" => self.ca_file = Some(value.into()),
+                "sentinel_password" if matches!(self.servers, Servers::Sentinel { .. }) => {
+                    self.sentinel_password = Some(value);
+                }
+                _ => {
+                    return Err(config(format!(
+                        "unknown option {name:?} in the URL: there are prefix, min_replicas, \
+                         connect_timeout, command_timeout, protocol, tls, ca_file and, with \
+                         sentinels, sentinel_password"
+                    )));
+                }
+            }
+        }
+        if self.ca_file.is_some() && !self.tls {
+            return Err(config("ca_file is of no use without TLS: write rediss:// or tls=true"));
+        }
+        tls_is_built_in(self.tls)
+    }
+}
+
+/// The number of a database, where there is one.
+fn number_of(database: Option<&&str>) -> Result<i64> {
+    let Some(number) = database.filter(|number| !number.is_empty()) else { return Ok(0) };
+    let number = number.parse().ok().filter(|number| *number >= 0);
+    number.ok_or_else(|| {
+        config("what stands after the host is the number of a database, as in \"redis://host/0\"")
+    })
+}
+
+impl fmt::Debug for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Config")
+            .field("servers", &self.servers)
+            .field("database", &self.database)
+            .field("tls", &self.tls)
+            .field("prefix", &self.prefix)
+            .field("min_replicas", &self.min_replicas)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(feature = "tls")]
+#[expect(clippy::unnecessary_wraps, reason = "without the feature it is an error")]
+fn tls_is_built_in(_wanted: bool) -> Result<()> {
+    Ok(())
+}
+
+#[cfg(not(feature = "tls"))]
+fn tls_is_built_in(wanted: bool) -> Result<()> {
+    if wanted {
+        return Err(config(
+            "this build has no TLS: enable the feature \"redis-tls\" of lockkeeper",
+        ));
+    }
+    Ok(())
+}
+
+/// A URL, taken apart. `url::Url` knows no list of hosts.
+struct Parts<'a> {
+    scheme: String,
+    credentials: Option<&'a str>,
+    hosts: Vec<&'a str>,
+    path: Vec<&'a str>,
+    options: Vec<(&'a str, &'a str)>,
+}
+
+impl<'a> Parts<'a> {
+    fn of(url: &'a str) -> Result<Self> {
+        let (scheme, rest) = url
+            .split_once("://")
+            .ok_or_else(|| config("a Redis URL has \"://\" after its scheme"))?;
+        if rest.contains('#') {
+            return Err(config("a Redis URL has no \"#\": write %23 if it is part of a password"));
+        }
+        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+        let (credentials, hosts) = match authority.rsplit_once('@') {
+            Some((credentials, hosts)) => (Some(credentials), hosts),
+            None => (None, authority),
+        };
+        let options = query.split('&').filter(|option| !option.is_empty());
+        let options = options.map(|option| {
+            // Not repeated in the message: it may be the rest of a password with a "?" in it.
+            option.split_once('=').ok_or_else(|| config("an option in the URL has no value: write \"?name=value\", and %3F for a \"?\" in a password"))
+        });
+        Ok(Self {
+            scheme: scheme.to_ascii_lowercase(),
+            credentials,
+            hosts: hosts.split(',').collect(),
+            path: path.split('/').collect(),
+            options: options.collect::<Result<_>>()?,
+        })
+    }
+
+    fn address(&self, which: usize, default_port: u16) -> Result<Address> {
+        let text = self.hosts[which];
+        let (host, port) = match text.strip_prefix('[') {
+            Some(rest) => {
+                let (host, after) = rest
+                    .split_once(']')
+                    .ok_or_else(|| config("a host starts with \"[\" and has no \"]\""))?;
+                (host, after.strip_prefix(':').or(after.is_empty().then_some("")))
+            }
+            None => match text.split_once(':') {
+                Some((host, port)) => (host, Some(port)),
+                None => (text, Some("")),
+            },
+        };
+        let port = match port {
+            Some("") if !text.ends_with(':') => Some(default_port),
+            Some(port) => port.parse().ok().filter(|port| *port != 0),
+            None => None,
+        };
+        // The text is not repeated: with a "/" in a password it may be a part of that.
+        let port = port.ok_or_else(|| {
+            config("the port in the URL is no number from 1 to 65535 (or a password has a \"/\", \"?\" or \"@\" that is not percent-encoded)")
+        })?;
+        if host.is_empty() {
+            return Err(config("the URL names no host, as in \"redis://127.0.0.1:6379/\""));
+        }
+        Ok(Address { host: decode(host)?, port })
+    }
+
+    fn addresses(&self, default_port: u16) -> Result<Vec<Address>> {
+        (0..self.hosts.len()).map(|which| self.address(which, default_port)).collect()
+    }
+
+    fn credentials(&self) -> Result<(Option<String>, Option<String>)> {
+        let Some(credentials) = self.credentials.filter(|text| !text.is_empty()) else {
+            return Ok((None, None));
+        };
+        Ok(match credentials.split_once(':') {
+            Some(("", password)) => (None, Some(decode(password)?)),
+            Some((user, password)) => (Some(decode(user)?), Some(decode(password)?)),
+            None => (None, Some(decode(credentials)?)),
+        })
+    }
+}
+
+fn decode(text: &str) -> Result<String> {
+    let decoded = percent_decode_str(text).decode_utf8();
+    decoded.map(Into::into).map_err(|_| config("something percent-encoded in the URL is not UTF-8"))
+}
+
+fn duration(option: &str, text: &str) -> Result<Duration> {
+    let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
+    let number = digits.parse::<u32>().ok().map(u64::from);
+    let duration = match (number, &text[digits.len()..]) {
+        (Some(number), "ms") => Some(Duration::from_millis(number)),
+        (Some(number), "s") => Some(Duration::from_secs(number)),
+        _ => None,
+    };
+    duration.filter(|duration| !duration.is_zero() && *duration <= LONGEST_TIMEOUT).ok_or_else(
+        || config(format!("{option} is a time of at most an hour, as in \"500ms\" or \"3s\"")),
+    )
+}
+
+fn option(message: &str) -> Error {
+    Error::new(ErrorKind::InvalidOption, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(host: &str, port: u16) -> Address {
+        Address { host: host.to_owned(), port }
+    }
+
+    #[test]
+    fn a_url_gives_everything() {
+        let config = Config::from_url(
+            "redis://ann:p%40ss%2F%3F@db.example:7000/3?prefix=shop&min_replicas=2&\
+             connect_timeout=500ms&command_timeout=2s&protocol=resp2",
+        );
+        let config = config.unwrap();
+        assert_eq!(config.servers, Servers::One(address("db.example", 7000)));
+        assert_eq!(config.username.as_deref(), Some("ann"));
+        assert_eq!(config.password.as_deref(), Some("p@ss/?"));
+        assert_eq!((config.database, config.min_replicas), (3, 2));
+        assert_eq!(&*config.prefix, "shop");
+        assert_eq!(config.connect_timeout, Duration::from_millis(500));
+        assert_eq!(config.command_timeout, Duration::from_secs(2));
+        assert_eq!(config.protocol, Protocol::Resp2);
+    }
+
+    #[test]
+    fn defaults_are_those_of_redis() {
+        for url in ["redis://host", "redis://host/", "redis://host?prefix=lockkeeper"] {
+            let config = Config::from_url(url).unwrap();
+            assert_eq!(config.servers, Servers::One(address("host", 6379)));
+            assert_eq!((config.username, config.password, config.database), (None, None, 0));
+        }
+        let config = Config::from_url("redis://secret@[::1]:7000").unwrap();
+        assert_eq!(config.servers, Servers::One(address("::1", 7000)));
+        assert_eq!(config.password.as_deref(), Some("secret"));
+        assert_eq!(Config::from_url("redis://:pw@h").unwrap().password.as_deref(), Some("pw"));
+    }
+
+    #[test]
+    fn sentinels_clusters_and_redlock_take_several_hosts() {
+        let config = Config::from_url("redis+sentinel://:pw@a,b:1,[::2]/mymaster/4").unwrap();
+        let sentinels = vec![address("a", 26379), address("b", 1), address("::2", 26379)];
+        let master = "mymaster".to_owned();
+        assert_eq!(config.servers, Servers::Sentinel { sentinels, master });
+        assert_eq!(config.database, 4);
+        let config = Config::from_url("redis+cluster://a:1,b/").unwrap();
+        assert_eq!(config.servers, Servers::Cluster(vec![address("a", 1), address("b", 6379)]));
+        let nodes = Config::redlock_from_url("redlock://u:pw@a,b:1,c?prefix=x").unwrap();
+        let servers: Vec<_> = nodes.iter().map(|node| node.servers.clone()).collect();
+        let expected = [address("a", 6379), address("b", 1), address("c", 6379)];
+        assert_eq!(servers, expected.map(Servers::One));
+        assert!(nodes.iter().all(|node| node.password.as_deref() == Some("pw")));
+    }
+
+    #[test]
+    fn a_bad_url_is_refused_in_one_line_without_its_secrets() {
+        let bad = [
+            "redis:hunter2",
+            "redis://",
+            "redis://:hunter2@",
+            "redis://:hunter2@/0",
+            "redis://u:hunter2@host:port",
+            "redis://u:hunter2@host:",
+            "redis://u:hunter2@host:0",
+            "redis://u:hunter2@host:99999",
+            "redis://u:hunter2@host/hunter2",
+            "redis://u:hunter2@host/-1",
+            "redis://u:hunter2@host/0/1",
+            "redis://u:hun/ter2hunter2@host",
+            "redis://u:hun?hunter2@host",
+            "redis://u:hun#hunter2@host",
+            "redis://u:hunter2@a,b",
+            "redis://u:hunter2@host?nosuch=hunter2",
+            "redis://u:hunter2@host?prefix",
+            "redis://u:hunter2@host?prefix=",
+            "redis://u:hunter2@host?prefix=a%7Bb",
+            "redis://u:hunter2@host?prefix=a%20b",
+            "redis://u:hunter2@host?ca_file=/hunter2",
+            "redlock://:hunter2@a,b,c/0/hunter2",
+            "redis://u:hunter2@host?prefix=a&prefix=b",
+            "redis://u:hunter2@host?min_replicas=hunter2",
+            "redis://u:hunter2@host?connect_timeout=0s",
+            "redis://u:hunter2@host?connect_timeout=3",
+            "redis://u:hunter2@host?connect_timeout=99999999999s",
+            "redis://u:hunter2@host?protocol=4",
+            "redis://u:hunter2@host?sentinel_password=hunter2",
+            "redis://u:hunter2%FF@host",
+            "redis://u:hunter2@[::1",
+            "redis+sentinel://:hunter2@a,b",
+            "redis+sentinel://:hunter2@a,b/",
+            "redis+sentinel://:hunter2@a,,b/m",
+            "redis+cluster://:hunter2@a/1",
+            "redlock://:hunter2@a,b,c/hunter2",
+            "http://:hunter2@host",
+        ];
+        for url in bad {
+            let made = if url.starts_with("redlock") {
+                Config::redlock_from_url(url).map(|_| ())
+            } else {
+                Config::from_url(url).map(|_| ())
+            };
+            let error = made.expect_err(url);
+            let shown = format!("{error} {error:?}");
+            assert!(!shown.contains("hunter2") && !shown.contains('\n'), "{url}: {shown}");
+            assert!(matches!(error.kind(), ErrorKind::Config | ErrorKind::InvalidOption), "{url}");
+        }
+    }
+
+    #[test]
+    fn a_password_is_never_printed() {
+        let config = Config::from_url("redis+sentinel://ann:hunter2@h/m?sentinel_password=hunter3");
+        let shown = format!("{:?} {:#?}", config.clone().unwrap(), config.unwrap());
+        assert!(!shown.contains("hunter") && !shown.contains("ann"), "{shown}");
+    }
+
+    #[test]
+    fn a_client_gives_its_settings() {
+        let client = redis::Client::open("redis://ann:pw@host:7000/2").unwrap();
+        let config = Config::from_client(&client).unwrap();
+        assert_eq!(config.servers, Servers::One(address("host", 7000)));
+        assert_eq!(config.username.as_deref(), Some("ann"));
+        assert_eq!(config.database, 2);
+    }
+}

@@ -1,0 +1,305 @@
+//! What makes locks on Redis wrong.
+
+use std::collections::HashMap;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use lockkeeper_core::{Error, Finding, Result};
+use redis::aio::MultiplexedConnection;
+use redis::{Cmd, ProtocolVersion, Value, from_redis_value};
+
+use crate::backend::Redis;
+use crate::config::{Address, Config, Protocol, Servers};
+use crate::connection::{self, Connection};
+use crate::error::translate;
+use crate::mailbox::Mailboxes;
+
+/// How far clocks may be apart before it is worth a word.
+const APART: Duration = Duration::from_secs(2);
+/// The oldest server that the scripts are made for.
+const OLDEST: (u32, u32) = (6, 2);
+
+/// Looks for what makes locks on the servers of a URL wrong: `redis://` and its kin, `redlock://`.
+///
+/// # Errors
+///
+/// [`Config`](lockkeeper_core::ErrorKind::Config) for a wrong URL. All else is a finding.
+pub async fn examine(url: &str) -> Result<Vec<Finding>> {
+    if url.to_ascii_lowercase().starts_with("redlock:") {
+        return Ok(redlock(&Config::redlock_from_url(url)?).await);
+    }
+    let config = Config::from_url(url)?;
+    let mut findings = Vec::new();
+    match addresses(&config).await {
+        Ok(addresses) => {
+            for address in addresses {
+                findings.extend(Node::examine(&config, &address).await.1);
+            }
+        }
+        Err(error) => findings.push(unreachable(&error)),
+    }
+    Ok(findings)
+}
+
+/// Where the masters are.
+async fn addresses(config: &Config) -> Result<Vec<Address>> {
+    if let Servers::One(address) = &config.servers {
+        return Ok(vec![address.clone()]);
+    }
+    let mut addresses = Vec::new();
+    for link in Redis::lazy(config.clone()).store.nodes.all().await? {
+        addresses.push(link.connection().await?.identity().address().clone());
+    }
+    Ok(addresses)
+}
+
+/// Each node for itself, and whether they are independent of each other.
+async fn redlock(nodes: &[Config]) -> Vec<Finding> {
+    let (mut findings, mut seen) = (Vec::new(), Vec::<(Address, Node)>::new());
+    for config in nodes {
+        let Servers::One(address) = &config.servers else { continue };
+        let (node, found) = Node::examine(config, address).await;
+        findings.extend(found);
+        seen.extend(node.map(|node| (address.clone(), node)));
+    }
+    let count = nodes.len();
+    if count < 3 || count.is_multiple_of(2) {
+        let advice = "give three or five: an even number survives no more failures than one fewer";
+        findings.push(Finding::warn(format!("there are {count} nodes"), advice));
+    }
+    let mut independent = true;
+    for (at, (address, node)) in seen.iter().enumerate() {
+        if let Some(master) = &node.master {
+            independent = false;
+            findings.push(Finding::fail(
+                format!("{address}: a replica of {master}"),
+                "nodes of a quorum must know nothing of each other: make it a master",
+            ));
+        }
+        let same = seen[..at].iter().find(|(_, other)| node.run.is_some() && other.run == node.run);
+        if let Some((other, _)) = same {
+            independent = false;
+            findings.push(Finding::fail(
+                format!("{address}: the same server as {other}"),
+                "one server has one vote: name it once",
+            ));
+        }
+    }
+    if independent && seen.len() == count {
+        findings.push(Finding::ok("the nodes know nothing of each other"));
+    }
+    findings
+}
+
+fn unreachable(error: &Error) -> Finding {
+    Finding::fail(error.to_string(), "see that the server runs and that the URL is right")
+}
+
+/// What a server says of itself.
+struct Node {
+    /// Changes with each start.
+    run: Option<String>,
+    /// Whose replica it is.
+    master: Option<String>,
+}
+
+impl Node {
+    async fn examine(config: &Config, address: &Address) -> (Option<Self>, Vec<Finding>) {
+        let asked = Asked::ask(config, address);
+        let asked = match tokio::time::timeout(config.connect_timeout, asked).await {
+            Ok(Ok(asked)) => asked,
+            Ok(Err(error)) => return (None, vec![unreachable(&connection::at(address, &error))]),
+            Err(_) => {
+                let error = crate::error::unavailable("no answer in time");
+                return (None, vec![unreachable(&connection::at(address, &error))]);
+            }
+        };
+        let mut findings = vec![Finding::ok("reachable, and the login is right")];
+        findings.push(asked.version());
+        let node = Self { run: asked.info("run_id"), master: asked.master() };
+        match &node.master {
+            Some(master) => findings.push(Finding::fail(
+                format!("a replica of {master}, which takes no locks"),
+                "give the address of the master, or use redis+sentinel://",
+            )),
+            None => findings.push(push(config, address).await),
+        }
+        findings.extend([asked.eviction(), asked.persistence(), asked.replicas(config)]);
+        findings.push(asked.clock());
+        for finding in &mut findings {
+            finding.what = format!("{address}: {}", finding.what);
+        }
+        (Some(node), findings)
+    }
+}
+
+/// Whether the server can tell this client anything.
+async fn push(config: &Config, address: &Address) -> Finding {
+    let opened = Connection::open(config, address, None, &Mailboxes::default().into()).await;
+    match opened {
+        Err(error) => unreachable(&error),
+        Ok(connection) if !connection.hears() => Finding::warn(
+            "no messages come through: waiters ask again and again",
+            "let the user subscribe to channels (ACL &*), or reach the server without a proxy",
+        ),
+        Ok(connection) if connection.has_second() && config.protocol == Protocol::Any => {
+            Finding::warn(
+                "the server speaks only RESP2: messages need a second connection",
+                "Redis 6 and newer speak RESP3: is there a proxy in between?",
+            )
+        }
+        Ok(connection) if connection.has_second() => {
+            Finding::ok("RESP2 as asked for, messages on a second connection")
+        }
+        Ok(_) => Finding::ok("RESP3, with messages on the same connection"),
+    }
+}
+
+/// The answers of one server.
+struct Asked {
+    info: HashMap<String, String>,
+    /// Empty if they may not be read.
+    settings: HashMap<String, String>,
+    /// How far its clock is from ours, if that is known.
+    apart: Option<Duration>,
+}
+
+impl Asked {
+    async fn ask(config: &Config, address: &Address) -> Result<Self> {
+        let client = connection::client(config, address, ProtocolVersion::RESP2)?;
+        let mut server = client.get_multiplexed_async_connection().await.map_err(translate)?;
+        let info = redis::cmd("INFO");
+        let text: String = from_redis_value(send(&mut server, &info).await?)
+            .map_err(|error| translate(error.into()))?;
+        let lines = text.lines().filter_map(|line| line.trim_end().split_once(':'));
+        let info = lines.map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
+        let mut settings = HashMap::new();
+        for name in ["maxmemory", "maxmemory-policy", "appendonly", "appendfsync", "save"] {
+            let mut get = redis::cmd("CONFIG");
+            let answer = send(&mut server, get.arg("GET").arg(name)).await;
+            let pair = answer.ok().and_then(|answer| from_redis_value::<Vec<String>>(answer).ok());
+            if let Some([key, value]) = pair.as_deref() {
+                settings.insert(key.clone(), value.clone());
+            }
+        }
+        Ok(Self { info, settings, apart: apart(&mut server).await })
+    }
+
+    fn info(&self, key: &str) -> Option<String> {
+        self.info.get(key).cloned()
+    }
+
+    fn version(&self) -> Finding {
+        let (make, version) = match (self.info("valkey_version"), self.info("redis_version")) {
+            (Some(version), _) => ("Valkey", version),
+            (None, Some(version)) => ("Redis", version),
+            (None, None) => {
+                let advice = "a proxy may hide it: Redis 6.2 and newer is what it is made for";
+                return Finding::warn("the version is not known", advice);
+            }
+        };
+        let mut numbers = version.split('.').map(|part| part.parse().unwrap_or(0));
+        let numbers = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+        if make == "Redis" && numbers < OLDEST {
+            let advice = "6.2 is the oldest that it is made for: upgrade it";
+            return Finding::fail(format!("{make} {version}"), advice);
+        }
+        Finding::ok(format!("{make} {version}"))
+    }
+
+    /// Whose replica it is.
+    fn master(&self) -> Option<String> {
+        let host = self.info.get("master_host").filter(|_| self.info["role"] == "slave")?;
+        Some(format!("{host}:{}", self.info("master_port").unwrap_or_default()))
+    }
+
+    fn eviction(&self) -> Finding {
+        let (Some(most), Some(policy)) =
+            (self.settings.get("maxmemory"), self.settings.get("maxmemory-policy"))
+        else {
+            let advice = "see yourself that maxmemory-policy is noeviction";
+            return Finding::warn("CONFIG GET is not allowed: settings are not known", advice);
+        };
+        match (most.as_str(), policy.as_str()) {
+            (_, "noeviction") => Finding::ok("no key is evicted (maxmemory-policy noeviction)"),
+            ("0", policy) => Finding::warn(
+                format!("maxmemory-policy is {policy}, though there is no maxmemory yet"),
+                "with a maxmemory, locks would be evicted: CONFIG SET maxmemory-policy noeviction",
+            ),
+            (_, policy) => Finding::fail(
+                format!("locks may be evicted (maxmemory-policy {policy})"),
+                "CONFIG SET maxmemory-policy noeviction, or give locks a server of their own",
+            ),
+        }
+    }
+
+    fn persistence(&self) -> Finding {
+        let setting = |name: &str| self.settings.get(name).map(String::as_str);
+        match (setting("appendonly"), setting("appendfsync")) {
+            (Some("yes"), Some("always")) => {
+                Finding::ok("every grant is on disk (appendfsync always)")
+            }
+            (Some("yes"), fsync) => Finding::warn(
+                format!(
+                    "a crash may forget the last grants (appendfsync {})",
+                    fsync.unwrap_or("?")
+                ),
+                "CONFIG SET appendfsync always, or check fences where it matters",
+            ),
+            (Some(_), _) => Finding::warn(
+                "a restart forgets locks that are held (appendonly no)",
+                "CONFIG SET appendonly yes and appendfsync always, or check fences where it matters",
+            ),
+            (None, _) => Finding::warn(
+                "it is not known whether grants survive a restart",
+                "see yourself that appendonly is yes and appendfsync always",
+            ),
+        }
+    }
+
+    fn replicas(&self, config: &Config) -> Finding {
+        let count =
+            self.info("connected_slaves").and_then(|count| count.parse().ok()).unwrap_or(0_u32);
+        let wanted = config.min_replicas;
+        if count < wanted {
+            return Finding::fail(
+                format!("{count} replicas are connected, and min_replicas is {wanted}"),
+                "no lock will be granted: connect more replicas, or lower min_replicas in the URL",
+            );
+        }
+        if count > 0 && wanted == 0 {
+            return Finding::warn(
+                format!("{count} replicas, and grants do not wait for them"),
+                "a failover may forget the last grants: put ?min_replicas=1 into the URL",
+            );
+        }
+        match count {
+            0 => Finding::ok("no replicas, so no failover that could forget a grant"),
+            _ => Finding::ok(format!("{count} replicas, and grants wait for {wanted} of them")),
+        }
+    }
+
+    fn clock(&self) -> Finding {
+        match self.apart {
+            None => Finding::warn("the server's clock cannot be read", "see that TIME is allowed"),
+            Some(apart) if apart > APART => Finding::warn(
+                format!("the server's clock is {apart:.1?} from the one here"),
+                "leases survive that, but not a jump when it is corrected: let NTP set both",
+            ),
+            Some(_) => Finding::ok("the server's clock agrees with the one here"),
+        }
+    }
+}
+
+/// How far the server's clock is from ours, at least.
+async fn apart(server: &mut MultiplexedConnection) -> Option<Duration> {
+    let now = || SystemTime::now().duration_since(UNIX_EPOCH).ok();
+    let before = now()?;
+    let time: (u64, u32) = from_redis_value(send(server, &redis::cmd("TIME")).await.ok()?).ok()?;
+    let (time, after) = (Duration::new(time.0, time.1.checked_mul(1000)?), now()?);
+    Some(before.saturating_sub(time).max(time.saturating_sub(after)))
+}
+
+async fn send(server: &mut MultiplexedConnection, command: &Cmd) -> Result<Value> {
+    let answer = server.send_packed_command(command).await;
+    answer.and_then(Value::extract_error).map_err(translate)
+}

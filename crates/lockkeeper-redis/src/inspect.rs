@@ -1,0 +1,265 @@
+//! A look at who holds and who waits.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockkeeper_core::{
+    BoxFuture, ErrorKind, Fence, Inspector, Kind, Label, LockInfo, Mode, Name, Owner, Party, Result,
+};
+use redis::Value;
+
+use crate::backend::{Redis, Store};
+use crate::claim::{ALL, kind as kind_word, unexpected};
+use crate::error::translate;
+use crate::key::{Keys, name_of, pattern};
+use crate::link::Link;
+use crate::scripts::{BREAK, LOOK, Script};
+
+/// How many keys the server looks at before it answers.
+const SCAN: usize = 1000;
+
+impl Inspector for Redis {
+    fn list(&self, prefix: &str) -> BoxFuture<'_, Result<Vec<LockInfo>>> {
+        let prefix = prefix.to_owned();
+        Box::pin(async move {
+            let mut names = BTreeSet::new();
+            for link in self.store.nodes.all().await? {
+                scan(&self.store, &link, &prefix, &mut names).await?;
+            }
+            let mut infos = Vec::new();
+            for name in names {
+                // Keys that are none of ours may have names that none of ours may have.
+                let Ok(name) = Name::new(name) else { continue };
+                match self.store.show(&name).await {
+                    Ok(info) => infos.extend(info),
+                    // Keys of a wrong type: none of ours, either.
+                    Err(error) if error.kind() == ErrorKind::Config => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            Ok(infos)
+        })
+    }
+
+    fn show(&self, name: &Name) -> BoxFuture<'_, Result<Vec<LockInfo>>> {
+        let name = name.clone();
+        Box::pin(async move { self.store.show(&name).await })
+    }
+
+    fn break_lock(&self, name: &Name) -> BoxFuture<'_, Result<usize>> {
+        let name = name.clone();
+        Box::pin(async move {
+            let mut broken = 0;
+            for kind in [Kind::Lock, Kind::Semaphore] {
+                let arguments = [kind_word(kind), if self.store.tells { "1" } else { "0" }];
+                match self.store.run(kind, &name, &BREAK, &arguments).await? {
+                    Value::Int(count) => broken += usize::try_from(count).unwrap_or(0),
+                    answer => return Err(unexpected(&answer)),
+                }
+            }
+            Ok(broken)
+        })
+    }
+
+    fn changed(&self) -> BoxFuture<'_, ()> {
+        // To tell of every change would cost every lock a message that hardly ever anybody hears.
+        Box::pin(std::future::pending())
+    }
+}
+
+/// Finds the names that start with `start` on one server.
+async fn scan(
+    store: &Store,
+    link: &Arc<Link>,
+    start: &str,
+    names: &mut BTreeSet<String>,
+) -> Result<()> {
+    let mut cursor = "0".to_owned();
+    loop {
+        let connection = link.connection().await?;
+        let mut scan = redis::cmd("SCAN");
+        scan.arg(&cursor).arg("MATCH").arg(pattern(&store.prefix, start)).arg("COUNT").arg(SCAN);
+        let answer = connection.send(&scan).await.map_err(translate)?;
+        let page = redis::from_redis_value::<(String, Vec<Vec<u8>>)>(answer);
+        let (next, keys) = page.map_err(|error| translate(error.into()))?;
+        let keys = keys.iter().filter_map(|key| std::str::from_utf8(key).ok());
+        names.extend(
+            keys.filter_map(|key| name_of(&store.prefix, key))
+                .filter(|name| name.starts_with(start)),
+        );
+        cursor = next;
+        if cursor == "0" {
+            return Ok(());
+        }
+    }
+}
+
+impl Store {
+    async fn run(
+        &self,
+        kind: Kind,
+        name: &Name,
+        script: &Script,
+        arguments: &[&str],
+    ) -> Result<Value> {
+        let keys = Keys::new(&self.prefix, kind, name);
+        let slot = self.nodes.slot(&keys);
+        let asked = self.nodes.run(
+            slot,
+            script,
+            |_| {},
+            |command, _| {
+                command.arg(ALL.len());
+                keys.add_to(command, &ALL);
+                command.arg(arguments);
+            },
+        );
+        Ok(asked.await?.1)
+    }
+
+    async fn show(&self, name: &Name) -> Result<Vec<LockInfo>> {
+        let mut infos = Vec::new();
+        for kind in [Kind::Lock, Kind::Semaphore] {
+            let answer = self.run(kind, name, &LOOK, &[]).await?;
+            let info = Sight::read(&answer).ok_or_else(|| unexpected(&answer))?;
+            let info = info.into_info(name, kind);
+            if !info.holders.is_empty() || !info.waiters.is_empty() {
+                infos.push(info);
+            }
+        }
+        Ok(infos)
+    }
+}
+
+/// What the script saw.
+struct Sight {
+    now: u64,
+    holder: Option<(String, i64, Option<String>)>,
+    sharers: Vec<(String, u64, String)>,
+    waiters: Vec<(String, String)>,
+}
+
+impl Sight {
+    fn read(answer: &Value) -> Option<Self> {
+        let [now, holder, left, record, sharers, waiters] = answer.as_sequence()? else {
+            return None;
+        };
+        let text = |value: &Value| -> Option<String> {
+            // A client of another make may have written anything.
+            let bytes = redis::from_redis_value::<Option<Vec<u8>>>(value.clone()).ok()??;
+            Some(String::from_utf8_lossy(&bytes).into_owned())
+        };
+        let holder = text(holder).map(|holder| {
+            let left = if let Value::Int(left) = left { *left } else { -1 };
+            (holder, left, text(record))
+        });
+        let sharers = sharers.as_sequence()?.iter().map(|sharer| {
+            let [owner, ends, record] = sharer.as_sequence()? else { return None };
+            // A score is printed as a floating-point number if it is large.
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a time")]
+            let ends = text(ends)?.parse::<f64>().ok()? as u64;
+            Some((text(owner)?, ends, text(record)?))
+        });
+        let waiters = waiters.as_sequence()?.iter().map(|waiter| {
+            let [owner, record] = waiter.as_sequence()? else { return None };
+            Some((text(owner)?, text(record)?))
+        });
+        Some(Self {
+            now: text(now)?.parse().ok()?,
+            holder,
+            sharers: sharers.collect::<Option<_>>()?,
+            waiters: waiters.collect::<Option<_>>()?,
+        })
+    }
+
+    fn into_info(self, name: &Name, kind: Kind) -> LockInfo {
+        let now = self.now;
+        let mut holders = Vec::new();
+        let shared = kind == Kind::Semaphore
+            || self.holder.as_ref().is_some_and(|(holder, ..)| holder == "(readers)");
+        if shared {
+            let live = self.sharers.iter().filter(|(_, ends, _)| *ends > now);
+            holders.extend(live.filter_map(|(owner, ends, record)| {
+                let record = Record::read(record)?;
+                Some((record.since, record.holder(owner, now, Some(*ends - now))))
+            }));
+        } else if let Some((owner, left, record)) = &self.holder {
+            let left = u64::try_from(*left).ok();
+            // The record may be of who held before, if somebody deleted the key and another took it.
+            let record = record.as_deref().filter(|_| owner.parse::<Owner>().is_ok());
+            let record = record.and_then(Record::read);
+            holders.push(match record {
+                Some(record) => (record.since, record.holder(owner, now, left)),
+                // A client of another make.
+                None => (now, foreign(owner, left)),
+            });
+        }
+        holders.sort_by_key(|(since, _)| *since);
+        let waiters = self.waiters.iter().filter_map(|(owner, record)| {
+            let record = Record::read(record).filter(|record| record.ends > now)?;
+            let left = Some(record.ends - now);
+            Some(Party { fence: None, ..record.holder(owner, now, left) })
+        });
+        LockInfo {
+            name: name.clone(),
+            kind,
+            holders: holders.into_iter().map(|(_, party)| party).collect(),
+            waiters: waiters.collect(),
+        }
+    }
+}
+
+/// A holder that follows the plain recipe.
+fn foreign(value: &str, left: Option<u64>) -> Party {
+    let label: String = value.chars().filter(|c| !c.is_control()).take(64).collect();
+    Party {
+        owner: None,
+        label: Label::new(label).unwrap_or_default(),
+        mode: Mode::Exclusive,
+        fence: None,
+        age: None,
+        remaining: left.map(Duration::from_millis),
+    }
+}
+
+/// The record of a holder or waiter: see common.lua.
+struct Record<'a> {
+    mode: Mode,
+    since: u64,
+    ends: u64,
+    fence: u64,
+    label: &'a str,
+}
+
+impl<'a> Record<'a> {
+    fn read(record: &'a str) -> Option<Self> {
+        let mut words = record.splitn(10, ' ');
+        let (since, fence, mode) = (words.next()?, words.next()?, words.next()?);
+        let (take, of, _ttl) = (words.next()?, words.next()?, words.next()?);
+        let (ends, _seq, _channel) = (words.next()?, words.next()?, words.next()?);
+        let mode = match mode {
+            "x" => Mode::Exclusive,
+            "s" => Mode::Shared,
+            _ => Mode::Permits { take: take.parse().ok()?, of: of.parse().ok()? },
+        };
+        Some(Self {
+            mode,
+            since: since.parse::<u64>().ok()? / 1000,
+            ends: ends.parse().ok()?,
+            fence: fence.parse().ok()?,
+            label: words.next()?,
+        })
+    }
+
+    fn holder(&self, owner: &str, now: u64, left: Option<u64>) -> Party {
+        Party {
+            owner: owner.parse::<Owner>().ok(),
+            label: Label::new(self.label).unwrap_or_default(),
+            mode: self.mode,
+            fence: Fence::new(self.fence),
+            age: Some(Duration::from_millis(now.saturating_sub(self.since))),
+            remaining: left.map(Duration::from_millis),
+        }
+    }
+}

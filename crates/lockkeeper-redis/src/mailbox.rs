@@ -1,0 +1,146 @@
+//! What the server tells this process, sorted by whom it is for.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use lockkeeper_core::{Fence, Owner};
+use tokio::sync::Notify;
+
+/// What a claim is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum News {
+    /// Whoever released handed it the lock. `seq` is the number of the ask that its place in the queue
+    /// was of.
+    Granted { seq: u64, fence: Fence },
+    /// Something may have changed.
+    Look,
+}
+
+/// Where a claim finds what it is told.
+#[derive(Debug, Default)]
+pub(crate) struct Mailbox {
+    /// The last grant, and whether there was a word to look. A look may be for the very grant before it.
+    news: Mutex<(Option<News>, bool)>,
+    arrived: Notify,
+}
+
+impl Mailbox {
+    fn put(&self, word: News) {
+        let mut news = lock(&self.news);
+        match word {
+            News::Granted { .. } => news.0 = Some(word),
+            News::Look => news.1 = true,
+        }
+        drop(news);
+        self.arrived.notify_one();
+    }
+
+    fn take(&self) -> Option<News> {
+        let mut news = lock(&self.news);
+        news.0.take().or_else(|| std::mem::take(&mut news.1).then_some(News::Look))
+    }
+
+    /// Waits for the next news.
+    pub(crate) async fn next(&self) -> News {
+        loop {
+            if let Some(news) = self.take() {
+                return news;
+            }
+            self.arrived.notified().await;
+        }
+    }
+}
+
+/// The mailboxes of all claims that listen on one server.
+#[derive(Debug, Default)]
+pub(crate) struct Mailboxes {
+    owners: Mutex<HashMap<Owner, Arc<Mailbox>>>,
+    /// Those who listen without a place in the queue, by channel.
+    listeners: Mutex<HashMap<String, Vec<Arc<Mailbox>>>>,
+}
+
+impl Mailboxes {
+    pub(crate) fn add(&self, owner: Owner) -> Arc<Mailbox> {
+        let mailbox = Arc::<Mailbox>::default();
+        lock(&self.owners).insert(owner, mailbox.clone());
+        mailbox
+    }
+
+    /// Removes a mailbox, but not one that another claim of the same owner has put in its place: a ticket
+    /// may be adopted before the claim that it was taken from is gone.
+    pub(crate) fn remove(&self, owner: Owner, mailbox: &Arc<Mailbox>) {
+        let mut owners = lock(&self.owners);
+        if owners.get(&owner).is_some_and(|current| Arc::ptr_eq(current, mailbox)) {
+            owners.remove(&owner);
+        }
+    }
+
+    pub(crate) fn listen(&self, channel: &str, mailbox: &Arc<Mailbox>) {
+        let mut listeners = lock(&self.listeners);
+        let listeners = listeners.entry(channel.to_owned()).or_default();
+        if !listeners.iter().any(|other| Arc::ptr_eq(other, mailbox)) {
+            listeners.push(mailbox.clone());
+        }
+    }
+
+    /// True if nobody listens on the channel any more.
+    pub(crate) fn stop_listening(&self, channel: &str, mailbox: &Arc<Mailbox>) -> bool {
+        let mut listeners = lock(&self.listeners);
+        let Some(list) = listeners.get_mut(channel) else { return false };
+        list.retain(|other| !Arc::ptr_eq(other, mailbox));
+        let empty = list.is_empty();
+        if empty {
+            listeners.remove(channel);
+        }
+        empty
+    }
+
+    pub(crate) fn is_listening(&self, channel: &str) -> bool {
+        lock(&self.listeners).contains_key(channel)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        lock(&self.owners).is_empty() && lock(&self.listeners).is_empty()
+    }
+
+    /// Sorts in what the server said on a channel.
+    pub(crate) fn deliver(&self, channel: &[u8], message: &[u8]) {
+        let Ok(message) = std::str::from_utf8(message) else { return };
+        let mut words = message.split(' ');
+        let (word, owner) = (words.next(), words.next().and_then(|owner| owner.parse().ok()));
+        let news = match (word, words.next(), words.next()) {
+            (Some("granted"), Some(seq), Some(fence)) => {
+                let fence = fence.parse().ok().and_then(Fence::new);
+                let Some((seq, fence)) = seq.parse().ok().zip(fence) else { return };
+                News::Granted { seq, fence }
+            }
+            (Some("look"), ..) => News::Look,
+            (Some("free"), ..) => {
+                let Ok(channel) = std::str::from_utf8(channel) else { return };
+                for mailbox in lock(&self.listeners).get(channel).into_iter().flatten() {
+                    mailbox.put(News::Look);
+                }
+                return;
+            }
+            _ => return,
+        };
+        let mailbox = owner.and_then(|owner: Owner| lock(&self.owners).get(&owner).cloned());
+        if let Some(mailbox) = mailbox {
+            mailbox.put(news);
+        }
+    }
+
+    /// Everybody looks: what was said in the meantime is lost.
+    pub(crate) fn tell_all(&self) {
+        for mailbox in lock(&self.owners).values() {
+            mailbox.put(News::Look);
+        }
+        for mailbox in lock(&self.listeners).values().flatten() {
+            mailbox.put(News::Look);
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

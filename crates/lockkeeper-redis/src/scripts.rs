@@ -1,0 +1,32 @@
+//! The scripts that run on the server. Each is a step of a lock, on the server's time, and may be run
+//! twice.
+
+use std::sync::LazyLock;
+
+/// A script, and what the server calls it.
+#[derive(Debug)]
+pub(crate) struct Script {
+    pub(crate) code: &'static str,
+    pub(crate) hash: String,
+}
+
+macro_rules! script {
+    ($($file:literal)+) => {
+        LazyLock::new(|| {
+            let code = concat!($(include_str!(concat!("scripts/", $file, ".lua")), "\n",)+);
+            Script { code, hash: redis::Script::new(code).get_hash().to_owned() }
+        })
+    };
+}
+
+pub(crate) static ATTEMPT: LazyLock<Script> = script!("attempt_at_once" "common" "attempt");
+pub(crate) static RELEASE: LazyLock<Script> = script!("release_at_once" "common" "release");
+pub(crate) static RENEW: LazyLock<Script> = script!("renew");
+pub(crate) static DOWNGRADE: LazyLock<Script> = script!("call" "common" "downgrade");
+pub(crate) static BREAK: LazyLock<Script> = script!("call" "common" "break");
+pub(crate) static LOOK: LazyLock<Script> = script!("look");
+
+/// Those that a new connection makes sure of.
+pub(crate) fn all() -> [&'static Script; 6] {
+    [&ATTEMPT, &RELEASE, &RENEW, &DOWNGRADE, &BREAK, &LOOK]
+}

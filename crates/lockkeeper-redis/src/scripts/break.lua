@@ -1,0 +1,28 @@
+-- Takes a lock or semaphore away from all who hold it, tells them, and hands over. Answers how many held.
+--   ARGV: kind (lock, semaphore), '1' if others may listen without a place in the queue
+local is_lock = ARGV[1] == 'lock'
+local broken, floor = 0, 0
+clear_sharers(is_lock)
+
+local function take_from(owner, p)
+  broken = broken + 1
+  if p and p.channel ~= '-' then say(p.channel, 'look ' .. owner) end
+end
+
+for _, owner in ipairs(call('ZRANGE', SHARERS, 0, -1)) do
+  take_from(owner, read(call('HGET', INFO, owner)))
+  call('HDEL', INFO, owner)
+end
+call('DEL', SHARERS)
+if is_lock then
+  local holder = call('GET', HOLDER)
+  if holder and holder ~= READERS then
+    local p = read(call('GET', HELD))
+    if p then floor = p.fence + 1 end
+    take_from(holder, p)
+  end
+  call('DEL', HOLDER, HELD)
+end
+move_on('', floor)
+tell(ARGV[2])
+return broken

@@ -1,0 +1,153 @@
+-- What the scripts have in common. They run on the keys of one lock (or semaphore):
+--   KEYS[1] holder   a string: the owner of an exclusive lock, or '(readers)'. It is the truth: what
+--                    the others say of holders counts only as long as it agrees. Unused by semaphores.
+--   KEYS[2] held     the record of the exclusive holder
+--   KEYS[3] sharers  a sorted set: readers or holders of permits, by the end of their lease
+--   KEYS[4] queue    a sorted set: waiters, by arrival
+--   KEYS[5] info     a hash: the record of each sharer and waiter
+--   KEYS[6] fence    the last fence, kept only while it is ahead of the clock
+--
+-- A record is text, so that redis-cli shows it:
+--   since fence mode take of ttl ends seq channel label
+-- `since` is in microseconds, `ttl` and `ends` in milliseconds; `ends` is when a place in the queue does; `seq` numbers its owner's asks; `channel` is where its
+-- process listens, '-' if nowhere; `fence` of a waiter is the least that it must get.
+local HOLDER, HELD, SHARERS, QUEUE, INFO, FENCE = unpack(KEYS)
+local READERS = '(readers)'
+local clock = call('TIME')
+local us = clock[1] * 1000000 + clock[2]
+local now = math.floor(us / 1000)
+
+-- tostring would write 1.79e+15.
+local function text(number)
+  return string.format('%.0f', number)
+end
+
+local function read(record)
+  if not record then return nil end
+  local since, fence, mode, take, of, ttl, ends, seq, channel, label = string.match(record,
+    '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (.*)$')
+  return {mode = mode, take = tonumber(take), of = tonumber(of), ttl = tonumber(ttl),
+    since = tonumber(since), ends = tonumber(ends), seq = seq, channel = channel,
+    fence = tonumber(fence), label = label}
+end
+
+local function write(p)
+  return text(p.since) .. ' ' .. text(p.fence) .. ' ' .. p.mode .. ' ' .. text(p.take) .. ' '
+    .. text(p.of) .. ' ' .. text(p.ttl) .. ' ' .. text(p.ends) .. ' ' .. p.seq .. ' ' .. p.channel
+    .. ' ' .. p.label
+end
+
+-- Lets a key live for at least so long.
+local function keep(key, ttl)
+  if call('PTTL', key) < ttl then call('PEXPIRE', key, text(ttl)) end
+end
+
+-- Removes sharers whose lease has ended, and all if the holder key does not speak of them any more.
+local function clear_sharers(is_lock)
+  local last = text(now)
+  if is_lock and call('GET', HOLDER) ~= READERS then last = '+inf' end
+  for _, owner in ipairs(call('ZRANGEBYSCORE', SHARERS, '-inf', last)) do
+    call('ZREM', SHARERS, owner)
+    call('HDEL', INFO, owner)
+  end
+  if is_lock and last ~= '+inf' and call('EXISTS', SHARERS) == 0 then call('DEL', HOLDER) end
+end
+
+local function admits(p)
+  if p.mode == 'p' then
+    local used, limit = p.take, p.of
+    for _, owner in ipairs(call('ZRANGE', SHARERS, 0, -1)) do
+      local other = read(call('HGET', INFO, owner))
+      if other then
+        used = used + other.take
+        limit = math.min(limit, other.of)
+      end
+    end
+    return used <= limit
+  end
+  local holder = call('GET', HOLDER)
+  return not holder or (p.mode == 's' and holder == READERS)
+end
+
+-- Keeps a fence that is ahead of the clock until the clock has passed it.
+local function remember(fence)
+  if fence > us then
+    call('SET', FENCE, text(fence), 'PX', text(math.ceil((fence - us) / 1000) + 1))
+  end
+end
+
+-- The fence of a new grant: above every exclusive one before it, if it is exclusive itself.
+local function mint(mode, floor)
+  local last = tonumber(call('GET', FENCE) or 0)
+  if mode == 'x' then last = last + 1 end
+  local fence = math.max(us, floor, last)
+  remember(fence)
+  return fence
+end
+
+-- Writes a holder in, with a lease of its own ttl from now.
+local function hold(owner, p)
+  p.ends = 0
+  if p.mode == 'x' then
+    call('SET', HOLDER, owner, 'PX', text(p.ttl))
+    call('SET', HELD, write(p), 'PX', text(p.ttl))
+    return
+  end
+  if p.mode == 's' and call('PTTL', HOLDER) < p.ttl then
+    call('SET', HOLDER, READERS, 'PX', text(p.ttl))
+  end
+  call('ZADD', SHARERS, text(now + p.ttl), owner)
+  call('HSET', INFO, owner, write(p))
+  keep(SHARERS, p.ttl)
+  keep(INFO, p.ttl)
+end
+
+-- Says something on a channel. A user that may not publish does not: whoever is meant finds out when it
+-- looks again.
+local function say(channel, word)
+  redis.pcall('PUBLISH', channel, word)
+end
+
+-- Whether anybody listens on a channel on this very node, as far as that may be known. What PUBLISH
+-- answers comes too late: a cluster also carries the word to other nodes, whose listeners it does not count.
+local function is_heard(channel)
+  local listeners = redis.pcall('PUBSUB', 'NUMSUB', channel)
+  return listeners.err or listeners[2] > 0
+end
+
+-- Lets in whoever is at the head of the queue and fits, one after the other, and tells them. `me` need
+-- not be told. `floor` is the least fence of who enters first.
+local function move_on(me, floor)
+  local lease
+  while true do
+    local owner = call('ZRANGE', QUEUE, 0, 0)[1]
+    if not owner then return end
+    local p = read(call('HGET', INFO, owner))
+    local lives = p and p.ends > now
+    if lives and not admits(p) then
+      -- It looks again after a third of its ttl. If the lease before it is shorter, it must know.
+      if lease and lease < p.ttl / 3 then say(p.channel, 'look ' .. owner) end
+      return
+    end
+    call('ZREM', QUEUE, owner)
+    call('HDEL', INFO, owner)
+    if lives then
+      p.fence = mint(p.mode, math.max(p.fence, floor))
+      p.since = us
+      local to_tell = owner ~= me and p.channel ~= '-'
+      -- Nobody listens there: that process is gone, and the next one's turn has come.
+      if not to_tell or is_heard(p.channel) then
+        hold(owner, p)
+        if to_tell then
+          say(p.channel, 'granted ' .. owner .. ' ' .. p.seq .. ' ' .. text(p.fence))
+        end
+        lease = math.min(lease or p.ttl, p.ttl)
+      end
+    end
+  end
+end
+
+-- Tells those who listen without a place in the queue.
+local function tell(listened)
+  if listened == '1' then say(HOLDER, 'free') end
+end

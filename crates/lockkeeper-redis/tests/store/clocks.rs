@@ -1,0 +1,152 @@
+//! The clocks of clients play no part.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use lockkeeper_testkit::wait::{eventually, soon};
+use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
+use tokio::process::{Child, ChildStdout, Command};
+
+use crate::kit::{key, lock, nothing_left, number, queued, secs, server};
+
+#[test]
+fn no_wall_clock_is_read() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut files = 0;
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        // Whoever examines a server compares its clock with ours; no lock depends on that.
+        let examines = path.ends_with("examine.rs");
+        if !examines && path.extension().is_some_and(|extension| extension == "rs") {
+            let text = std::fs::read_to_string(&path).unwrap();
+            for word in ["SystemTime", "UNIX_EPOCH", "Utc::now", "CLOCK_REALTIME"] {
+                assert!(!text.contains(word), "{word} in {}", path.display());
+            }
+            files += 1;
+        }
+    }
+    assert!(files >= 10, "{files}");
+}
+
+/// Puts the wall clock of a program forward by an hour, and leaves its other clocks alone.
+const SHIM: &str = r"
+#define _GNU_SOURCE
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+int clock_gettime(clockid_t which, struct timespec *at) {
+    int failed = syscall(SYS_clock_gettime, which, at);
+    if (!failed && which == CLOCK_REALTIME) at->tv_sec += 3600;
+    return failed;
+}
+int gettimeofday(struct timeval *at, void *zone) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    at->tv_sec = now.tv_sec;
+    at->tv_usec = now.tv_nsec / 1000;
+    return 0;
+}
+time_t time(time_t *at) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    if (at) *at = now.tv_sec;
+    return now.tv_sec;
+}
+";
+
+async fn shim(folder: &Path) -> PathBuf {
+    let (source, made) = (folder.join("shim.c"), folder.join("shim.so"));
+    std::fs::write(&source, SHIM).unwrap();
+    let mut compiler = Command::new("cc");
+    compiler.args(["-shared", "-fPIC", "-o"]).arg(&made).arg(&source);
+    let done = soon("the compiler", compiler.output()).await.unwrap();
+    assert!(done.status.success(), "{done:?}");
+    made
+}
+
+/// A process that takes locks, an hour ahead.
+struct Ahead {
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Ahead {
+    fn start(shim: &Path, url: &str, name: &str) -> Self {
+        let mut program = std::env::current_exe().unwrap();
+        program.pop();
+        program.pop();
+        let mut command = Command::new(program.join("examples/redis_helper"));
+        command.args([url, name, "6000", "hold"]).env("LD_PRELOAD", shim);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
+        let mut child = command.spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        Self { child, lines }
+    }
+
+    async fn says(&mut self) -> String {
+        soon("the helper's next line", self.lines.next_line()).await.unwrap().unwrap()
+    }
+
+    async fn held(&mut self) -> u64 {
+        let line = self.says().await;
+        line.strip_prefix("held ").unwrap_or_else(|| panic!("{line}")).parse().unwrap()
+    }
+
+    async fn release(&mut self) {
+        drop(self.child.stdin.take());
+        assert_eq!(self.says().await, "released");
+    }
+}
+
+#[tokio::test]
+async fn clients_whose_clocks_are_an_hour_apart_exclude_and_follow_each_other() {
+    let (server, keeper) = server().await;
+    let shim = shim(server.dir()).await;
+    let date = Command::new("date").arg("+%s").env("LD_PRELOAD", &shim).output();
+    let date = String::from_utf8(date.await.unwrap().stdout).unwrap();
+    let clock = server.command(&["TIME"]);
+    let clock: u64 = clock.lines().next().unwrap().parse().unwrap();
+    let ahead = date.trim().parse::<u64>().unwrap() - clock;
+    assert!((3590..4200).contains(&ahead), "the shim does nothing: {ahead}");
+
+    // It holds, and we wait for longer than its lease: it is renewed, and nobody takes it for dead.
+    let mut other = Ahead::start(&shim, &server.url(), "a");
+    let first = other.held().await;
+    assert!(keeper.mutex("a").try_lock().await.unwrap().is_none());
+    let mutex = keeper.mutex("a");
+    let waiting = tokio::spawn(async move { mutex.lock().await });
+    queued(&keeper, "a", 1).await;
+    let infos = keeper.inspect().unwrap().show("a").await.unwrap();
+    let (holder, waiter) = (&infos[0].holders[0], &infos[0].waiters[0]);
+    assert!(holder.age.unwrap() < secs(1800) && waiter.age.unwrap() < secs(1800));
+    assert!(holder.remaining.unwrap() <= secs(6));
+    let owner = server.command(&["GET", &key("a")]);
+    let mut renewals = 0;
+    let mut left = number(&server, &["PTTL", &key("a")]);
+    eventually("its lease is renewed three times", async || {
+        assert_eq!(server.command(&["GET", &key("a")]), owner);
+        let now = number(&server, &["PTTL", &key("a")]);
+        renewals += i32::from(now > left);
+        left = now;
+        renewals >= 3
+    })
+    .await;
+    assert!(!waiting.is_finished());
+    other.release().await;
+    let guard = soon("our turn", waiting).await.unwrap().unwrap();
+    let second = guard.fence().unwrap().get();
+    assert!(second > first);
+
+    // We hold, and it waits in the queue, and then gets it.
+    let mut other = Ahead::start(&shim, &server.url(), "a");
+    queued(&keeper, "a", 1).await;
+    assert!(guard.is_held());
+    guard.release().await.unwrap();
+    assert!(other.held().await > second);
+    other.release().await;
+    let last = lock(&keeper, "a").await;
+    assert!(last.fence().unwrap().get() > second);
+    last.release().await.unwrap();
+    nothing_left(&keeper, &server).await;
+}

@@ -1,0 +1,18 @@
+//! What is Redis's own, on real servers: keys, scripts, fences, refusals, inspection.
+#![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
+
+mod clocks;
+mod cluster;
+mod fences;
+mod inspection;
+mod kit;
+mod leftovers;
+mod many;
+mod plain_key;
+mod proxies;
+mod pushes;
+mod refusals;
+mod regressions;
+mod replicas;
+mod scripts;
+mod urls;

@@ -1,0 +1,265 @@
+//! What goes wrong is said in one line, soon, and without the password.
+
+use std::net::{Ipv4Addr, TcpListener};
+
+use lockkeeper_core::{Error, ErrorKind, Keeper};
+use lockkeeper_testkit::server::RedisServer;
+use lockkeeper_testkit::wait::soon;
+
+use crate::kit::{
+    all_of, got, key, lock, nothing_left, number, open, read, secs, server, try_open, waiter,
+};
+
+const SECRET: &str = "hunter2";
+
+/// Checks how an error looks.
+#[track_caller]
+pub(crate) fn check(error: &Error, kind: ErrorKind, says: &str) {
+    assert_eq!(error.kind(), kind, "{error}");
+    let text = error.to_string();
+    assert!(!text.contains('\n') && text.contains(says), "{text:?} without {says:?}");
+    let all = all_of(error);
+    assert!(!all.contains(SECRET) && !all.contains("local "), "{all}");
+}
+
+async fn refused(url: &str, kind: ErrorKind, says: &str) {
+    let error = try_open(url).await.err().unwrap_or_else(|| panic!("not refused: {says}"));
+    check(&error, kind, says);
+}
+
+/// The first lock is refused, if the connection was not.
+async fn lock_refused(keeper: &Keeper, kind: ErrorKind, says: &str) {
+    let error = soon("the refusal", keeper.mutex("a").try_lock()).await.unwrap_err();
+    check(&error, kind, says);
+    let text = error.to_string();
+    assert!(text.starts_with("redis: lock \"a\": ") || text.starts_with("redis: "), "{text}");
+}
+
+#[tokio::test]
+async fn wrong_credentials_are_refused() {
+    let server = RedisServer::builder().password("right").start_or_panic();
+    let port = server.port();
+    let wrong = "refuses the user name or the password";
+    for protocol in ["resp2", "resp3"] {
+        let end = format!("127.0.0.1:{port}/?protocol={protocol}");
+        refused(&format!("redis://:{SECRET}@{end}"), ErrorKind::Config, wrong).await;
+        refused(&format!("redis://ann:{SECRET}@{end}"), ErrorKind::Config, wrong).await;
+        let missing = "wants a password";
+        refused(&format!("redis://{end}"), ErrorKind::Config, missing).await;
+    }
+}
+
+#[tokio::test]
+async fn a_password_for_a_server_without_one_is_not_told() {
+    let server = RedisServer::start_or_panic();
+    // Redis 6 and later let the default user in with any password.
+    let url = format!("redis://:{SECRET}@127.0.0.1:{}/", server.port());
+    match try_open(&url).await {
+        Ok(keeper) => lock(&keeper, "a").await.release().await.map(|_| ()).unwrap(),
+        Err(error) => check(&error, ErrorKind::Config, ""),
+    }
+    let url = format!("redis://nobody:{SECRET}@127.0.0.1:{}/", server.port());
+    refused(&url, ErrorKind::Config, "refuses the user name or the password").await;
+}
+
+#[tokio::test]
+async fn a_user_without_permission_for_scripts_is_told_so() {
+    let server = RedisServer::start_or_panic();
+    let rules = ["~*", "&*", "+@all", "-@scripting"];
+    let rule = format!(">{SECRET}");
+    let mut command = vec!["ACL", "SETUSER", "ann", "on", &rule];
+    command.extend(rules);
+    server.command(&command);
+    let url = format!("redis://ann:{SECRET}@127.0.0.1:{}/", server.port());
+    let keeper = open(&url).await;
+    lock_refused(&keeper, ErrorKind::Config, "lacks a permission that locks need").await;
+    let error = soon("the refusal", keeper.mutex("a").lock()).await.unwrap_err();
+    check(&error, ErrorKind::Config, "lacks a permission");
+    nothing_left(&keeper, &server).await;
+}
+
+#[tokio::test]
+async fn a_user_without_permission_for_the_keys_is_told_so() {
+    let server = RedisServer::start_or_panic();
+    let rule = format!(">{SECRET}");
+    server.command(&["ACL", "SETUSER", "ann", "on", &rule, "~shop:*", "&*", "+@all"]);
+    let url = format!("redis://ann:{SECRET}@127.0.0.1:{}/", server.port());
+    let keeper = open(&url).await;
+    lock_refused(&keeper, ErrorKind::Config, "lacks a permission that locks need").await;
+    let keeper = open(&format!("{url}?prefix=shop")).await;
+    lock(&keeper, "a").await.release().await.unwrap();
+    nothing_left(&keeper, &server).await;
+}
+
+#[tokio::test]
+async fn a_user_without_permission_for_channels_polls_and_hands_over() {
+    let (server, keeper) = server().await;
+    let rule = format!(">{SECRET}");
+    server.command(&["ACL", "SETUSER", "ann", "on", &rule, "~*", "resetchannels", "+@all"]);
+    let url = format!("redis://ann:{SECRET}@127.0.0.1:{}/", server.port());
+    let mute = open(&url).await;
+    assert!(!mute.capabilities().push);
+    // It waits for another of its kind.
+    let guard = lock(&mute, "a").await;
+    let mutex = mute.mutex("a");
+    let waiting = waiter(&keeper, "a", 1, async move { mutex.lock().await }).await;
+    guard.release().await.unwrap();
+    let guard = got(waiting).await;
+    // One that listens waits for it.
+    let mutex = keeper.mutex("a").ttl(secs(3));
+    let waiting = waiter(&keeper, "a", 1, async move { mutex.lock().await }).await;
+    guard.release().await.unwrap();
+    let guard = got(waiting).await;
+    // And it waits for that one.
+    let waiting = waiter(&keeper, "a", 1, read(&mute, "a")).await;
+    guard.release().await.unwrap();
+    got(waiting).await.release().await.unwrap();
+    nothing_left(&mute, &server).await;
+    nothing_left(&keeper, &server).await;
+}
+
+#[tokio::test]
+async fn a_closed_port_is_refused() {
+    // Nobody has port 1, and nobody can get it while this runs.
+    refused(&format!("redis://:{SECRET}@127.0.0.1:1/"), ErrorKind::Unavailable, "127.0.0.1:1: ")
+        .await;
+}
+
+#[tokio::test]
+async fn an_unknown_host_is_refused() {
+    let url = format!("redis://:{SECRET}@no-such-host.invalid/?connect_timeout=10s");
+    refused(&url, ErrorKind::Unavailable, "no-such-host.invalid:6379: ").await;
+}
+
+#[tokio::test]
+async fn a_server_that_never_answers_is_given_up_in_time() {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    for protocol in ["resp2", "resp3"] {
+        let url = format!(
+            "redis://:{SECRET}@127.0.0.1:{port}/?connect_timeout=300ms&protocol={protocol}"
+        );
+        refused(&url, ErrorKind::Unavailable, "no answer").await;
+    }
+}
+
+#[tokio::test]
+async fn a_read_only_replica_is_refused() {
+    let master = RedisServer::start_or_panic();
+    let replica = RedisServer::builder().replica_of(&master).start_or_panic();
+    refused(&replica.url(), ErrorKind::Unavailable, "read-only replica").await;
+    // One that becomes a replica while it is used.
+    let keeper = open(&master.url()).await;
+    // Of nobody, so that it does not begin to load anything.
+    master.command(&["REPLICAOF", "127.0.0.1", "1"]);
+    let error = soon("the refusal", keeper.mutex("a").try_lock()).await.unwrap_err();
+    check(&error, ErrorKind::Unavailable, "read-only replica");
+}
+
+/// Makes the server refuse everything that takes memory.
+fn fill_up(server: &RedisServer) {
+    server.command(&["CONFIG", "SET", "maxmemory-policy", "noeviction", "maxmemory", "1"]);
+}
+
+#[tokio::test]
+async fn a_full_server_refuses_locks_and_takes_them_back() {
+    let (server, keeper) = server().await;
+    let other = open(&server.url()).await;
+    let held = lock(&keeper, "held").await;
+    let waiting = waiter(&keeper, "held", 1, read(&other, "held")).await;
+    let permit = keeper.semaphore("held", 2).acquire().await.unwrap();
+    fill_up(&server);
+    lock_refused(&keeper, ErrorKind::Unavailable, "out of memory").await;
+    let error = keeper.rw_lock("a").try_read().await.unwrap_err();
+    check(&error, ErrorKind::Unavailable, "out of memory");
+    let error = keeper.semaphore("a", 2).try_acquire().await.unwrap_err();
+    check(&error, ErrorKind::Unavailable, "out of memory");
+
+    // Whoever holds goes on holding, hands over, and gives back.
+    held.extend(secs(60)).await.unwrap();
+    permit.extend(secs(60)).await.unwrap();
+    held.release().await.unwrap();
+    let reader = got(waiting).await;
+    assert_eq!(server.command(&["GET", &key("held")]), "(readers)");
+    reader.extend(secs(60)).await.unwrap();
+    reader.extend(secs(30)).await.unwrap();
+    assert!(reader.is_held() && permit.is_held());
+    permit.release().await.unwrap();
+    reader.release().await.unwrap();
+    nothing_left(&other, &server).await;
+    nothing_left(&keeper, &server).await;
+}
+
+#[tokio::test]
+async fn a_full_server_still_renews_readers_of_different_ttls() {
+    let (server, keeper) = server().await;
+    let long = keeper.rw_lock("a").ttl(secs(600)).read().await.unwrap();
+    let short = keeper.rw_lock("a").ttl(secs(60)).read().await.unwrap();
+    let exclusive = lock(&keeper, "b").await;
+    fill_up(&server);
+    // All three in one call.
+    let ttl = secs(50);
+    let (one, two, three) =
+        tokio::join!(short.extend(ttl), exclusive.extend(ttl), long.extend(secs(500)));
+    one.unwrap();
+    two.unwrap();
+    three.unwrap();
+    for guard in [long, short, exclusive] {
+        guard.release().await.unwrap();
+    }
+    nothing_left(&keeper, &server).await;
+}
+
+#[tokio::test]
+async fn a_key_that_is_used_for_something_else_is_told() {
+    let (server, keeper) = server().await;
+    server.command(&["RPUSH", &key("a"), "not", "a", "lock"]);
+    lock_refused(&keeper, ErrorKind::Config, "used for something else").await;
+    let error = keeper.rw_lock("a").try_read().await.unwrap_err();
+    check(&error, ErrorKind::Config, "used for something else");
+    let error = keeper.inspect().unwrap().show("a").await.unwrap_err();
+    check(&error, ErrorKind::Config, "used for something else");
+    // One that is taken away from its holder so is lost, and others in the same call are not.
+    let (one, two) = (lock(&keeper, "b").await, lock(&keeper, "c").await);
+    server.command(&["DEL", &key("b")]);
+    server.command(&["RPUSH", &key("b"), "not", "a", "lock"]);
+    let (lost, kept) = tokio::join!(one.extend(secs(30)), two.extend(secs(30)));
+    assert_eq!(lost.unwrap_err().kind(), ErrorKind::Lost);
+    kept.unwrap();
+    two.release().await.unwrap();
+    assert_eq!(number(&server, &["LLEN", &key("b")]), 3);
+    assert_eq!(number(&server, &["LLEN", &key("a")]), 3);
+}
+
+#[tokio::test]
+async fn a_database_that_is_not_there_is_refused() {
+    let server = RedisServer::start_or_panic();
+    let url = format!("redis://:{SECRET}@127.0.0.1:{}/16", server.port());
+    refused(&url, ErrorKind::Config, "no database of that number").await;
+}
+
+#[cfg(feature = "tls")]
+#[tokio::test]
+async fn tls_and_no_tls_do_not_meet() {
+    let server = RedisServer::builder().tls().start_or_panic();
+    let tls_port = server.url().rsplit(':').next().unwrap().trim_end_matches('/').to_owned();
+    let ca = server.ca_file();
+    let ca = ca.display();
+    let plain = server.port();
+    let url = format!("rediss://:{SECRET}@localhost:{plain}/?ca_file={ca}&connect_timeout=2s");
+    refused(&url, ErrorKind::Unavailable, &format!("localhost:{plain}: ")).await;
+    let url = format!("redis://:{SECRET}@localhost:{tls_port}/?connect_timeout=2s");
+    refused(&url, ErrorKind::Unavailable, &format!("localhost:{tls_port}: ")).await;
+}
+
+#[cfg(feature = "tls")]
+#[tokio::test]
+async fn a_server_that_nobody_vouches_for_is_refused() {
+    let server = RedisServer::builder().tls().start_or_panic();
+    let other = RedisServer::builder().tls().start_or_panic();
+    let wrong = format!("{}?ca_file={}", server.url(), other.ca_file().display());
+    refused(&wrong, ErrorKind::Unavailable, "certificate").await;
+    refused(&server.url(), ErrorKind::Unavailable, "certificate").await;
+    let missing = format!("{}?ca_file=/nowhere/ca.pem", server.url());
+    refused(&missing, ErrorKind::Config, "the CA file /nowhere/ca.pem").await;
+}

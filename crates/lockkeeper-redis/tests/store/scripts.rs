@@ -1,0 +1,270 @@
+//! The scripts, run by hand: twice is once, every key has an expiry and the hash tag.
+
+use std::collections::BTreeMap;
+
+use lockkeeper_testkit::server::RedisServer;
+
+use crate::kit::number;
+
+macro_rules! lua {
+    ($($file:literal)+) => {
+        concat!($(include_str!(concat!("../../src/scripts/", $file, ".lua")), "\n",)+)
+    };
+}
+
+const ATTEMPT: &str = lua!("attempt_at_once" "common" "attempt");
+const RELEASE: &str = lua!("release_at_once" "common" "release");
+const RENEW: &str = lua!("renew");
+const DOWNGRADE: &str = lua!("call" "common" "downgrade");
+const BREAK: &str = lua!("call" "common" "break");
+const LOOK: &str = lua!("look");
+
+const LOCK: &str = "lockkeeper:{a}";
+const SEMAPHORE: &str = "lockkeeper:{a}:s";
+const SUFFIXES: [&str; 6] = ["", ":x", ":r", ":q", ":i", ":f"];
+/// So long that nothing ends on the way.
+const TTL: &str = "600000";
+
+/// A script with its keys and arguments.
+#[derive(Debug, Clone)]
+struct Step {
+    what: String,
+    script: &'static str,
+    keys: Vec<String>,
+    args: Vec<String>,
+}
+
+impl Step {
+    fn new(what: &str, script: &'static str, of: &str, args: &[&str]) -> Self {
+        let keys = SUFFIXES.iter().map(|suffix| format!("{of}{suffix}")).collect();
+        let args = args.iter().map(ToString::to_string).collect();
+        Self { what: format!("{what} {args:?}"), script, keys, args }
+    }
+
+    fn run(&self, server: &RedisServer) -> String {
+        let count = self.keys.len().to_string();
+        let mut command = vec!["EVAL", self.script, &count];
+        command.extend(self.keys.iter().chain(&self.args).map(String::as_str));
+        server.command(&command)
+    }
+}
+
+/// The mode is x, s or p; permits are two of three.
+fn attempt(owner: &str, mode: &str, queue: bool, floor: &str) -> Step {
+    let queue = if queue { "1" } else { "0" };
+    let (of, take, all) = if mode == "p" { (SEMAPHORE, "2", "3") } else { (LOCK, "1", "1") };
+    let record = format!(" {mode} {take} {all} {TTL} 0 7 - a label");
+    let args = [owner, mode, TTL, floor, queue, &record];
+    Step::new("attempt", ATTEMPT, of, &args)
+}
+
+fn release(owner: &str, kind: &str) -> Step {
+    let of = if kind == "lock" { LOCK } else { SEMAPHORE };
+    Step::new("release", RELEASE, of, &[owner, kind, "1"])
+}
+
+fn renew(owner: &str, mode: &str) -> Step {
+    let of = if mode == "p" { SEMAPHORE } else { LOCK };
+    let mut step = Step::new("renew", RENEW, of, &[owner, mode, TTL]);
+    step.keys = [0, 1, 2, 4].map(|which| step.keys[which].clone()).into();
+    step
+}
+
+fn downgrade(owner: &str) -> Step {
+    Step::new("downgrade", DOWNGRADE, LOCK, &[owner, TTL, "1"])
+}
+
+fn break_it(kind: &str) -> Step {
+    let of = if kind == "lock" { LOCK } else { SEMAPHORE };
+    Step::new("break", BREAK, of, &[kind, "1"])
+}
+
+fn look(of: &str) -> Step {
+    Step::new("look", LOOK, of, &[])
+}
+
+/// Everything in the database: each key with its contents.
+fn dump(server: &RedisServer) -> BTreeMap<String, Vec<String>> {
+    let keys = server.command(&["KEYS", "*"]);
+    let keys = keys.lines().map(|key| {
+        let read: &[&str] = match server.command(&["TYPE", key]).as_str() {
+            "string" => &["GET", key],
+            "zset" => &["ZRANGE", key, "0", "-1", "WITHSCORES"],
+            "hash" => &["HGETALL", key],
+            other => panic!("{key} is a {other}"),
+        };
+        let contents = server.command(read);
+        let left = number(server, &["PTTL", key]);
+        // All that is held or waits here has just been given its time.
+        assert!(left > 500_000, "{key} expires in {left} ms");
+        assert!(key.starts_with("lockkeeper:{a}"), "{key} is elsewhere on a cluster");
+        // A set is in the order of its scores, which are times; an entry is a pair of lines.
+        let lines: Vec<&str> = contents.lines().collect();
+        let mut pairs: Vec<_> = lines.chunks(2).collect();
+        pairs.sort_unstable();
+        let words = pairs.concat().into_iter().flat_map(|line| line.split(' '));
+        (key.to_owned(), words.map(str::to_owned).collect())
+    });
+    keys.collect()
+}
+
+/// The same, but for times in milliseconds, which may have gone on a little. Fences are in microseconds.
+fn same(once: &BTreeMap<String, Vec<String>>, twice: &BTreeMap<String, Vec<String>>) -> bool {
+    let time = |word: &str| word.parse::<i64>().ok().filter(|ms| (1 << 40..1 << 43).contains(ms));
+    let close = |(a, b): (&String, &String)| match (time(a), time(b)) {
+        (Some(a), Some(b)) => (0..60_000).contains(&(b - a)),
+        _ => a == b,
+    };
+    once.keys().eq(twice.keys())
+        && once
+            .values()
+            .zip(twice.values())
+            .all(|(once, twice)| once.len() == twice.len() && once.iter().zip(twice).all(close))
+}
+
+/// States that a step may meet: how they come about.
+fn states() -> Vec<(&'static str, Vec<Step>)> {
+    let x = |owner| attempt(owner, "x", true, "0");
+    let s = |owner| attempt(owner, "s", true, "0");
+    let p = |owner| attempt(owner, "p", true, "0");
+    vec![
+        ("free", vec![]),
+        ("held", vec![x("one")]),
+        ("held, writer waits", vec![x("one"), x("two")]),
+        ("held, three wait", vec![x("one"), s("two"), s("three"), x("four")]),
+        ("read", vec![s("one"), s("two")]),
+        ("read, writer and reader wait", vec![s("one"), x("two"), s("three")]),
+        ("permits held", vec![p("one")]),
+        ("permits held, others wait", vec![p("one"), p("two"), p("three")]),
+        ("a fence ahead", vec![attempt("one", "x", true, "4000000000000000"), x("two")]),
+    ]
+}
+
+fn steps() -> Vec<Step> {
+    let mut steps = vec![downgrade("one"), downgrade("nobody"), look(LOCK), look(SEMAPHORE)];
+    for owner in ["one", "two", "three", "new"] {
+        for mode in ["x", "s", "p"] {
+            steps.push(attempt(owner, mode, true, "0"));
+            steps.push(attempt(owner, mode, false, "0"));
+            steps.push(attempt(owner, mode, true, "5000000000000000"));
+            steps.push(renew(owner, mode));
+        }
+        steps.push(release(owner, "lock"));
+        steps.push(release(owner, "semaphore"));
+    }
+    steps
+}
+
+fn come_to(server: &RedisServer, state: &[Step]) {
+    server.command(&["FLUSHALL"]);
+    for step in state {
+        step.run(server);
+    }
+}
+
+#[test]
+fn every_script_run_twice_is_run_once() {
+    let server = RedisServer::start_or_panic();
+    for (state, made) in states() {
+        for step in steps() {
+            come_to(&server, &made);
+            let first = step.run(&server);
+            let once = dump(&server);
+            let second = step.run(&server);
+            let twice = dump(&server);
+            let case = format!("{} on {state}", step.what);
+            assert!(same(&once, &twice), "{case}: {once:#?}\n{twice:#?}");
+            if step.script == ATTEMPT && first.starts_with("1\n") {
+                assert_eq!(first, second, "{case}: the same grant with the same fence");
+            }
+        }
+    }
+}
+
+/// Not on a queue: there a second break takes the lock from whoever the first gave it to.
+#[test]
+fn a_break_run_twice_is_run_once_where_nobody_waits() {
+    let server = RedisServer::start_or_panic();
+    for (state, made) in states() {
+        if state.contains("wait") || state.contains("ahead") {
+            continue;
+        }
+        for kind in ["lock", "semaphore"] {
+            come_to(&server, &made);
+            break_it(kind).run(&server);
+            let once = dump(&server);
+            assert_eq!(break_it(kind).run(&server), "0", "{kind} on {state}");
+            assert!(same(&once, &dump(&server)), "{kind} on {state}");
+        }
+    }
+}
+
+#[test]
+fn a_look_and_a_try_in_vain_change_nothing() {
+    let server = RedisServer::start_or_panic();
+    for (state, made) in states() {
+        come_to(&server, &made);
+        let before = dump(&server);
+        let mut steps = vec![look(LOCK), look(SEMAPHORE)];
+        if !before.is_empty() {
+            let tries = ["x", "s", "p"].map(|mode| attempt("new", mode, false, "0"));
+            let contended = tries.into_iter().filter(|step| {
+                let answer = step.run(&server);
+                come_to(&server, &made);
+                answer.starts_with("0\n")
+            });
+            steps.extend(contended);
+        }
+        let before = dump(&server);
+        for step in steps {
+            step.run(&server);
+            let after = dump(&server);
+            assert!(same(&before, &after), "{} on {state}", step.what);
+        }
+    }
+}
+
+#[test]
+fn every_state_can_be_released_to_nothing() {
+    let server = RedisServer::start_or_panic();
+    for (state, made) in states() {
+        come_to(&server, &made);
+        for owner in ["four", "two", "one", "three"] {
+            release(owner, "lock").run(&server);
+            release(owner, "semaphore").run(&server);
+        }
+        let mut left = dump(&server);
+        // Stays until the clock has passed the fence.
+        let fence = left.remove("lockkeeper:{a}:f");
+        assert_eq!(fence.is_some(), state.contains("ahead"), "{state}");
+        assert!(left.is_empty(), "{state}: {left:?}");
+    }
+}
+
+/// The same in the source: a key that is not in KEYS is one that a cluster does not know of.
+#[test]
+fn scripts_use_no_keys_but_those_they_are_given() {
+    let given = [
+        "HOLDER", "HELD", "SHARERS", "QUEUE", "INFO", "FENCE", "KEYS[1]", "KEYS[2]", "KEYS[3]",
+        "KEYS[4]", "KEYS[5]", "KEYS[6]", "key", "holder", "held", "sharers", "info",
+    ];
+    let mut calls = 0;
+    for script in [ATTEMPT, RELEASE, RENEW, DOWNGRADE, BREAK, LOOK] {
+        for call in script.split("call('").chain(script.split("try('")).skip(1) {
+            let Some((command, rest)) = call.split_once('\'') else { continue };
+            if command.contains(|c: char| !c.is_ascii_uppercase()) || command == "TIME" {
+                continue;
+            }
+            // A channel is no key.
+            if ["PUBLISH", "PUBSUB"].contains(&command) {
+                continue;
+            }
+            let arguments = rest.strip_prefix(", ").unwrap_or_else(|| panic!("{command}: {rest}"));
+            let end = arguments.find([',', ')']).unwrap();
+            assert!(given.contains(&&arguments[..end]), "{command} {}", &arguments[..end]);
+            calls += 1;
+        }
+        assert!(!script.contains("KEYS[1] ..") && !script.contains("HOLDER .."));
+    }
+    assert!(calls > 100, "{calls}");
+}
