@@ -1,0 +1,8 @@
+-- Asks a new session who and what it is talking to. No arguments.
+-- Answers the process id, whether it is a standby, the version, and the timeline (NULL on a standby).
+SELECT pg_backend_pid() AS pid,
+       pg_is_in_recovery() AS standby,
+       current_setting('server_version_num')::int AS version,
+       CASE WHEN NOT pg_is_in_recovery()
+       THEN ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::bigint
+       END AS timeline

@@ -1,0 +1,7 @@
+-- Makes a session fit for holding locks. No arguments.
+-- A role or a database may have timeouts that end a wait, or an asynchronous commit that repeats fences.
+SET lock_timeout = 0;
+SET statement_timeout = 0;
+SET idle_in_transaction_session_timeout = 0;
+SET synchronous_commit = on;
+SET client_min_messages = error

@@ -1,0 +1,444 @@
+//! One claim on one lock.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use lockkeeper_core::{
+    Attempt, BoxFuture, Change, Claim, ClaimSpec, Fence, Grant, Mode, Release, Renewal, Result,
+};
+use tokio::sync::futures::OwnedNotified;
+use tokio::time::Instant;
+
+use crate::backend::Store;
+use crate::flight::{Flight, Granted, downgrade, release};
+use crate::key::Key;
+use crate::link::{Seat, gone};
+use crate::links::Guest;
+use crate::queue::Entry;
+
+/// How often a waiter looks that the server cannot let wait, because there may be no more connections.
+const LOOK_AGAIN: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(250)];
+/// How long a waiter puts up with there being no connection that it could even look with.
+const STARVED: Duration = Duration::from_secs(10);
+/// How long a claim that is dropped may take to end before its connection does.
+const LAST_WORDS: Duration = Duration::from_secs(10);
+/// How much longer the server lets a waiter wait than it wants to: its own clock is to be the first.
+const GRACE: Duration = Duration::from_millis(200);
+/// How often an ask is repeated whose connection turned out to be dead.
+const TRIES: usize = 3;
+
+pub(crate) struct PgClaim {
+    store: Arc<Store>,
+    spec: ClaimSpec,
+    key: Key,
+    /// Made at the first ask.
+    entry: Option<Entry>,
+    state: State,
+    /// When the last ask began.
+    asked: Instant,
+    /// When the first one did.
+    began: Instant,
+    /// Ready when somebody here has let go, for a claim that the server does not let wait.
+    notice: Option<Pin<Box<OwnedNotified>>>,
+    pause: Duration,
+    starved: Option<Instant>,
+}
+
+enum State {
+    Nothing,
+    /// Asked without waiting, and not answered yet.
+    Asking(Flight),
+    /// The server lets it wait.
+    Waiting(Flight),
+    Held(Hold),
+    Leaving(BoxFuture<'static, Result<Release>>),
+}
+
+struct Hold {
+    seat: Seat,
+    fence: Option<Fence>,
+    /// A downgrade has been sent: it is held in one mode, or the other, or both.
+    downgraded: bool,
+}
+
+impl PgClaim {
+    pub(crate) fn new(store: Arc<Store>, spec: ClaimSpec) -> Self {
+        let now = Instant::now();
+        Self {
+            key: Key::of(&spec.name),
+            store,
+            spec,
+            entry: None,
+            state: State::Nothing,
+            asked: now,
+            began: now,
+            notice: None,
+            pause: LOOK_AGAIN[0],
+            starved: None,
+        }
+    }
+
+    fn shared(&self) -> bool {
+        self.spec.mode == Mode::Shared
+    }
+
+    fn guest(&self) -> Guest<'_> {
+        Guest { key: self.key, ttl: self.spec.ttl, label: self.spec.label.as_str() }
+    }
+
+    fn entry(&mut self) -> &Entry {
+        let Self { entry, store, spec, key, .. } = self;
+        entry.get_or_insert_with(|| store.locals.enter(*key, spec))
+    }
+
+    async fn ask(&mut self) -> Result<Attempt> {
+        self.asked = Instant::now();
+        let mut tries = 1;
+        loop {
+            match &mut self.state {
+                State::Nothing => {
+                    if let Some(answer) = self.start().await? {
+                        return Ok(answer);
+                    }
+                }
+                State::Asking(flight) => {
+                    let answer = (&mut flight.answer).await;
+                    let dead = flight.seat.link.is_closed();
+                    match self.landed(answer) {
+                        Ok(Some(granted)) => {
+                            return Ok(Attempt::Granted(self.grant(granted.since)));
+                        }
+                        Ok(None) if self.spec.queue => return self.queue().await,
+                        Ok(None) => return Ok(contended(None)),
+                        // A dead session has no locks: the next is asked as if there had been none.
+                        Err(_) if dead && tries < TRIES => tries += 1,
+                        Err(error) => return Err(error),
+                    }
+                }
+                State::Waiting(flight) => {
+                    let answer = &mut flight.answer;
+                    let look = std::future::poll_fn(|cx| match answer.as_mut().poll(cx) {
+                        Poll::Ready(answer) => Poll::Ready(Some(answer)),
+                        Poll::Pending => Poll::Ready(None),
+                    });
+                    match look.await {
+                        None => return Ok(contended(None)),
+                        // What it has is found out below, or asked for again.
+                        Some(answer) => drop(self.landed(answer)?),
+                    }
+                }
+                State::Held(hold) => {
+                    let link = hold.seat.link.clone();
+                    let sent = Instant::now();
+                    let answer = if link.has_lapsed() { Err(gone()) } else { link.ping().await };
+                    match answer {
+                        Ok(()) => return Ok(Attempt::Granted(self.grant(sent))),
+                        Err(_) if link.is_closed() || link.has_lapsed() => self.lose(),
+                        Err(error) => return Err(error),
+                    }
+                }
+                State::Leaving(leaving) => {
+                    let left = leaving.as_mut().await;
+                    self.state = State::Nothing;
+                    if let Some(entry) = &self.entry {
+                        entry.let_go();
+                    }
+                    left?;
+                }
+            }
+        }
+    }
+
+    /// Takes the first step of an ask; `None` if there is an answer to be awaited now.
+    async fn start(&mut self) -> Result<Option<Attempt>> {
+        let (queue, mode) = (self.spec.queue, self.spec.mode);
+        self.entry();
+        let Some(entry) = &self.entry else { return Ok(None) };
+        // Before anything is looked at, so that no release is missed.
+        self.notice = Some(Box::pin(entry.released()));
+        if queue {
+            if !entry.queue(&self.spec) {
+                return Ok(Some(contended(None)));
+            }
+            if let Some(flight) = entry.sent() {
+                self.state = State::Waiting(flight);
+                return Ok(None);
+            }
+            if entry.is_held_here(mode) {
+                return self.queue().await.map(Some);
+            }
+        } else if entry.others_wait() || entry.is_held_here(mode) {
+            return Ok(Some(contended(None)));
+        }
+        let Some(seat) = self.store.links.shared(self.guest()).await? else {
+            let since = *self.starved.get_or_insert(self.asked);
+            if !queue || since.elapsed() > STARVED {
+                return Err(self.store.links.exhausted());
+            }
+            let pause = self.next_pause();
+            return Ok(Some(contended(Some(pause))));
+        };
+        self.starved = None;
+        self.state = State::Asking(Flight::attempt(seat, self.shared(), self.store.fenced));
+        Ok(None)
+    }
+
+    /// Lets the server let it wait, if there is a connection for that.
+    async fn queue(&mut self) -> Result<Attempt> {
+        if self.begin_to_wait().await? {
+            return Ok(contended(None));
+        }
+        let pause = self.next_pause();
+        Ok(contended(Some(pause)))
+    }
+
+    /// Sends the wait; false if there is no connection for it.
+    async fn begin_to_wait(&mut self) -> Result<bool> {
+        let Some(seat) = self.store.links.own(self.guest()).await? else { return Ok(false) };
+        let limit =
+            self.spec.max_wait.map(|limit| limit.saturating_sub(self.began.elapsed()) + GRACE);
+        self.entry().waits_on(Some(seat.link.pid));
+        let flight = Flight::wait(seat, self.shared(), self.store.fenced, limit);
+        self.state = State::Waiting(flight.send(&mut Context::from_waker(Waker::noop())));
+        Ok(true)
+    }
+
+    /// Leaves the queue, and sends the wait of whoever is first then. What had been sent for this one is
+    /// its question now.
+    fn leave_queue(&mut self) {
+        let (Some(entry), store, key) = (&self.entry, &self.store, self.key) else { return };
+        let sent = entry.leave_queue(|next, ttl| {
+            let guest = Guest { key, ttl, label: next.label.as_str() };
+            let seat = store.links.own_at_once(guest)?;
+            let flight = Flight::wait(seat, next.mode == Mode::Shared, store.fenced, None);
+            Some(flight.send(&mut Context::from_waker(Waker::noop())))
+        });
+        if let Some(flight) = sent {
+            self.state = State::Waiting(flight);
+        }
+    }
+
+    /// Takes note of how a question ended.
+    fn landed(&mut self, answer: Result<Option<Granted>>) -> Result<Option<Granted>> {
+        let flight = match std::mem::replace(&mut self.state, State::Nothing) {
+            State::Asking(flight) | State::Waiting(flight) => flight,
+            other => {
+                self.state = other;
+                return answer;
+            }
+        };
+        let seat = flight.seat;
+        let Some(entry) = &self.entry else { return answer };
+        if let Ok(Some(granted)) = &answer {
+            seat.link.stop_waiting();
+            entry.hold(&self.spec, granted.fence, seat.link.clone());
+            self.leave_queue();
+            self.state = State::Held(Hold { seat, fence: granted.fence, downgraded: false });
+            self.notice = None;
+        } else {
+            seat.leave();
+            entry.waits_on(None);
+        }
+        answer
+    }
+
+    fn next_pause(&mut self) -> Duration {
+        let pause = self.pause;
+        self.pause = (pause * 2).min(LOOK_AGAIN[1]);
+        pause
+    }
+
+    /// What is held, by a session that has lived since some moment after the last ask began.
+    fn grant(&self, since: Instant) -> Grant {
+        let State::Held(hold) = &self.state else { return Grant { fence: None, valid_for: None } };
+        // The engine counts from before the ask: what the session has beyond that moment.
+        let end = since + hold.seat.link.session().min(self.spec.ttl);
+        let valid_for = end.saturating_duration_since(self.asked).min(self.spec.ttl);
+        Grant { fence: hold.fence, valid_for: Some(valid_for) }
+    }
+
+    /// The session is over.
+    fn lose(&mut self) {
+        if let State::Held(hold) = std::mem::replace(&mut self.state, State::Nothing) {
+            hold.seat.link.kill();
+        }
+        if let Some(entry) = &self.entry {
+            entry.let_go();
+        }
+    }
+
+    async fn listen(&mut self) -> Change {
+        loop {
+            match &mut self.state {
+                State::Held(hold) => {
+                    hold.seat.link.closed.cancelled().await;
+                    return Change::Lost;
+                }
+                State::Waiting(flight) => {
+                    let answer = (&mut flight.answer).await;
+                    let Ok(Some(granted)) = self.landed(answer) else { return Change::LookAgain };
+                    let grant = self.grant(granted.since);
+                    // Less than a fresh ask would give: then it is worth asking.
+                    let enough = grant.valid_for >= Some(self.spec.ttl * 2 / 3);
+                    return if enough { Change::Granted(grant) } else { Change::LookAgain };
+                }
+                State::Nothing if self.entry.as_ref().is_some_and(Entry::is_queued) => {
+                    if let Some(entry) = &self.entry {
+                        entry.first().await;
+                        if let Some(flight) = entry.sent() {
+                            self.state = State::Waiting(flight);
+                            continue;
+                        }
+                    }
+                    // Whoever could not wait on the server before looks again when somebody lets go.
+                    match self.begin_to_wait().await {
+                        Ok(true) => {}
+                        Ok(false) => {
+                            // Nobody tells of what others let go elsewhere.
+                            let pause = self.next_pause();
+                            return tokio::select! {
+                                change = self.noticed() => change,
+                                () = tokio::time::sleep(pause) => Change::LookAgain,
+                            };
+                        }
+                        Err(_) => return Change::LookAgain,
+                    }
+                }
+                State::Nothing => return self.noticed().await,
+                State::Asking(flight) => {
+                    let answer = (&mut flight.answer).await;
+                    // Whatever it is, whoever asks next finds out.
+                    let _ = self.landed(answer);
+                    return Change::LookAgain;
+                }
+                State::Leaving(_) => std::future::pending().await,
+            }
+        }
+    }
+
+    async fn noticed(&mut self) -> Change {
+        match &mut self.notice {
+            Some(notice) => notice.as_mut().await,
+            None => std::future::pending().await,
+        }
+        self.notice = None;
+        Change::LookAgain
+    }
+
+    async fn renewed(&mut self, ttl: Duration, step: Step) -> Result<Renewal> {
+        let State::Held(hold) = &mut self.state else { return Ok(Renewal::Lost) };
+        let link = hold.seat.link.clone();
+        let answer = match step {
+            _ if link.has_lapsed() || link.is_closed() => Err(gone()),
+            Step::Renew if link.session() >= ttl => link.ping().await,
+            Step::Renew => match link.lengthen(ttl).await {
+                Ok(()) => link.ping().await,
+                failed => failed,
+            },
+            Step::Downgrade => {
+                hold.downgraded = true;
+                downgrade(&hold.seat).await
+            }
+        };
+        match answer {
+            Ok(()) => Ok(Renewal::Renewed { valid_for: ttl.min(link.session()) }),
+            Err(_) if link.is_closed() || link.has_lapsed() => {
+                self.lose();
+                Ok(Renewal::Lost)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Ends whatever there is, as something that can be awaited by whoever comes.
+    fn leave(&mut self) {
+        let shared = self.shared();
+        let links = self.store.links.clone();
+        let leaving: BoxFuture<'static, Result<Release>> =
+            match std::mem::replace(&mut self.state, State::Nothing) {
+                State::Nothing => return,
+                State::Asking(flight) => {
+                    Box::pin(async move { flight.abandon(&links, shared, false).await })
+                }
+                State::Waiting(flight) => {
+                    Box::pin(async move { flight.abandon(&links, shared, true).await })
+                }
+                State::Held(hold) => Box::pin(release(hold.seat, shared, hold.downgraded)),
+                State::Leaving(leaving) => leaving,
+            };
+        self.state = State::Leaving(leaving);
+    }
+}
+
+fn contended(retry_after: Option<Duration>) -> Attempt {
+    Attempt::Contended { retry_after }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    Renew,
+    Downgrade,
+}
+
+impl Claim for PgClaim {
+    fn attempt(&mut self, _floor: Option<Fence>) -> BoxFuture<'_, Result<Attempt>> {
+        Box::pin(self.ask())
+    }
+
+    fn changed(&mut self) -> BoxFuture<'_, Change> {
+        Box::pin(self.listen())
+    }
+
+    fn renew(&mut self, ttl: Duration) -> BoxFuture<'_, Result<Renewal>> {
+        Box::pin(self.renewed(ttl, Step::Renew))
+    }
+
+    fn downgrade(&mut self, ttl: Duration) -> BoxFuture<'_, Result<Renewal>> {
+        Box::pin(async move {
+            if self.shared() {
+                return self.renewed(ttl, Step::Renew).await;
+            }
+            let answer = self.renewed(ttl, Step::Downgrade).await?;
+            if let Renewal::Renewed { .. } = answer {
+                self.spec.mode = Mode::Shared;
+                if let Some(entry) = &self.entry {
+                    entry.downgrade();
+                }
+            }
+            Ok(answer)
+        })
+    }
+
+    fn release(&mut self) -> BoxFuture<'_, Result<Release>> {
+        self.leave_queue();
+        self.leave();
+        Box::pin(async move {
+            let State::Leaving(leaving) = &mut self.state else { return Ok(Release::WasNotHeld) };
+            let answer = leaving.as_mut().await;
+            self.state = State::Nothing;
+            if let Some(entry) = &self.entry {
+                entry.let_go();
+            }
+            answer
+        })
+    }
+}
+
+impl Drop for PgClaim {
+    fn drop(&mut self) {
+        self.leave_queue();
+        self.leave();
+        let entry = self.entry.take();
+        if let State::Leaving(leaving) = std::mem::replace(&mut self.state, State::Nothing) {
+            self.spec.background.spawn(async move {
+                // What has not ended by then ends with its connection.
+                if tokio::time::timeout(LAST_WORDS, leaving).await.is_err() {
+                    tracing::warn!("a lock was not given back in time: its session is ended");
+                }
+                drop(entry);
+            });
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! From a URL to what a store needs to know.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use lockkeeper_core::Result;
+use tokio_postgres::Config;
+use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
+
+use crate::error::config;
+
+/// How many connections a store may have, if nobody says otherwise.
+const MAX_CONNECTIONS: usize = 16;
+/// How long it may take to connect, greetings included, if nobody says otherwise.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What a URL says.
+#[derive(Clone)]
+pub(crate) struct Settings {
+    pub(crate) driver: Config,
+    pub(crate) options: Options,
+    /// A file with the certificates to trust.
+    pub(crate) root: Option<PathBuf>,
+}
+
+/// What is ours and not the driver's.
+#[derive(Debug, Clone)]
+pub(crate) struct Options {
+    pub(crate) fence: bool,
+    pub(crate) max_connections: usize,
+    pub(crate) connect_timeout: Duration,
+    /// Set if the URL names one: then labels do not replace it.
+    pub(crate) application_name: Option<String>,
+}
+
+impl Options {
+    pub(crate) fn of(driver: &Config) -> Self {
+        Self {
+            fence: true,
+            max_connections: MAX_CONNECTIONS,
+            connect_timeout: driver.get_connect_timeout().copied().unwrap_or(CONNECT_TIMEOUT),
+            application_name: driver.get_application_name().map(str::to_owned),
+        }
+    }
+}
+
+impl Settings {
+    pub(crate) fn parse(url: &str) -> Result<Self> {
+        let (scheme, rest) = url.split_once("://").unwrap_or_default();
+        if !["postgres", "postgresql"].contains(&scheme.to_ascii_lowercase().as_str()) {
+            return Err(config(
+                "a PostgreSQL URL looks like postgres://user:password@host/database",
+            ));
+        }
+        // A password may have a question mark in it: parameters come after the first @, if there is one.
+        let host = rest.find('@').unwrap_or(0);
+        let end = rest[host..].find('?').map_or(rest.len(), |at| host + at);
+        let (place, parameters) = rest.split_at(end);
+        let parameters = parameters.strip_prefix('?').unwrap_or_default();
+        let mut driver_url = format!("postgres://{place}?");
+        let mut own = Vec::new();
+        for parameter in parameters.split('&').filter(|parameter| !parameter.is_empty()) {
+            match parameter.split_once('=') {
+                Some((name @ ("fence" | "max_connections" | "sslrootcert"), value)) => {
+                    own.push((name, value));
+                }
+                // Certificates are checked whenever there is TLS.
+                Some(("sslmode", "verify-full" | "verify-ca")) => {
+                    driver_url.push_str("sslmode=require&");
+                }
+                _ => driver_url.extend([parameter, "&"]),
+            }
+        }
+        let driver = driver_url.parse().map_err(|error| bad_url(&error))?;
+        let mut settings = Self::new(driver);
+        for (name, value) in own {
+            settings.set(name, value)?;
+        }
+        Ok(settings)
+    }
+
+    pub(crate) fn new(mut driver: Config) -> Self {
+        let options = Options::of(&driver);
+        if driver.get_hosts().len() > 1
+            && driver.get_target_session_attrs() == TargetSessionAttrs::Any
+        {
+            // Locks are to be had from the primary only: whichever it is.
+            driver.target_session_attrs(TargetSessionAttrs::ReadWrite);
+        }
+        if !driver.get_hosts().is_empty() && driver.get_hosts().iter().all(is_socket) {
+            // There is nobody in between, and no name to check a certificate against.
+            driver.ssl_mode(SslMode::Disable);
+        }
+        driver.connect_timeout(options.connect_timeout);
+        Self { driver, options, root: None }
+    }
+
+    fn set(&mut self, name: &str, value: &str) -> Result<()> {
+        match (name, value) {
+            ("fence", "on") => self.options.fence = true,
+            ("fence", "off") => self.options.fence = false,
+            ("fence", _) => return Err(config("fence is on or off")),
+            ("max_connections", number) => {
+                let number = number.parse().ok().filter(|number| *number >= 1);
+                self.options.max_connections =
+                    number.ok_or_else(|| config("max_connections is a number from 1"))?;
+            }
+            _ => self.root = Some(PathBuf::from(value)),
+        }
+        Ok(())
+    }
+}
+
+#[cfg(unix)]
+fn is_socket(host: &Host) -> bool {
+    matches!(host, Host::Unix(_))
+}
+
+#[cfg(not(unix))]
+fn is_socket(_: &Host) -> bool {
+    false
+}
+
+/// What is wrong with a URL, without any part of it: it may be a password.
+fn bad_url(error: &tokio_postgres::Error) -> lockkeeper_core::Error {
+    let cause = std::error::Error::source(error).map(ToString::to_string).unwrap_or_default();
+    let message = if cause.starts_with("invalid value") {
+        format!("not a PostgreSQL URL: {cause}")
+    } else {
+        "not a PostgreSQL URL: a parameter is not known, or something is to be percent-encoded; see \
+         docs/backends/postgres.md for the parameters"
+            .to_owned()
+    };
+    config(message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lockkeeper_core::ErrorKind;
+
+    #[test]
+    fn a_url_has_the_drivers_parameters_and_our_own() {
+        let url = "PostgreSQL://me:pw@db:5433/app?fence=off&connect_timeout=3&max_connections=2\
+                   &sslmode=verify-full&application_name=x&sslrootcert=/ca.pem";
+        let settings = Settings::parse(url).unwrap();
+        assert_eq!(settings.driver.get_dbname(), Some("app"));
+        assert_eq!(settings.driver.get_ports(), [5433]);
+        assert_eq!(settings.driver.get_ssl_mode(), tokio_postgres::config::SslMode::Require);
+        assert_eq!(settings.root, Some(PathBuf::from("/ca.pem")));
+        let options = settings.options;
+        assert!(!options.fence);
+        assert_eq!(options.max_connections, 2);
+        assert_eq!(options.connect_timeout, Duration::from_secs(3));
+        assert_eq!(options.application_name.as_deref(), Some("x"));
+        let settings = Settings::parse("postgres://a,b/app").unwrap();
+        assert_eq!(settings.driver.get_target_session_attrs(), TargetSessionAttrs::ReadWrite);
+    }
+
+    #[test]
+    fn a_bad_url_is_refused_without_a_word_of_it() {
+        let urls = [
+            "postgres:hunter2",
+            "redis://u:hunter2@h/",
+            "postgres://u:hunter2@h/?nosuch=hunter2",
+            "postgres://u:hunter2@h/?hunter2",
+            "postgres://u:hunter2@h:hunter2/",
+            "postgres://u:hunter2@h/?fence=hunter2",
+            "postgres://u:hunter2@h/?max_connections=0",
+            "postgres://u:hunter2@h/?sslmode=hunter2",
+            "postgres://u:hunter2@h/%ff",
+        ];
+        for url in urls {
+            let Err(error) = Settings::parse(url) else { panic!("{url} was taken") };
+            assert_eq!(error.kind(), ErrorKind::Config);
+            assert!(!format!("{error} {error:?}").contains("hunter2"), "{error}");
+        }
+    }
+}

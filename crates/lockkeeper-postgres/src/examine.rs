@@ -1,0 +1,84 @@
+//! What makes locks on PostgreSQL wrong.
+
+use lockkeeper_core::{ErrorKind, Finding, Result};
+use tokio_postgres::Row;
+
+use crate::backend::Postgres;
+use crate::sql;
+
+/// Looks for what makes locks on the server of a URL wrong: whether it can be reached, a pooler or a standby
+/// in its place, how many locks and connections it has left.
+///
+/// # Errors
+///
+/// [`Config`](ErrorKind::Config) for a wrong URL. All else is a finding.
+pub async fn examine(url: &str) -> Result<Vec<Finding>> {
+    let store = Postgres::new(url)?;
+    // What it refuses to work with says what to do; else it is not there.
+    let link = match store.any_link().await {
+        Ok(link) => link,
+        Err(error) => {
+            let advice = match error.kind() {
+                ErrorKind::Config => "do as it says",
+                _ => "see that the server runs and that the URL is right",
+            };
+            return Ok(vec![Finding::fail(error.to_string(), advice)]);
+        }
+    };
+    let mut findings = vec![
+        Finding::ok("reachable, and the login is right"),
+        Finding::ok("a primary, with no pooler in between"),
+    ];
+    match link.ask(sql::EXAMINE, &[]).await {
+        Ok(rows) => findings.extend(rows.first().into_iter().flat_map(look_at)),
+        Err(error) => findings.push(Finding::warn(
+            format!("its settings cannot be read: {error}"),
+            "let the user read pg_locks and pg_stat_activity",
+        )),
+    }
+    Ok(findings)
+}
+
+fn look_at(row: &Row) -> Vec<Finding> {
+    let version: String = row.get("version");
+    let mut findings = vec![Finding::ok(format!(
+        "PostgreSQL {version}, which ends silent sessions (idle_session_timeout)"
+    ))];
+    findings.push(room(
+        "locks",
+        (row.get("locks"), row.get("lock_room")),
+        "when it is full every statement on the server fails: raise max_locks_per_transaction",
+    ));
+    findings.push(room(
+        "connections",
+        (row.get("connections"), row.get("connection_room")),
+        "raise max_connections, or lower max_connections in the URLs of its clients",
+    ));
+    findings.push(if row.get::<_, String>("fsync") == "on" {
+        Finding::ok("fences survive a crash (fsync is on)")
+    } else {
+        let advice = "turn fsync on, or do without fences (fence=off)";
+        Finding::warn("a crash may set fences back: fsync is off", advice)
+    });
+    findings
+}
+
+/// How much of something is left: a quarter should be.
+fn room(what: &str, (used, all): (i64, i64), advice: &str) -> Finding {
+    let found = format!("{used} of about {all} {what} in use");
+    if used > all - all / 4 { Finding::warn(found, advice) } else { Finding::ok(found) }
+}
+
+#[cfg(test)]
+mod tests {
+    use lockkeeper_core::Verdict;
+
+    use super::*;
+
+    #[test]
+    fn a_quarter_of_the_room_should_be_left() {
+        assert_eq!(room("locks", (0, 6400), "").verdict, Verdict::Ok);
+        assert_eq!(room("locks", (4800, 6400), "").verdict, Verdict::Ok);
+        assert_eq!(room("locks", (4801, 6400), "").verdict, Verdict::Warn);
+    }
+}

@@ -1,0 +1,169 @@
+//! A look from outside: `pg_locks`, and what this process knows of its own.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+use lockkeeper_core::{
+    BoxFuture, Inspector, Kind, Label, LockInfo, Mode, Name, Party, Result, Slots,
+};
+use tokio_postgres::Row;
+use tokio_postgres::types::Type;
+
+use crate::backend::{Shared, Store};
+use crate::key::{Key, NO_KEY};
+use crate::queue::{Holder, Waiter};
+use crate::sql;
+
+/// How long a session may take to end that is terminated.
+const END_WITHIN: Duration = Duration::from_secs(5);
+
+/// A lock that some session holds or awaits.
+struct Seen {
+    key: Key,
+    pid: i32,
+    mode: Mode,
+    granted: bool,
+    waited: Option<Duration>,
+    label: Label,
+}
+
+impl Seen {
+    fn new(row: &Row) -> Self {
+        let mode: &str = row.get("mode");
+        let waited: Option<f64> = row.get("waited");
+        Self {
+            key: Key::from_pg_locks(row.get("classid"), row.get("objid"), row.get("objsubid")),
+            pid: row.get("pid"),
+            mode: if mode == "ShareLock" { Mode::Shared } else { Mode::Exclusive },
+            granted: row.get("granted"),
+            waited: waited.and_then(|waited| Duration::try_from_secs_f64(waited).ok()),
+            label: Label::new(row.get::<_, &str>("label")).unwrap_or_default(),
+        }
+    }
+
+    /// What is shown of it: if it is ours, what we know, and else what the server does.
+    fn party(&self, holders: &[Holder], waiters: &[Waiter]) -> Party {
+        let mut party = Party {
+            owner: None,
+            label: self.label.clone(),
+            mode: self.mode,
+            fence: None,
+            age: self.waited,
+            remaining: None,
+        };
+        if let Some(own) = holders.iter().find(|own| self.granted && own.link.pid == self.pid) {
+            (party.owner, party.label) = (Some(own.owner), own.label.clone());
+            (party.fence, party.age) = (own.fence, Some(own.since.elapsed()));
+        }
+        if let Some(own) = waiters.iter().find(|own| !self.granted && own.pid == Some(self.pid)) {
+            (party.owner, party.label) = (Some(own.owner), own.label.clone());
+            party.age = Some(own.since.elapsed());
+        }
+        party
+    }
+}
+
+impl Store {
+    /// Every advisory lock in the database.
+    async fn seen(&self) -> Result<Vec<Seen>> {
+        let link = self.links.any_without(NO_KEY).await?;
+        Ok(link.ask(sql::LOCKS, &[]).await?.iter().map(Seen::new).collect())
+    }
+
+    /// What there is, of those keys to which `name_of` gives a name.
+    async fn look(&self, name_of: impl Fn(Key) -> Option<Name>) -> Result<Vec<LockInfo>> {
+        let seen = self.seen().await?;
+        let own = self.locals.all();
+        let own: HashMap<Key, _> = own.into_iter().map(|(key, _, h, w)| (key, (h, w))).collect();
+        let mut infos: BTreeMap<Key, LockInfo> = BTreeMap::new();
+        let mut add = |key: Key, granted: bool, party: Party| {
+            let Some(name) = name_of(key) else { return };
+            let info = infos.entry(key).or_insert_with(|| LockInfo {
+                name,
+                kind: Kind::Lock,
+                holders: Vec::new(),
+                waiters: Vec::new(),
+            });
+            if granted { info.holders.push(party) } else { info.waiters.push(party) }
+        };
+        for seen in &seen {
+            let (holders, waiters) = own.get(&seen.key).map_or((&[][..], &[][..]), |(h, w)| (h, w));
+            add(seen.key, seen.granted, seen.party(holders, waiters));
+        }
+        // Those who wait behind another of this process are not known to the server, or not yet.
+        for (key, (_, waiters)) in &own {
+            let is_seen = |waiter: &&Waiter| {
+                seen.iter().any(|seen| seen.key == *key && Some(seen.pid) == waiter.pid)
+            };
+            for waiter in waiters.iter().filter(|waiter| !is_seen(waiter)) {
+                let party = Party {
+                    owner: Some(waiter.owner),
+                    label: waiter.label.clone(),
+                    mode: waiter.mode,
+                    fence: None,
+                    age: Some(waiter.since.elapsed()),
+                    remaining: None,
+                };
+                add(*key, false, party);
+            }
+        }
+        let mut infos: Vec<LockInfo> = infos.into_values().collect();
+        infos.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(infos)
+    }
+
+    /// The names of keys: those that this process uses, the parts of a semaphore if that is what is
+    /// asked for, and for all others the keys themselves.
+    fn names(&self, prefix: &str) -> impl Fn(Key) -> Option<Name> + use<> {
+        let mut known: HashMap<Key, Name> = HashMap::new();
+        if let Some(semaphore) = prefix.strip_suffix('\0') {
+            let parts = Slots::parts(semaphore);
+            known.extend(parts.map(|name| (Key::of(&name), name)));
+        }
+        known.extend(self.locals.all().into_iter().map(|(key, name, ..)| (key, name)));
+        let prefix = prefix.to_owned();
+        move |key| {
+            let name = match known.get(&key) {
+                Some(name) => name.clone(),
+                None => Name::new(key).ok()?,
+            };
+            name.starts_with(&*prefix).then_some(name)
+        }
+    }
+}
+
+impl Inspector for Shared {
+    fn list(&self, prefix: &str) -> BoxFuture<'_, Result<Vec<LockInfo>>> {
+        let names = self.0.names(prefix);
+        Box::pin(self.0.look(names))
+    }
+
+    fn show(&self, name: &Name) -> BoxFuture<'_, Result<Vec<LockInfo>>> {
+        let (name, key) = (name.clone(), Key::of(name));
+        Box::pin(self.0.look(move |seen| (seen == key).then(|| name.clone())))
+    }
+
+    /// Ends the sessions that hold the name: what else they hold is lost, too.
+    fn break_lock(&self, name: &Name) -> BoxFuture<'_, Result<usize>> {
+        let key = Key::of(name);
+        Box::pin(async move {
+            let seen = self.0.seen().await?;
+            let held = seen.iter().filter(|seen| seen.key == key && seen.granted);
+            let pids: Vec<i32> = held.map(|seen| seen.pid).collect();
+            if pids.is_empty() {
+                return Ok(0);
+            }
+            // Not over a connection that is about to be ended.
+            let link = self.0.links.any_without(key).await?;
+            let within = i64::try_from(END_WITHIN.as_millis()).unwrap_or(i64::MAX);
+            let arguments = [(&pids as _, Type::INT4_ARRAY), (&within as _, Type::INT8)];
+            let ended = link.ask(sql::TERMINATE, &arguments).await?;
+            let ended: i64 = ended.first().map_or(0, |row| row.get(0));
+            Ok(usize::try_from(ended).unwrap_or_default())
+        })
+    }
+
+    fn changed(&self) -> BoxFuture<'_, ()> {
+        Box::pin(std::future::pending())
+    }
+}

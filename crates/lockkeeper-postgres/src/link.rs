@@ -1,0 +1,424 @@
+//! One connection: its session, how long that lasts, and who sits on it.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::future::Future;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use lockkeeper_core::{Error, Result};
+use tokio::runtime;
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, timeout};
+use tokio_postgres::error::Severity;
+use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::{CancelToken, Client, Row};
+use tokio_util::sync::CancellationToken;
+
+use crate::error::{config, translate, unavailable};
+use crate::key::Key;
+use crate::pooled::Pooled;
+use crate::pooler;
+use crate::sql::{self, Statement, arguments};
+
+/// No session is ended sooner than after this much silence: connecting would take up what is left.
+const SHORTEST_SESSION: Duration = Duration::from_secs(1);
+/// How long the first answers of a new connection may take.
+const FIRST_ANSWERS: Duration = Duration::from_secs(30);
+/// The longest time that PostgreSQL counts: 24 days.
+const LONGEST_SESSION: Duration = Duration::from_millis(i32::MAX as u64);
+/// The oldest version that can end a silent session.
+const OLDEST_VERSION: i32 = 140_000;
+/// A command that has had no answer for this long makes others look for another connection.
+const STUCK: Duration = Duration::from_secs(5);
+
+/// How long a session must last in silence to carry a lease of `ttl`.
+pub(crate) fn session_for(ttl: Duration) -> Duration {
+    ttl.clamp(SHORTEST_SESSION, LONGEST_SESSION)
+}
+
+/// A connection and its session.
+pub(crate) struct Link {
+    wire: Wire,
+    /// The session's process on the server.
+    pub(crate) pid: i32,
+    /// The server's timeline: it cannot change while the connection lasts.
+    pub(crate) timeline: u64,
+    /// Where the connection's task runs. It ends with that runtime.
+    pub(crate) runtime: runtime::Id,
+    /// Cancelled when the connection is no more.
+    pub(crate) closed: CancellationToken,
+    /// How long the server lets it be silent, in milliseconds, as far as that is confirmed. It only
+    /// grows: whoever relies on it keeps what it was promised.
+    session: AtomicU64,
+    /// Held while the session is changed, so that no two changes pass each other.
+    changing: tokio::sync::Mutex<()>,
+    state: Mutex<State>,
+    statements: Mutex<HashMap<Statement, tokio_postgres::Statement>>,
+}
+
+/// A connection, and what it takes to end it.
+pub(crate) enum Wire {
+    Own(Client, AbortHandle),
+    Pooled(Pooled),
+}
+
+impl Wire {
+    pub(crate) fn client(&self) -> &Client {
+        match self {
+            Wire::Own(client, _) => client,
+            Wire::Pooled(pooled) => pooled.client(),
+        }
+    }
+
+    /// Ends it without a farewell. One from a pool ends when it is dropped.
+    fn cut(&self) {
+        if let Wire::Own(_, task) = self {
+            task.abort();
+        }
+    }
+}
+
+#[derive(Debug)]
+struct State {
+    /// When the last command was sent that was answered: the session has lived since then.
+    alive: Instant,
+    /// When the first command was sent of those that nothing has been heard of since.
+    unanswered: Option<Instant>,
+    label: String,
+    /// The keys that are, or may be, locked by this session.
+    seats: HashSet<Key>,
+    /// Whether it waits for a lock: then it can do nothing else.
+    waits: bool,
+    lock_timeout: Duration,
+}
+
+impl Link {
+    /// Makes a link of a new connection, if whoever is at its other end can be trusted with locks.
+    pub(crate) async fn new(wire: Wire, closed: CancellationToken) -> Result<Self> {
+        let client = wire.client();
+        let hello = client.query_typed(sql::GREET, &[]).await.map_err(translate)?;
+        let hello = hello.first().ok_or_else(|| unavailable("the server says nothing"))?;
+        let pid: i32 = hello.get("pid");
+        if pooler::announced_pid(&client.cancel_token()).await != Some(pid) {
+            return Err(config(
+                "there is a pooler such as PgBouncer before the server, which may give one lock to \
+                 two clients: connect to the server itself",
+            ));
+        }
+        if hello.get::<_, i32>("version") < OLDEST_VERSION {
+            return Err(config(
+                "the server is too old to end silent sessions: PostgreSQL 14 or newer is needed",
+            ));
+        }
+        let timeline: Option<i64> = hello.get("timeline");
+        let Some(timeline) = timeline else {
+            return Err(config(
+                "the server is a standby, whose locks exclude nobody elsewhere: connect to the \
+                 primary, or name all hosts in the URL",
+            ));
+        };
+        client.batch_execute(sql::SETTLE).await.map_err(translate)?;
+        let now = Instant::now();
+        Ok(Self {
+            pid,
+            timeline: timeline.unsigned_abs(),
+            runtime: runtime::Handle::current().id(),
+            closed,
+            session: AtomicU64::new(0),
+            changing: tokio::sync::Mutex::default(),
+            state: Mutex::new(State {
+                alive: now,
+                unanswered: None,
+                label: String::new(),
+                seats: HashSet::new(),
+                waits: false,
+                lock_timeout: Duration::ZERO,
+            }),
+            statements: Mutex::default(),
+            wire,
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.is_cancelled() || self.wire.client().is_closed()
+    }
+
+    /// Ends the connection, and with it whatever its session holds.
+    pub(crate) fn kill(&self) {
+        self.wire.cut();
+        self.closed.cancel();
+    }
+
+    pub(crate) fn cancel_token(&self) -> CancelToken {
+        self.wire.client().cancel_token()
+    }
+
+    // Who sits here.
+
+    /// Whether the session is labelled so, and long enough for a lease of `ttl`.
+    pub(crate) fn suits(&self, ttl: Duration, label: &str) -> bool {
+        self.session() >= session_for(ttl) && self.state().label == label
+    }
+
+    /// Whether nobody sits here or waits, whether it answers or not.
+    pub(crate) fn is_unused(&self) -> bool {
+        let state = self.state();
+        !state.waits && state.seats.is_empty()
+    }
+
+    /// How many sit here, unless none may join them: it waits, or does not answer.
+    pub(crate) fn seats(&self) -> Option<usize> {
+        let state = self.state();
+        let stuck = state.unanswered.is_some_and(|sent| sent.elapsed() > STUCK);
+        (!state.waits && !stuck).then_some(state.seats.len())
+    }
+
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.state().waits
+    }
+
+    pub(crate) fn has(&self, key: Key) -> bool {
+        self.state().seats.contains(&key)
+    }
+
+    pub(crate) fn sit(&self, key: Key, waits: bool) {
+        let mut state = self.state();
+        state.seats.insert(key);
+        state.waits = waits;
+    }
+
+    /// The wait is over: others may join.
+    pub(crate) fn stop_waiting(&self) {
+        self.state().waits = false;
+    }
+
+    fn leave(&self, key: Key) {
+        let mut state = self.state();
+        state.seats.remove(&key);
+        state.waits = false;
+    }
+
+    // The session.
+
+    /// How long the server lets it be silent.
+    pub(crate) fn session(&self) -> Duration {
+        Duration::from_millis(self.session.load(Ordering::SeqCst))
+    }
+
+    /// Whether it has been silent for so long that the server has ended it, or may at any moment.
+    pub(crate) fn has_lapsed(&self) -> bool {
+        self.state().alive.elapsed() >= self.session()
+    }
+
+    /// Whether it has been silent for so long that it is better asked before it is used.
+    pub(crate) fn is_drowsy(&self) -> bool {
+        self.state().alive.elapsed() >= self.session() / 2
+    }
+
+    /// Sees to it that the session lasts for a lease of `ttl`, and never for less than it did.
+    pub(crate) async fn lengthen(&self, ttl: Duration) -> Result<()> {
+        if self.session() >= session_for(ttl) {
+            return Ok(());
+        }
+        let label = self.state().label.clone();
+        self.settle(ttl, &label).await
+    }
+
+    /// Sets label and length of the session. If the answer is lost, a longer one is not believed.
+    pub(crate) async fn settle(&self, ttl: Duration, label: &str) -> Result<()> {
+        let _changing = self.changing.lock().await;
+        let session = self.session().max(session_for(ttl));
+        // What may take longer than a session, for a machine that is gone: 1/2 + 3/6 of it.
+        let idle = session.as_secs().div_ceil(2).clamp(1, 7200).to_string();
+        let interval = session.as_secs().div_ceil(6).clamp(1, 600).to_string();
+        let look = (session / 10).as_millis().clamp(50, 1000).to_string();
+        let length = session.as_millis().to_string();
+        let arguments: [&(dyn ToSql + Sync); 5] = [&length, &idle, &interval, &look, &label];
+        let arguments = arguments.map(|argument| (argument, Type::TEXT));
+        self.run(self.wire.client().query_typed(sql::SESSION, &arguments)).await?;
+        self.session
+            .store(u64::try_from(session.as_millis()).unwrap_or(u64::MAX), Ordering::SeqCst);
+        label.clone_into(&mut self.state().label);
+        Ok(())
+    }
+
+    /// Sets how long the server waits for a lock; zero is for ever. Only for whoever waits here.
+    pub(crate) async fn limit_wait(&self, limit: Duration) -> Result<()> {
+        if self.state().lock_timeout == limit {
+            return Ok(());
+        }
+        let set = format!("SET lock_timeout = {}", limit.as_millis());
+        self.run(self.wire.client().batch_execute(&set)).await?;
+        self.state().lock_timeout = limit;
+        Ok(())
+    }
+
+    // Talking.
+
+    /// A sign of life, which makes the session last anew.
+    pub(crate) async fn ping(&self) -> Result<()> {
+        self.run(self.wire.client().batch_execute("")).await
+    }
+
+    /// Asks something that is answered at once.
+    pub(crate) async fn ask(
+        &self,
+        text: &str,
+        arguments: &[(&(dyn ToSql + Sync), Type)],
+    ) -> Result<Vec<Row>> {
+        self.run(self.wire.client().query_typed(text, arguments)).await
+    }
+
+    /// Awaits what is answered at once. If that takes longer than a session can be silent, nobody who
+    /// sits here can rely on it any more, and the connection is ended.
+    async fn run<T>(
+        &self,
+        command: impl Future<Output = Result<T, tokio_postgres::Error>>,
+    ) -> Result<T> {
+        // A new one has no session yet that anybody could rely on: whoever opens it has a limit of his own.
+        let session = self.session();
+        let patience = if session.is_zero() { FIRST_ANSWERS } else { session };
+        let Ok(answer) = timeout(patience, self.raw(command)).await else {
+            self.kill();
+            return Err(unavailable(format!("no answer from the server within {patience:.1?}")));
+        };
+        answer?.map_err(translate)
+    }
+
+    /// Awaits an answer for as long as it takes: it is the engine who gives up. Errors of the driver are
+    /// left as they are.
+    async fn raw<T>(
+        &self,
+        command: impl Future<Output = Result<T, tokio_postgres::Error>>,
+    ) -> Result<Result<T, tokio_postgres::Error>> {
+        if self.is_closed() {
+            return Err(gone());
+        }
+        let sent = Instant::now();
+        self.state().unanswered.get_or_insert(sent);
+        let answer = command.await;
+        if self.survives(&answer) {
+            self.answered(sent);
+        }
+        Ok(answer)
+    }
+
+    /// Whether there is a session after this answer. Most errors are a sign of life.
+    fn survives<T>(&self, answer: &Result<T, tokio_postgres::Error>) -> bool {
+        let Err(error) = answer else { return true };
+        let fatal = [Some(Severity::Fatal), Some(Severity::Panic)];
+        let lives =
+            error.as_db_error().is_some_and(|error| !fatal.contains(&error.parsed_severity()));
+        if !lives && (error.is_closed() || error.as_db_error().is_some()) {
+            self.kill();
+        }
+        lives
+    }
+
+    /// Takes note that the session was alive at some moment after this one.
+    fn answered(&self, sent: Instant) {
+        let mut state = self.state();
+        state.alive = state.alive.max(sent);
+        state.unanswered = None;
+    }
+
+    async fn prepare(&self, statement: Statement) -> Result<tokio_postgres::Statement> {
+        let known = || self.statements.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(prepared) = known().get(&statement) {
+            return Ok(prepared.clone());
+        }
+        let text = statement.text();
+        let prepared = self.wire.client().prepare_typed(&text, statement.types());
+        let prepared = self.run(prepared).await?;
+        known().insert(statement, prepared.clone());
+        Ok(prepared)
+    }
+
+    /// Does something to a key, which is answered at once with a row or none. The inner error is one
+    /// that the server gave. Without a timer, which is a tenth of what it costs.
+    pub(crate) async fn act(
+        &self,
+        statement: Statement,
+        key: Key,
+    ) -> Result<Result<Option<Row>, tokio_postgres::Error>> {
+        let prepared = self.prepare(statement).await?;
+        let answer = self.raw(self.wire.client().query_opt(&prepared, &arguments(&key))).await?;
+        match answer {
+            Err(error) if self.is_closed() => Err(translate(error)),
+            answer => Ok(answer),
+        }
+    }
+
+    /// As [`act`](Self::act), for what the server may answer in hours. Says when it was sent.
+    pub(crate) async fn wait(
+        &self,
+        statement: Statement,
+        key: Key,
+    ) -> Result<(Instant, Result<Option<Row>, tokio_postgres::Error>)> {
+        let prepared = self.prepare(statement).await?;
+        let sent = Instant::now();
+        let answer = self.wire.client().query_opt(&prepared, &arguments(&key)).await;
+        self.survives(&answer);
+        match answer {
+            Err(error) if self.is_closed() => Err(translate(error)),
+            answer => Ok((sent, answer)),
+        }
+    }
+
+    /// Takes note of how long a wait took: the session has been idle since its end, at the earliest.
+    pub(crate) fn waited(&self, sent: Instant, waited: Duration) -> Instant {
+        // The server's clock may be a little faster than ours, all the while.
+        let since = (sent + waited.mul_f64(0.99)).min(Instant::now());
+        self.answered(since);
+        since
+    }
+}
+
+pub(crate) fn gone() -> Error {
+    unavailable("the connection to the server is gone")
+}
+
+impl fmt::Debug for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = f.debug_struct("Link");
+        debug.field("pid", &self.pid).field("session", &self.session());
+        debug.field("seats", &self.state().seats.len()).finish_non_exhaustive()
+    }
+}
+
+/// A claim's right to lock a key on a connection: no other claim of that key is on it.
+///
+/// Dropped before it was left, it ends the connection: nobody knows what the session then holds.
+#[derive(Debug)]
+pub(crate) struct Seat {
+    pub(crate) link: Arc<Link>,
+    pub(crate) key: Key,
+    left: bool,
+}
+
+impl Seat {
+    /// The seat that was taken with [`Link::sit`].
+    pub(crate) fn new(link: Arc<Link>, key: Key) -> Self {
+        Self { link, key, left: false }
+    }
+
+    /// Gives the seat up. Only for a session that does not hold the key.
+    pub(crate) fn leave(mut self) {
+        self.left = true;
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        if !self.left {
+            self.link.kill();
+        }
+        self.link.leave(self.key);
+    }
+}

@@ -1,0 +1,390 @@
+//! Which connection serves which claim.
+//!
+//! Locks that are held or tried share connections; a waiter has one to itself for as long as it waits.
+//! Never do two claims of one key sit on one: a session that holds a lock is granted it again.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use deadpool_postgres::Pool;
+use lockkeeper_core::{Label, Result};
+use tokio::runtime::Handle;
+use tokio_postgres::{Config, NoTls};
+use tokio_util::sync::CancellationToken;
+
+use crate::config::Options;
+use crate::error::{translate, unavailable};
+use crate::key::Key;
+use crate::link::{Link, Seat, Wire, session_for};
+use crate::pooled::{self, Pooled};
+use crate::tls::Tls;
+
+/// The ttl that a connection is made for when it is not known for whom.
+const USUAL_TTL: Duration = Duration::from_secs(30);
+/// How many locks share a connection, if there may be another.
+const SHARE: usize = 64;
+
+/// Where connections come from.
+pub(crate) enum Source {
+    Server { config: Box<Config>, tls: Tls },
+    Pool(Pool),
+}
+
+/// All connections of a store.
+pub(crate) struct Links {
+    source: Source,
+    options: Options,
+    table: Mutex<Table>,
+    /// Held while a connection to be shared is opened: whoever comes meanwhile can share it, too.
+    opening: tokio::sync::Mutex<()>,
+}
+
+#[derive(Default)]
+struct Table {
+    links: Vec<Arc<Link>>,
+    /// How many are being opened, and how many of these to wait on.
+    opening: usize,
+    to_wait: usize,
+}
+
+/// Who wants to sit.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Guest<'a> {
+    pub(crate) key: Key,
+    pub(crate) ttl: Duration,
+    pub(crate) label: &'a str,
+}
+
+/// What there is for a guest.
+enum Offer {
+    Seat(Seat, Fit),
+    /// A connection may be opened: a place among those that are allowed is kept for it.
+    Open(Place),
+    Nothing,
+}
+
+/// Whether a seat's session is as its guest wants it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fit {
+    Right,
+    /// It is to be made longer, or relabelled.
+    ToBeSettled,
+}
+
+impl Links {
+    pub(crate) fn new(source: Source, options: Options) -> Self {
+        Self { source, options, table: Mutex::default(), opening: tokio::sync::Mutex::default() }
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn limit(&self) -> usize {
+        match &self.source {
+            Source::Server { .. } => self.options.max_connections,
+            Source::Pool(pool) => pool.status().max_size.min(self.options.max_connections),
+        }
+    }
+
+    /// A seat to hold or to try a lock on; `None` if every connection has that key, or waits, and there
+    /// may not be more.
+    pub(crate) async fn shared(self: &Arc<Self>, guest: Guest<'_>) -> Result<Option<Seat>> {
+        let (mut turn, mut refused) = (None, None);
+        loop {
+            match self.offer_shared(guest, refused.is_none()) {
+                Offer::Seat(seat, fit) => {
+                    if let Some(seat) = self.take(seat, fit, guest).await? {
+                        return Ok(Some(seat));
+                    }
+                }
+                // Whoever could open one waits for whoever does, and then looks again.
+                Offer::Open(place) if turn.is_none() => {
+                    drop(place);
+                    turn = Some(self.opening.lock().await);
+                }
+                Offer::Open(place) => match self.open(place, guest, false).await {
+                    Ok(seat) => return Ok(Some(seat)),
+                    // If there are others, these have to do.
+                    Err(error) => refused = Some(error),
+                },
+                Offer::Nothing => return refused.map_or(Ok(None), Err),
+            }
+        }
+    }
+
+    /// A seat to wait on, alone; `None` if there may not be more connections. One is always left to
+    /// hold and to try on, else those who wait for each other's locks would do so for ever.
+    pub(crate) async fn own(self: &Arc<Self>, guest: Guest<'_>) -> Result<Option<Seat>> {
+        loop {
+            match self.offer_own(guest) {
+                Offer::Seat(seat, fit) => {
+                    if let Some(seat) = self.take(seat, fit, guest).await? {
+                        return Ok(Some(seat));
+                    }
+                }
+                Offer::Open(place) => match self.open(place, guest, true).await {
+                    // The server may let in fewer than there may be. If it is down, a try will tell.
+                    Err(error) if error.is_retryable() => return Ok(None),
+                    opened => return opened.map(Some),
+                },
+                Offer::Nothing => return Ok(None),
+            }
+        }
+    }
+
+    /// A seat to wait on that is there at once, and just as it is to be.
+    pub(crate) fn own_at_once(self: &Arc<Self>, guest: Guest<'_>) -> Option<Seat> {
+        match self.offer_own(guest) {
+            Offer::Seat(seat, Fit::Right) if !seat.link.is_drowsy() => Some(seat),
+            Offer::Seat(seat, _) => {
+                seat.leave();
+                None
+            }
+            Offer::Open(_) | Offer::Nothing => None,
+        }
+    }
+
+    /// Any connection on which nobody sits with this key, for a question about no lock of this process.
+    pub(crate) async fn any_without(self: &Arc<Self>, key: Key) -> Result<Arc<Link>> {
+        let label = Label::default();
+        let (ttl, label) = (USUAL_TTL, label.as_str());
+        let seat = self.shared(Guest { key, ttl, label }).await?;
+        let seat = seat.ok_or_else(|| self.exhausted())?;
+        let link = seat.link.clone();
+        seat.leave();
+        Ok(link)
+    }
+
+    pub(crate) fn exhausted(&self) -> lockkeeper_core::Error {
+        unavailable(format!(
+            "all {} connections that there may be are in use: raise max_connections",
+            self.limit()
+        ))
+    }
+
+    fn offer_shared(self: &Arc<Self>, guest: Guest<'_>, may_open: bool) -> Offer {
+        let mut table = self.table();
+        let here = Handle::current().id();
+        table.links.retain(|link| !link.is_closed());
+        let free = |link: &Arc<Link>| {
+            let seats = link.seats().filter(|_| link.runtime == here && !link.has(guest.key));
+            seats.map(|seats| (seats, link.clone()))
+        };
+        let sit = |link: Arc<Link>, fit| {
+            link.sit(guest.key, false);
+            Offer::Seat(Seat::new(link, guest.key), fit)
+        };
+        let free: Vec<_> = table.links.iter().filter_map(free).collect();
+        let right = |(seats, link): &&(usize, Arc<Link>)| {
+            *seats < SHARE && is_near(link, guest.ttl) && self.fit(link, &guest) == Fit::Right
+        };
+        if let Some((_, link)) = free.iter().find(right) {
+            return sit(link.clone(), Fit::Right);
+        }
+        // One that nobody sits on takes any label; but not a much shorter session than it has.
+        let empty = |(seats, link): &&(usize, Arc<Link>)| *seats == 0 && is_near(link, guest.ttl);
+        if let Some((_, link)) = free.iter().find(empty) {
+            return sit(link.clone(), Fit::ToBeSettled);
+        }
+        if may_open && self.has_room(&mut table, 0) {
+            return Offer::Open(Place::keep(self, &mut table, false));
+        }
+        // Crowded: any will do.
+        match free.into_iter().min_by_key(|(seats, _)| *seats) {
+            Some((_, link)) => {
+                let fit = self.fit(&link, &guest);
+                sit(link, fit)
+            }
+            None => Offer::Nothing,
+        }
+    }
+
+    fn offer_own(self: &Arc<Self>, guest: Guest<'_>) -> Offer {
+        let mut table = self.table();
+        let here = Handle::current().id();
+        table.links.retain(|link| !link.is_closed());
+        let waiting = table.links.iter().filter(|link| link.is_waiting()).count() + table.to_wait;
+        if waiting + 1 >= self.limit() {
+            return Offer::Nothing;
+        }
+        let empty = |link: &&Arc<Link>| {
+            link.seats() == Some(0) && link.runtime == here && is_near(link, guest.ttl)
+        };
+        if let Some(link) = table.links.iter().find(empty) {
+            let fit = self.fit(link, &guest);
+            link.sit(guest.key, true);
+            return Offer::Seat(Seat::new(link.clone(), guest.key), fit);
+        }
+        // The last one that there may be is for holding and trying, if there is none for that.
+        let spare = usize::from(table.links.iter().all(|link| link.is_waiting()));
+        if self.has_room(&mut table, spare) {
+            return Offer::Open(Place::keep(self, &mut table, true));
+        }
+        Offer::Nothing
+    }
+
+    /// Whether there may be one more, and so many beside it. One that nobody uses makes room.
+    fn has_room(&self, table: &mut Table, spare: usize) -> bool {
+        let limit = self.limit();
+        while table.links.len() + table.opening + spare >= limit {
+            let Some(unused) = table.links.iter().position(|link| link.is_unused()) else {
+                return false;
+            };
+            table.links.swap_remove(unused);
+        }
+        true
+    }
+
+    fn label<'a>(&'a self, guest: &Guest<'a>) -> &'a str {
+        self.options.application_name.as_deref().unwrap_or(guest.label)
+    }
+
+    fn fit(&self, link: &Link, guest: &Guest<'_>) -> Fit {
+        if link.suits(guest.ttl, self.label(guest)) { Fit::Right } else { Fit::ToBeSettled }
+    }
+
+    /// Makes a seat's session what its guest needs; `None` if the session turns out to be over.
+    async fn take(&self, seat: Seat, fit: Fit, guest: Guest<'_>) -> Result<Option<Seat>> {
+        let link = seat.link.clone();
+        let seat = Unasked(Some(seat));
+        let answer = match fit {
+            Fit::ToBeSettled => link.settle(guest.ttl, self.label(&guest)).await,
+            Fit::Right if link.is_drowsy() => link.ping().await,
+            Fit::Right => Ok(()),
+        };
+        match answer {
+            Ok(()) => Ok(seat.take()),
+            Err(_) if link.is_closed() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Opens a connection, with a seat on it.
+    async fn open(self: &Arc<Self>, place: Place, guest: Guest<'_>, waits: bool) -> Result<Seat> {
+        let within = self.options.connect_timeout;
+        let opening = tokio::time::timeout(within, async {
+            let link = self.connect(guest.ttl, waits).await?;
+            link.settle(guest.ttl, self.label(&guest)).await?;
+            Ok(link)
+        });
+        let link = opening.await.unwrap_or_else(|_| {
+            Err(unavailable(format!("the server did not let us in within {within:.1?}")))
+        })?;
+        link.sit(guest.key, waits);
+        self.table().links.push(link.clone());
+        drop(place);
+        Ok(Seat::new(link, guest.key))
+    }
+
+    async fn connect(self: &Arc<Self>, ttl: Duration, waits: bool) -> Result<Arc<Link>> {
+        let closed = CancellationToken::new();
+        match &self.source {
+            Source::Server { config, tls } => {
+                let (client, connection) = tls.connect(&watchful(config, ttl)).await?;
+                let bell = closed.clone().drop_guard();
+                let task = tokio::spawn(async move {
+                    let _bell = bell;
+                    connection.await;
+                });
+                let wire = Wire::Own(client, task.abort_handle());
+                Ok(Arc::new(Link::new(wire, closed).await?))
+            }
+            Source::Pool(pool) => {
+                // Whoever waits for a lock can also look now and then: it takes what nobody needs.
+                let patience = if waits { Duration::ZERO } else { self.options.connect_timeout };
+                let pooled = Pooled::get(pool, patience).await?;
+                let link = Arc::new(Link::new(Wire::Pooled(pooled), closed).await?);
+                let (links, watched) = (Arc::downgrade(self), Arc::downgrade(&link));
+                tokio::spawn(async move {
+                    pooled::ended(&watched).await;
+                    // It is closed when it is dropped, and not before.
+                    if let Some(links) = links.upgrade() {
+                        links.table().links.retain(|link| !link.is_closed());
+                    }
+                });
+                Ok(link)
+            }
+        }
+    }
+
+    /// Asks the server to end what a connection is doing.
+    pub(crate) async fn cancel(&self, link: &Link) -> Result<()> {
+        let token = link.cancel_token();
+        match &self.source {
+            Source::Server { tls, .. } => tls.cancel(&token).await,
+            // How the pool encrypts is not known here. If it must, this fails.
+            Source::Pool(_) => token.cancel_query(NoTls).await.map_err(translate),
+        }
+    }
+}
+
+/// The configuration, with a look at whether the server's machine is there, about as often as the server
+/// looks for ours. What the user has set stays.
+fn watchful(config: &Config, ttl: Duration) -> Config {
+    const UNSET: Duration = Duration::from_secs(2 * 60 * 60);
+    let (mut config, session) = (config.clone(), session_for(ttl));
+    let at_most = |time: Duration| time.clamp(Duration::from_secs(1), UNSET);
+    if config.get_keepalives_idle() == UNSET {
+        config.keepalives_idle(at_most(session / 2));
+    }
+    if config.get_keepalives_interval().is_none() {
+        config.keepalives_interval(at_most(session / 6)).keepalives_retries(3);
+    }
+    if config.get_tcp_user_timeout().is_none() {
+        config.tcp_user_timeout(at_most(session));
+    }
+    config
+}
+
+/// Whether a session ends soon enough after a lease of `ttl` does. It cannot be made shorter.
+fn is_near(link: &Link, ttl: Duration) -> bool {
+    link.session() / 2 <= session_for(ttl)
+}
+
+impl fmt::Debug for Links {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let table = self.table();
+        f.debug_struct("Links").field("links", &table.links).finish_non_exhaustive()
+    }
+}
+
+/// A place kept for a connection that is being opened.
+struct Place {
+    links: Arc<Links>,
+    waits: bool,
+}
+
+impl Place {
+    fn keep(links: &Arc<Links>, table: &mut Table, waits: bool) -> Self {
+        table.opening += 1;
+        table.to_wait += usize::from(waits);
+        Self { links: links.clone(), waits }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut table = self.links.table();
+        table.opening -= 1;
+        table.to_wait -= usize::from(self.waits);
+    }
+}
+
+/// A seat on which nothing has been asked yet: it can be left at any time.
+struct Unasked(Option<Seat>);
+
+impl Unasked {
+    fn take(mut self) -> Option<Seat> {
+        self.0.take()
+    }
+}
+
+impl Drop for Unasked {
+    fn drop(&mut self) {
+        if let Some(seat) = self.0.take() {
+            seat.leave();
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! TLS, or none.
+
+use lockkeeper_core::Result;
+use tokio_postgres::{Config, NoTls};
+
+use crate::error::translate;
+
+#[cfg(feature = "tls")]
+pub(crate) use with::Tls;
+#[cfg(not(feature = "tls"))]
+pub(crate) use without::Tls;
+
+/// The connection's task, and the client that talks to it.
+pub(crate) type Connected = (tokio_postgres::Client, lockkeeper_core::BoxFuture<'static, ()>);
+
+async fn connect_plainly(config: &Config) -> Result<Connected> {
+    let (client, connection) = config.connect(NoTls).await.map_err(translate)?;
+    Ok((client, Box::pin(async { drop(connection.await) })))
+}
+
+#[cfg(feature = "tls")]
+mod with {
+    use std::path::Path;
+    use std::sync::Arc;
+
+    use rustls::pki_types::CertificateDer;
+    use rustls::pki_types::pem::PemObject as _;
+    use rustls::{ClientConfig, RootCertStore};
+    use tokio_postgres::config::SslMode;
+    use tokio_postgres::{CancelToken, NoTls};
+    use tokio_postgres_rustls::MakeRustlsConnect;
+
+    use super::{Config, Connected, Result};
+    use crate::error::{config, translate};
+
+    /// How to encrypt connections, if they are to be. Certificates are always checked, and so is the
+    /// host's name.
+    #[derive(Clone)]
+    pub(crate) struct Tls(Option<MakeRustlsConnect>);
+
+    impl Tls {
+        /// With the roots in a file, or else with those that the operating system trusts.
+        pub(crate) fn new(root: Option<&Path>, mode: SslMode) -> Result<Self> {
+            if mode == SslMode::Disable {
+                return Ok(Self(None));
+            }
+            let roots = root.map_or_else(|| Ok(trusted_here()), roots_in)?;
+            let provider = Arc::new(rustls::crypto::ring::default_provider());
+            let client = ClientConfig::builder_with_provider(provider)
+                .with_safe_default_protocol_versions()
+                .map_err(|error| config(error.to_string()))?
+                .with_root_certificates(roots)
+                .with_no_client_auth();
+            Ok(Self(Some(MakeRustlsConnect::new(client))))
+        }
+
+        pub(crate) async fn connect(&self, config: &Config) -> Result<Connected> {
+            let Some(tls) = &self.0 else { return super::connect_plainly(config).await };
+            let (client, connection) = config.connect(tls.clone()).await.map_err(translate)?;
+            Ok((client, Box::pin(async { drop(connection.await) })))
+        }
+
+        /// Asks the server to end what a session is doing.
+        pub(crate) async fn cancel(&self, token: &CancelToken) -> Result<()> {
+            let canceled = match &self.0 {
+                Some(tls) => token.cancel_query(tls.clone()).await,
+                None => token.cancel_query(NoTls).await,
+            };
+            canceled.map_err(translate)
+        }
+    }
+
+    /// What the operating system trusts. If that is nothing, the server's certificate is refused when it
+    /// comes to that.
+    fn trusted_here() -> RootCertStore {
+        let mut roots = RootCertStore::empty();
+        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        roots
+    }
+
+    fn roots_in(path: &Path) -> Result<RootCertStore> {
+        let bad = |why: &dyn std::fmt::Display| {
+            config(format!("no certificate in sslrootcert={}: {why}", path.display()))
+        };
+        let mut roots = RootCertStore::empty();
+        for certificate in CertificateDer::pem_file_iter(path).map_err(|error| bad(&error))? {
+            let certificate = certificate.map_err(|error| bad(&error))?;
+            roots.add(certificate).map_err(|error| bad(&error))?;
+        }
+        if roots.is_empty() { Err(bad(&"it has none")) } else { Ok(roots) }
+    }
+}
+
+#[cfg(not(feature = "tls"))]
+mod without {
+    use std::path::Path;
+
+    use tokio_postgres::config::SslMode;
+    use tokio_postgres::{CancelToken, NoTls};
+
+    use super::{Config, Connected, Result};
+    use crate::error::{config, translate};
+
+    /// No encryption: this build has none.
+    #[derive(Clone)]
+    pub(crate) struct Tls;
+
+    impl Tls {
+        pub(crate) fn new(root: Option<&Path>, mode: SslMode) -> Result<Self> {
+            if root.is_some() || mode == SslMode::Require {
+                return Err(config(
+                    "this build has no TLS: enable the feature \"postgres-tls\" of lockkeeper",
+                ));
+            }
+            Ok(Self)
+        }
+
+        pub(crate) async fn connect(&self, config: &Config) -> Result<Connected> {
+            super::connect_plainly(config).await
+        }
+
+        pub(crate) async fn cancel(&self, token: &CancelToken) -> Result<()> {
+            token.cancel_query(NoTls).await.map_err(translate)
+        }
+    }
+}

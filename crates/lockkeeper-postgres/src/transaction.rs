@@ -1,0 +1,161 @@
+//! Locks that end with a transaction of the caller's own.
+
+use std::time::Duration;
+
+use lockkeeper_core::Result;
+use tokio_postgres::Transaction;
+use tokio_postgres::error::SqlState;
+use tokio_postgres::types::Type;
+
+use crate::error::translate;
+use crate::key::{Form, Key};
+use crate::sql::arguments;
+
+const READ: &str = include_str!("../sql/transaction_timeouts.sql");
+const SET: &str = include_str!("../sql/transaction_set.sql");
+const LOCK: &str = include_str!("../sql/transaction_lock.sql");
+const SAVEPOINT: &str = "SAVEPOINT lockkeeper";
+const KEEP: &str = "RELEASE SAVEPOINT lockkeeper";
+const UNDO: &str = "ROLLBACK TO SAVEPOINT lockkeeper; RELEASE SAVEPOINT lockkeeper";
+
+/// A lock that is taken on a transaction of the caller's, and ends with it: by commit, by rollback, or
+/// with its connection.
+///
+/// It excludes the store's mutexes and readers-writer locks of the same name, and is excluded by them. It
+/// needs no guard and no renewal, and gives no fence: what the transaction writes is undone if it is
+/// lost. There is no unlock.
+///
+/// The transaction's `lock_timeout` and `statement_timeout` do not bear on it, and are afterwards what
+/// they were. A wait that ends without the lock leaves the transaction as it was.
+///
+/// It does not find out whether a pooler or a standby is at the other end of the caller's connection; a
+/// pooler that keeps transactions whole does no harm here.
+///
+/// # Cancel safety
+///
+/// If a wait is dropped, the server waits on. Drop the connection, too.
+///
+/// # Examples
+///
+/// ```
+/// use lockkeeper_postgres::TransactionLock;
+///
+/// async fn book(client: &mut tokio_postgres::Client) -> Result<(), Box<dyn std::error::Error>> {
+///     let transaction = client.transaction().await?;
+///     TransactionLock::new("orders/42").lock(&transaction).await?;
+///     transaction.execute("UPDATE orders SET booked = true WHERE id = 42", &[]).await?;
+///     transaction.commit().await?; // and the lock is free
+///     Ok(())
+/// }
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TransactionLock {
+    key: Key,
+    shared: bool,
+}
+
+impl TransactionLock {
+    /// The lock of a name, exclusive.
+    pub fn new(name: &str) -> Self {
+        Self::from_key(Key::of(name))
+    }
+
+    /// The lock of a key, exclusive.
+    pub fn from_key(key: Key) -> Self {
+        Self { key, shared: false }
+    }
+
+    /// The same, shared: beside other readers.
+    #[must_use]
+    pub fn shared(self) -> Self {
+        Self { shared: true, ..self }
+    }
+
+    /// Waits for the lock, for as long as it takes.
+    ///
+    /// # Errors
+    ///
+    /// [`Unavailable`](lockkeeper_core::ErrorKind::Unavailable) if the server fails, or finds that it
+    /// would be a deadlock. The transaction is as it was, if there still is one.
+    pub async fn lock(&self, transaction: &Transaction<'_>) -> Result<()> {
+        self.within(transaction, None).await.map(drop)
+    }
+
+    /// Asks once for the lock; false if others hold it.
+    ///
+    /// # Errors
+    ///
+    /// As [`lock`](Self::lock), without deadlocks.
+    pub async fn try_lock(&self, transaction: &Transaction<'_>) -> Result<bool> {
+        let text = self.text("try_");
+        let row = transaction.query_one(&text, &arguments(&self.key)).await.map_err(translate)?;
+        Ok(row.get(0))
+    }
+
+    /// Waits for the lock for at most this long; false if others held it all the while. Zero is one ask.
+    ///
+    /// # Errors
+    ///
+    /// As [`lock`](Self::lock).
+    pub async fn try_lock_for(
+        &self,
+        transaction: &Transaction<'_>,
+        wait: Duration,
+    ) -> Result<bool> {
+        if wait.is_zero() {
+            return self.try_lock(transaction).await;
+        }
+        self.within(transaction, Some(wait)).await
+    }
+
+    async fn within(&self, transaction: &Transaction<'_>, wait: Option<Duration>) -> Result<bool> {
+        let before = transaction.query_one(READ, &[]).await.map_err(translate)?;
+        let (lock, statement): (String, String) = (before.get(0), before.get(1));
+        transaction.batch_execute(SAVEPOINT).await.map_err(translate)?;
+        match self.wait(transaction, wait, [&lock, &statement]).await {
+            Ok(()) => {
+                transaction.batch_execute(KEEP).await.map_err(translate)?;
+                Ok(true)
+            }
+            Err(error) => {
+                // This brings the timeouts back, too, and gives the lock back if it was granted.
+                transaction.batch_execute(UNDO).await.map_err(translate)?;
+                if error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) {
+                    return Ok(false);
+                }
+                Err(translate(error))
+            }
+        }
+    }
+
+    async fn wait(
+        &self,
+        transaction: &Transaction<'_>,
+        wait: Option<Duration>,
+        before: [&String; 2],
+    ) -> Result<(), tokio_postgres::Error> {
+        // Zero is for ever, so the shortest wait is one.
+        let millis = |wait: Duration| wait.as_millis().clamp(1, i32::MAX as u128);
+        let limit = wait.map_or(0, millis).to_string();
+        set(transaction, [&limit, &"0".to_owned()]).await?;
+        transaction.query_one(&self.text(""), &arguments(&self.key)).await?;
+        set(transaction, before).await
+    }
+
+    fn text(&self, try_: &str) -> String {
+        let key = match self.key.0 {
+            Form::One(_) => "$1::bigint",
+            Form::Two(..) => "$1::int, $2::int",
+        };
+        let shared = if self.shared { "_shared" } else { "" };
+        LOCK.replace("{try_}", try_).replace("{key}", key).replace("{shared}", shared)
+    }
+}
+
+async fn set(
+    transaction: &Transaction<'_>,
+    [lock, statement]: [&String; 2],
+) -> Result<(), tokio_postgres::Error> {
+    let arguments = [(lock as _, Type::TEXT), (statement as _, Type::TEXT)];
+    transaction.query_typed(SET, &arguments).await.map(drop)
+}

@@ -1,0 +1,42 @@
+//! The suite that every store must pass, on a real server.
+#![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
+
+mod kit;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockkeeper_postgres::{Key, Postgres};
+use lockkeeper_testkit::conformance::Subject;
+
+fn postgres_with(parameters: &str) -> Subject {
+    let url = format!("{}?{parameters}", kit::url());
+    let store = Postgres::new(&url).unwrap();
+    Subject::new(Arc::new(store), |held| async move {
+        kit::terminate_holders(Key::of(&held.name)).await;
+    })
+    // Longer than the default: a busy machine may keep a renewal from being sent for a second.
+    .ttl(Duration::from_secs(4))
+    .helper(kit::helper(), url)
+}
+
+async fn postgres() -> Subject {
+    postgres_with("")
+}
+
+/// Without fences, and with so few connections that the server lets most waiters not wait.
+async fn lean() -> Subject {
+    postgres_with("fence=off&max_connections=3")
+}
+
+mod conformance {
+    lockkeeper_testkit::conformance!(super::postgres);
+}
+
+mod conformance_when_lean {
+    lockkeeper_testkit::conformance!(super::lean);
+}
+
+mod across_processes {
+    lockkeeper_testkit::conformance_across_processes!(super::postgres);
+}

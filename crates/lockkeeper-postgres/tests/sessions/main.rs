@@ -1,0 +1,9 @@
+//! Sessions: how many there are, how they end, and what becomes of those who rely on them.
+#![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
+
+#[path = "../kit/mod.rs"]
+mod kit;
+
+mod connections;
+mod loss;
+mod waits;

@@ -1,0 +1,65 @@
+//! What one process sees of another's locks.
+
+use lockkeeper_core::{ErrorKind, Mode};
+use lockkeeper_postgres::Key;
+
+use crate::kit::{eventually, keeper, name, soon};
+
+/// Two stores of one process know as little of each other as two processes do.
+#[tokio::test]
+async fn locks_of_others_are_shown_with_their_labels() {
+    let name = name("shown");
+    let (one, other) = (keeper("").label("the other"), keeper(""));
+    let guard = one.mutex(name.clone()).lock().await.unwrap();
+    let inspect = other.inspect().unwrap();
+    let shown = inspect.show(name.clone()).await.unwrap();
+    assert_eq!(shown.len(), 1);
+    assert_eq!(*shown[0].name, *name);
+    assert_eq!(shown[0].holders[0].label.as_str(), "the other");
+    assert_eq!((shown[0].holders[0].mode, shown[0].holders[0].owner), (Mode::Exclusive, None));
+
+    // Nobody but its user knows the name that a key was made of: in a list it stands as the key.
+    let key = Key::of(&name).to_string();
+    let listed = inspect.list("pg:").await.unwrap();
+    assert!(listed.iter().any(|info| *info.name == *key), "{key} is not in {listed:?}");
+    assert_eq!(inspect.show(key).await.unwrap()[0].holders.len(), 1);
+
+    let waiter = tokio::spawn({
+        let mutex = other.mutex(name.clone()).label("who waits");
+        async move { mutex.lock().await.unwrap() }
+    });
+    let theirs = one.inspect().unwrap();
+    eventually("it waits", async || {
+        let shown = theirs.show(name.clone()).await.unwrap();
+        shown[0].waiters.iter().any(|party| party.label.as_str() == "who waits")
+    })
+    .await;
+    guard.release().await.unwrap();
+    soon("the waiter", waiter).await.unwrap().release().await.unwrap();
+    assert!(inspect.show(name).await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn permits_that_others_hold_are_counted() {
+    let name = name("permits");
+    let (one, other) = (keeper(""), keeper(""));
+    let semaphore = other.semaphore(name.clone(), 5);
+    let permits = one.semaphore(name, 5).acquire_many(3).await.unwrap();
+    assert_eq!(semaphore.available().await.unwrap(), 2);
+    permits.release().await.unwrap();
+    assert_eq!(semaphore.available().await.unwrap(), 5);
+}
+
+#[tokio::test]
+async fn anothers_lock_can_be_broken() {
+    let name = name("broken");
+    let (one, other) = (keeper(""), keeper(""));
+    let guard = one.mutex(name.clone()).lock().await.unwrap();
+    assert_eq!(other.inspect().unwrap().break_lock(name.clone()).await.unwrap(), 1);
+    soon("to be told", guard.lost()).await;
+    assert_eq!(
+        guard.extend(std::time::Duration::from_secs(9)).await.unwrap_err().kind(),
+        ErrorKind::Lost
+    );
+    soon("lock", other.mutex(name).lock()).await.unwrap().release().await.unwrap();
+}

@@ -1,0 +1,13 @@
+//! What the store does beside keeping locks: keys, transactions, refusals, inspection, ways to connect.
+#![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
+
+#[path = "../kit/mod.rs"]
+mod kit;
+
+mod connecting;
+mod inspection;
+mod keys;
+mod refusals;
+#[cfg(feature = "tls")]
+mod tls;
+mod transactions;

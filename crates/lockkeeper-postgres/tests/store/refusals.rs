@@ -1,0 +1,144 @@
+//! What is refused, and how it is said.
+
+use std::time::{Duration, Instant};
+
+use lockkeeper_core::{Error, ErrorKind, Keeper};
+use lockkeeper_postgres::Postgres;
+use lockkeeper_testkit::server::{PgBouncer, PostgresServer};
+
+use crate::kit::{SOON, client, client_at, name, server, soon, url};
+
+/// What a store has against a URL, when it is opened and when it is used.
+async fn complaint(url: &str, kind: ErrorKind) -> Error {
+    let error = soon("open", Postgres::connect(url)).await.unwrap_err();
+    assert_eq!(error.kind(), kind, "{error}");
+    let keeper = Keeper::new(Postgres::new(url).unwrap());
+    let used = soon("lock", keeper.mutex("a").lock()).await.unwrap_err();
+    assert_eq!(used.kind(), kind, "{used}");
+    assert!(used.to_string().starts_with("postgres: lock \"a\": "), "{used}");
+    for shown in [error.to_string(), format!("{error:?}"), used.to_string(), format!("{keeper:?}")]
+    {
+        assert!(!shown.contains("hunter2") && !shown.contains('\n'), "{shown}");
+    }
+    let mut cause = std::error::Error::source(&error);
+    while let Some(inner) = cause {
+        assert!(!format!("{inner} {inner:?}").contains("hunter2"), "{inner:?}");
+        cause = inner.source();
+    }
+    error
+}
+
+#[tokio::test]
+async fn a_pooler_in_between_is_refused() {
+    let bouncer = PgBouncer::before(server()).unwrap();
+    // It is there, and works.
+    client_at(&bouncer.url()).await.batch_execute("SELECT 1").await.unwrap();
+    let error = complaint(&bouncer.url(), ErrorKind::Config).await;
+    assert!(error.to_string().contains("connect to the server itself"), "{error}");
+}
+
+#[tokio::test]
+async fn a_standby_is_refused_and_of_several_hosts_the_primary_is_taken() {
+    let standby = server().standby().unwrap();
+    let error = complaint(&standby.url(), ErrorKind::Config).await;
+    assert!(error.to_string().contains("connect to the primary"), "{error}");
+    let (first, second) = (standby.port(), server().port());
+    let url = format!("postgres://postgres@127.0.0.1:{first},127.0.0.1:{second}/postgres");
+    let keeper = Keeper::new(soon("connect", Postgres::connect(&url)).await.unwrap());
+    keeper.mutex(name("hosts")).lock().await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_wrong_password_is_refused_and_a_right_one_is_not() {
+    let server = PostgresServer::start_or_panic();
+    let sql = "CREATE ROLE me LOGIN PASSWORD 'secret-7'";
+    client_at(&server.url()).await.batch_execute(sql).await.unwrap();
+    let rules = "host all postgres all trust\nhost all all all scram-sha-256\n";
+    std::fs::write(server.dir().join("data/pg_hba.conf"), rules).unwrap();
+    let reload = "SELECT pg_reload_conf()";
+    client_at(&server.url()).await.batch_execute(reload).await.unwrap();
+    let at = |password: &str| server.url().replace("postgres@", &format!("me{password}@"));
+    // The server reads its rules a moment later.
+    let refused = async || Postgres::connect(&at(":hunter2")).await.is_err();
+    crate::kit::eventually("the rules are read", refused).await;
+    let error = complaint(&at(":hunter2"), ErrorKind::Config).await;
+    assert!(error.to_string().contains("check the user and the password"), "{error}");
+    let error = Postgres::connect(&at("")).await.unwrap_err();
+    assert!(error.to_string().contains("the URL has none"), "{error}");
+    Postgres::connect(&at(":secret-7")).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_database_that_is_missing_is_named() {
+    let error = complaint(&url().replace("/postgres", "/nosuch"), ErrorKind::Config).await;
+    assert!(error.to_string().contains("\"nosuch\" does not exist"), "{error}");
+}
+
+#[tokio::test]
+async fn a_server_that_is_not_there_is_unavailable() {
+    let mut server = PostgresServer::start_or_panic();
+    server.kill9();
+    let error = complaint(&server.url(), ErrorKind::Unavailable).await;
+    assert!(error.to_string().contains("refused"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_hangs_is_unavailable_in_bounded_time() {
+    let server = PostgresServer::start_or_panic();
+    let url = format!("{}?connect_timeout=1", server.url());
+    let store = Postgres::connect(&server.url()).await.unwrap();
+    let keeper = Keeper::new(store).ttl(Duration::from_secs(4));
+    let guard = keeper.mutex("a").lock().await.unwrap();
+    server.stop();
+    let start = Instant::now();
+    complaint(&url, ErrorKind::Unavailable).await;
+    // Over a connection that was fine before, too, and whoever holds is told.
+    let error = soon("try_lock", keeper.mutex("b").try_lock()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    soon("to be told", guard.lost()).await;
+    assert!(start.elapsed() < SOON);
+    server.cont();
+    soon("lock", async {
+        // What hung may still be on its way out.
+        while keeper.mutex("a").lock().await.is_err() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_server_without_room_for_more_locks_says_so_and_recovers() {
+    let args = ["-c", "max_connections=5", "-c", "max_locks_per_transaction=10"];
+    let server = PostgresServer::with_args(&args).unwrap();
+    // More connections than there may be: then those that there are have to do.
+    let keeper = Keeper::new(Postgres::new(&server.url()).unwrap());
+    let mut guards = Vec::new();
+    let error = loop {
+        match soon("lock", keeper.mutex(format!("lock/{}", guards.len())).lock()).await {
+            Ok(guard) => guards.push(guard),
+            Err(error) => break error,
+        }
+        assert!(guards.len() < 50_000, "there is room for any number");
+    };
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(error.to_string().contains("max_locks_per_transaction"), "{error}");
+    let held = guards.len();
+    guards.truncate(held / 2);
+    soon("lock", async {
+        while keeper.mutex("another").lock().await.is_err() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    })
+    .await;
+    keeper.inspect().unwrap().list("").await.unwrap();
+    assert!(guards.iter().all(lockkeeper_core::Guard::is_held), "an error cost others their locks");
+}
+
+#[tokio::test]
+async fn a_lock_is_not_detached_from_its_session() {
+    let keeper = crate::kit::keeper("");
+    let guard = keeper.mutex(name("detached")).lock().await.unwrap();
+    assert_eq!(guard.detach().unwrap_err().kind(), ErrorKind::Unsupported);
+    drop(client().await);
+}
