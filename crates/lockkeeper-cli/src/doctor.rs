@@ -1,0 +1,41 @@
+//! `doctor`: what makes locks on a store wrong.
+
+use std::fmt::Write as _;
+
+use lockkeeper::Verdict;
+use serde_json::json;
+
+use crate::args;
+use crate::failure::Failure;
+use crate::output::{self, Paint, print};
+use crate::store;
+
+/// Prints what was found; 0, 1 or 2, as the worst of it is.
+pub(crate) async fn doctor(args: &args::Doctor) -> Result<u8, Failure> {
+    let url = store::url(&args.store)?;
+    let findings = lockkeeper::examine(&url).await?;
+    let paint = Paint::stdout();
+    let mut text = String::new();
+    for finding in &findings {
+        if args.json {
+            let _ = writeln!(text, "{}", json!(finding));
+            continue;
+        }
+        let (word, colour) = match finding.verdict {
+            Verdict::Ok => ("OK  ", output::GREEN),
+            Verdict::Warn => ("WARN", output::YELLOW),
+            Verdict::Fail => ("FAIL", output::RED),
+        };
+        let _ = write!(text, "{}  {}", paint.paint(colour, word), finding.what);
+        if let Some(advice) = &finding.advice {
+            let _ = write!(text, ": {advice}");
+        }
+        text.push('\n');
+    }
+    print(&text)?;
+    Ok(match findings.iter().map(|finding| finding.verdict).max() {
+        Some(Verdict::Fail) => 2,
+        Some(Verdict::Warn) => 1,
+        Some(Verdict::Ok) | None => 0,
+    })
+}

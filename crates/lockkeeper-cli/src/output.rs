@@ -1,0 +1,166 @@
+//! Values as people and programs read them, and tables of them.
+
+use std::io::{self, IsTerminal as _, Write as _};
+use std::time::Duration;
+
+use lockkeeper::{Kind, LockInfo, Mode, Party};
+use serde_json::{Value, json};
+
+use crate::failure::Failure;
+
+/// A duration in two units at most: `3m 12s`.
+pub(crate) fn span(time: Duration) -> String {
+    let seconds = time.as_secs();
+    let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
+    match seconds {
+        0 => format!("{}ms", time.as_millis()),
+        1..60 => format!("{seconds}s"),
+        60..3600 => format!("{minutes}m {}s", seconds % 60),
+        3600..86_400 => format!("{hours}h {}m", minutes % 60),
+        _ => format!("{days}d {}h", hours % 24),
+    }
+}
+
+/// For programs, durations are milliseconds.
+pub(crate) fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// A holder or waiter, for programs.
+pub(crate) fn party(party: &Party) -> Value {
+    json!({
+        "owner": party.owner,
+        "label": party.label,
+        "mode": party.mode,
+        "fence": party.fence,
+        "age_ms": party.age.map(millis),
+        "remaining_ms": party.remaining.map(millis),
+    })
+}
+
+/// A lock, for programs.
+pub(crate) fn lock(info: &LockInfo) -> Value {
+    json!({
+        "name": info.name,
+        "kind": info.kind,
+        "holders": info.holders.iter().map(party).collect::<Vec<_>>(),
+        "waiters": info.waiters.iter().map(party).collect::<Vec<_>>(),
+    })
+}
+
+/// How somebody holds or wants a lock.
+fn mode(mode: Mode) -> String {
+    match mode {
+        Mode::Exclusive => "exclusive".to_owned(),
+        Mode::Shared => "shared".to_owned(),
+        Mode::Permits { take: 1, of } => format!("1 permit of {of}"),
+        Mode::Permits { take, of } => format!("{take} permits of {of}"),
+    }
+}
+
+/// The name of a lock in a table: what could not be told from the table is escaped.
+pub(crate) fn name(name: &str) -> String {
+    let plain = !name.contains(|c: char| c.is_control() || c.is_whitespace() || c == '"');
+    if plain { name.to_owned() } else { format!("{name:?}") }
+}
+
+/// Colours, where they are wanted.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Paint(bool);
+
+impl Paint {
+    /// For stdout.
+    pub(crate) fn stdout() -> Self {
+        let wanted = std::env::var_os("NO_COLOR").is_none_or(|no| no.is_empty());
+        let smart = std::env::var_os("TERM").is_some_and(|term| term != "dumb");
+        Self(wanted && smart && io::stdout().is_terminal())
+    }
+
+    pub(crate) fn paint(self, code: &str, text: &str) -> String {
+        if self.0 && !text.is_empty() {
+            format!("\x1b[{code}m{text}\x1b[0m")
+        } else {
+            text.to_owned()
+        }
+    }
+}
+
+pub(crate) const BOLD: &str = "1";
+pub(crate) const RED: &str = "31";
+pub(crate) const GREEN: &str = "32";
+pub(crate) const YELLOW: &str = "33";
+
+/// Rows under headings, aligned.
+pub(crate) fn table(headings: &[&str], rows: &[Vec<String>], paint: Paint) -> String {
+    let width = |column: usize| {
+        let cells = rows.iter().map(|row| row[column].chars().count());
+        cells.chain([headings[column].len()]).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..headings.len()).map(width).collect();
+    let line = |cells: &[String]| {
+        let padded = cells.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
+        padded.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    };
+    let headings: Vec<String> = headings.iter().map(ToString::to_string).collect();
+    let mut text = paint.paint(BOLD, &line(&headings)) + "\n";
+    for row in rows {
+        let green = row.iter().any(|cell| cell == "held");
+        text += &paint.paint(if green { GREEN } else { YELLOW }, &line(row));
+        text.push('\n');
+    }
+    text
+}
+
+/// The table of locks, holders first, then waiters in their order.
+pub(crate) fn locks(infos: &[LockInfo], paint: Paint) -> String {
+    let mut rows = Vec::new();
+    for info in infos {
+        let holders = info.holders.iter().map(|holder| ("held".to_owned(), holder));
+        let waiters = info.waiters.iter().enumerate();
+        let waiters = waiters.map(|(place, waiter)| (format!("waits {}", place + 1), waiter));
+        for (state, who) in holders.chain(waiters) {
+            rows.push(vec![
+                name(&info.name),
+                state,
+                mode(who.mode),
+                who.label.to_string(),
+                who.age.map_or_else(|| "-".to_owned(), span),
+                who.remaining.map_or_else(|| "-".to_owned(), span),
+                who.fence.map_or_else(|| "-".to_owned(), |fence| fence.to_string()),
+            ]);
+        }
+    }
+    table(&["NAME", "STATE", "MODE", "WHO", "AGE", "LEASE", "FENCE"], &rows, paint)
+}
+
+/// What kind of lock it is, in a word.
+pub(crate) fn kind(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Lock => "lock",
+        Kind::Semaphore => "semaphore",
+    }
+}
+
+/// Writes to stdout. Nobody listens any more: that is no failure.
+pub(crate) fn print(text: &str) -> Result<(), Failure> {
+    let mut stdout = io::stdout().lock();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(Failure::output(&error)),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_are_short() {
+        let shown = |seconds| span(Duration::from_secs(seconds));
+        assert_eq!(span(Duration::from_millis(250)), "250ms");
+        assert_eq!(shown(59), "59s");
+        assert_eq!(shown(192), "3m 12s");
+        assert_eq!(shown(7320), "2h 2m");
+        assert_eq!(shown(100_000), "1d 3h");
+    }
+}

@@ -1,0 +1,118 @@
+//! Which store, and the way to it.
+
+use lockkeeper::Keeper;
+
+use crate::args;
+use crate::failure::Failure;
+
+/// The environment variable that names the store.
+pub(crate) const VARIABLE: &str = "LOCKKEEPER_STORE";
+
+/// The URL of the store: as told, or that of the default directory, made ready.
+pub(crate) fn url(store: &args::Store) -> Result<String, Failure> {
+    if let Some(url) = &store.url {
+        return given(url, "--store");
+    }
+    match std::env::var(VARIABLE) {
+        Ok(url) => given(&url, VARIABLE),
+        Err(std::env::VarError::NotPresent) => default::url(),
+        Err(_) => Err(Failure::usage(format!("{VARIABLE} is not UTF-8"))),
+    }
+}
+
+fn given(url: &str, by: &str) -> Result<String, Failure> {
+    if url.is_empty() {
+        let message = format!("{by} is empty: give a URL, as in redis://host/, or leave it out");
+        return Err(Failure::usage(message));
+    }
+    Ok(url.to_owned())
+}
+
+/// Opens the store for one who holds locks on behalf of a command. Where locks end with the process, the
+/// command has a part in them: should this process be killed, nobody else enters before the command is dead.
+pub(crate) async fn open_for_a_command(store: &args::Store) -> Result<Keeper, Failure> {
+    let mut url = url(store)?;
+    let is_file =
+        url.split_once(':').is_some_and(|(scheme, _)| scheme.eq_ignore_ascii_case("file"));
+    if is_file && !url.contains("inherit=") {
+        url.push(if url.contains('?') { '&' } else { '?' });
+        url.push_str("inherit=on");
+    }
+    Ok(Keeper::open(&url).await?)
+}
+
+/// Opens the store.
+pub(crate) async fn open(store: &args::Store) -> Result<Keeper, Failure> {
+    Ok(Keeper::open(&url(store)?).await?)
+}
+
+#[cfg(not(feature = "file"))]
+mod default {
+    use super::Failure;
+
+    pub(super) fn url() -> Result<String, Failure> {
+        Err(Failure::usage("this build has no file: stores, so --store URL must be given"))
+    }
+}
+
+#[cfg(feature = "file")]
+mod default {
+    use std::fmt::Write as _;
+    use std::fs::{self, DirBuilder};
+    use std::io;
+    use std::os::unix::ffi::OsStrExt as _;
+    use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+    use std::path::{Path, PathBuf};
+
+    use super::Failure;
+
+    /// The `file:` URL of a directory of this user's own.
+    pub(super) fn url() -> Result<String, Failure> {
+        let dir = dir();
+        ready(&dir).map_err(|why| {
+            let advice = "remove it, or name another directory with --store file:/a/directory";
+            Failure::unavailable(format!("file: open \"{}\": {why}: {advice}", dir.display()))
+        })?;
+        let mut url = "file:".to_owned();
+        for byte in dir.as_os_str().as_bytes() {
+            match byte {
+                b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b'-' | b'_' | b'.' => {
+                    url.push(char::from(*byte));
+                }
+                _ => drop(write!(url, "%{byte:02X}")),
+            }
+        }
+        Ok(url)
+    }
+
+    fn dir() -> PathBuf {
+        let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+        match runtime.filter(|dir| dir.is_absolute() && dir.is_dir()) {
+            Some(dir) => dir.join("lockkeeper"),
+            None => std::env::temp_dir()
+                .join(format!("lockkeeper-{}", rustix::process::geteuid().as_raw())),
+        }
+    }
+
+    /// Makes the directory, if it is missing. In a directory that others may write to it could be somebody
+    /// else's, who could then take locks away.
+    fn ready(dir: &Path) -> Result<(), String> {
+        match DirBuilder::new().mode(0o700).create(dir) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                return Err(error.to_string());
+            }
+            _ => {}
+        }
+        let found = fs::symlink_metadata(dir).map_err(|error| error.to_string())?;
+        if !found.is_dir() {
+            return Err("not a directory".to_owned());
+        }
+        if found.uid() != rustix::process::geteuid().as_raw() {
+            return Err("it belongs to somebody else".to_owned());
+        }
+        if found.mode() & 0o077 != 0 {
+            return Err("others may use it, its mode should be 0700".to_owned());
+        }
+        Ok(())
+    }
+}

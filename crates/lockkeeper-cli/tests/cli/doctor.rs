@@ -1,0 +1,142 @@
+//! `doctor`, on healthy and on sick stores.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+
+use lockkeeper_testkit::server::{PgBouncer, PostgresServer, RedisServer, RedlockNodes};
+
+use crate::world::{Said, World};
+
+/// The lines that begin with a verdict.
+fn lines<'a>(said: &'a Said, verdict: &str) -> Vec<&'a str> {
+    said.out.lines().filter(|line| line.starts_with(verdict)).collect()
+}
+
+#[track_caller]
+fn finds(said: &Said, code: i32, verdict: &str, text: &str) {
+    assert_eq!(said.code, Some(code), "{said:?}");
+    let found = lines(said, verdict).iter().any(|line| line.contains(text));
+    assert!(found, "no {verdict} with {text:?}: {said:?}");
+}
+
+#[test]
+fn a_healthy_directory_is_well_and_sick_ones_are_not() {
+    let world = World::new();
+    let said = world.say(&["doctor"]);
+    assert_eq!((said.code, lines(&said, "OK").len()), (Some(0), 4), "{said:?}");
+
+    let dir = world.path("open to all");
+    fs::create_dir(&dir).unwrap();
+    fs::set_permissions(&dir, fs::Permissions::from_mode(0o777)).unwrap();
+    let url = format!("file:{}?polling=on", dir.display());
+    let said = world.say(&["doctor", "--store", &url]);
+    finds(&said, 1, "WARN", "others may write");
+    finds(&said, 1, "WARN", "not told of changes");
+
+    fs::write(world.path("plain"), "").unwrap();
+    let url = format!("file:{}", world.path("plain").display());
+    finds(&world.say(&["doctor", "--store", &url]), 2, "FAIL", "not a directory");
+    assert_eq!(world.say(&["doctor", "--store", "zoo:x"]).code, Some(64));
+}
+
+#[test]
+fn a_healthy_redis_is_well() {
+    let server = RedisServer::builder().persistent().start_or_panic();
+    let said = World::on(&server.url()).say(&["doctor"]);
+    assert_eq!(
+        (said.code, said.out.lines().count()),
+        (Some(0), lines(&said, "OK").len()),
+        "{said:?}"
+    );
+    for text in ["login is right", "Redis", "RESP3", "noeviction", "appendfsync always", "clock"] {
+        finds(&said, 0, "OK", text);
+    }
+    let said = World::on(&server.url()).say(&["doctor", "--json"]);
+    for line in said.out.lines() {
+        let finding: serde_json::Value = serde_json::from_str(line).unwrap();
+        assert_eq!(finding["verdict"], "ok");
+    }
+}
+
+#[test]
+fn a_redis_that_may_lose_locks_is_told_apart() {
+    let server = RedisServer::start_or_panic();
+    let world = World::on(&server.url());
+    finds(&world.say(&["doctor"]), 1, "WARN", "a restart forgets locks");
+    server.command(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
+    finds(&world.say(&["doctor"]), 1, "WARN", "no maxmemory yet");
+    server.command(&["CONFIG", "SET", "maxmemory", "100mb"]);
+    finds(&world.say(&["doctor"]), 2, "FAIL", "locks may be evicted");
+    let wanting = format!("{}?min_replicas=1", server.url());
+    finds(&world.say(&["doctor", "--store", &wanting]), 2, "FAIL", "min_replicas is 1");
+    let resp2 = format!("{}?protocol=resp2", server.url());
+    finds(&world.say(&["doctor", "--store", &resp2]), 2, "OK", "RESP2 as asked for");
+}
+
+#[test]
+fn a_redis_that_cannot_be_used_fails() {
+    let server = RedisServer::builder().password("right").start_or_panic();
+    let world = World::new();
+    let wrong = server.url().replace("right", "wrong");
+    finds(&world.say(&["doctor", "--store", &wrong]), 2, "FAIL", "password");
+    let none = format!("redis://{}/", server.addr());
+    finds(&world.say(&["doctor", "--store", &none]), 2, "FAIL", "wants a password");
+    let nobody = world.say(&["doctor", "--store", "redis://127.0.0.1:1/"]);
+    finds(&nobody, 2, "FAIL", "127.0.0.1:1");
+    server.stop();
+    let silent = format!("{}?connect_timeout=200ms", server.url());
+    finds(&world.say(&["doctor", "--store", &silent]), 2, "FAIL", "no answer");
+    server.cont();
+}
+
+#[test]
+fn replicas_are_told_of() {
+    let master = RedisServer::start_or_panic();
+    let replica = RedisServer::builder().replica_of(&master).start_or_panic();
+    let world = World::new();
+    let said = world.say(&["doctor", "--store", &master.url()]);
+    finds(&said, 1, "WARN", "1 replicas, and grants do not wait");
+    let waits = format!("{}?min_replicas=1", master.url());
+    finds(&world.say(&["doctor", "--store", &waits]), 1, "OK", "grants wait for 1 of them");
+    let said = world.say(&["doctor", "--store", &replica.url()]);
+    finds(&said, 2, "FAIL", &format!("a replica of 127.0.0.1:{}", master.port()));
+    let other = RedisServer::start_or_panic();
+    let quorum = format!("redlock://{},{},{}", master.addr(), replica.addr(), other.addr());
+    let said = world.say(&["doctor", "--store", &quorum]);
+    finds(&said, 2, "FAIL", "must know nothing of each other");
+}
+
+#[test]
+fn a_quorum_is_examined_node_by_node() {
+    let nodes = RedlockNodes::start_or_panic(3);
+    let world = World::on(&nodes.url());
+    let said = world.say(&["doctor"]);
+    finds(&said, 1, "OK", "the nodes know nothing of each other");
+    for node in nodes.nodes() {
+        finds(&said, 1, "OK", &format!("{}: reachable", node.addr()));
+    }
+    let [one, two, _] = nodes.nodes() else { panic!("three") };
+    let twice = format!("redlock://{},{},localhost:{}", one.addr(), two.addr(), one.port());
+    finds(&world.say(&["doctor", "--store", &twice]), 2, "FAIL", "the same server as");
+}
+
+#[test]
+fn a_healthy_postgres_is_well_and_what_stands_in_its_place_is_not() {
+    let server = PostgresServer::start_or_panic();
+    let said = World::on(&server.url()).say(&["doctor"]);
+    assert_eq!(
+        (said.code, said.out.lines().count()),
+        (Some(0), lines(&said, "OK").len()),
+        "{said:?}"
+    );
+    for text in ["login is right", "no pooler", "idle_session_timeout", "locks in use", "fsync"] {
+        finds(&said, 0, "OK", text);
+    }
+    let standby = server.standby().unwrap();
+    finds(&World::on(&standby.url()).say(&["doctor"]), 2, "FAIL", "a standby");
+    let pooler = PgBouncer::before(&server).unwrap();
+    finds(&World::on(&pooler.url()).say(&["doctor"]), 2, "FAIL", "PgBouncer");
+    let nobody = World::new().say(&["doctor", "--store", "postgres://u:hunter2@127.0.0.1:1/"]);
+    assert_eq!(nobody.code, Some(2), "{nobody:?}");
+    assert!(!nobody.out.contains("hunter2"), "{nobody:?}");
+}

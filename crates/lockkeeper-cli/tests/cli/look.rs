@@ -1,0 +1,122 @@
+//! `ls`, `show`, `watch`, `break`.
+
+use lockkeeper_testkit::server::RedisServer;
+use rexpect::session::spawn_command;
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::world::{World, eventually, golden};
+
+/// A table without what differs from run to run.
+fn without_times(table: &str) -> String {
+    let mut text = String::new();
+    for line in table.lines() {
+        let cells = line.split("  ").map(str::trim).filter(|cell| !cell.is_empty());
+        let cells = cells.map(|cell| {
+            let digits = cell.starts_with(|c: char| c.is_ascii_digit());
+            match cell {
+                _ if digits && cell.contains("permit") => cell.to_owned(),
+                _ if digits && cell.len() > 10 => "FENCE#".to_owned(),
+                _ if digits => "TIME#".to_owned(),
+                _ => cell.to_owned(),
+            }
+        });
+        text += &cells.collect::<Vec<_>>().join("  ");
+        text.push('\n');
+    }
+    text
+}
+
+#[test]
+fn a_table_shows_holders_and_waiters_in_order() {
+    let server = RedisServer::start_or_panic();
+    let world = World::on(&server.url());
+    assert_eq!(world.say(&["ls"]).out, "", "nothing to show");
+    let _one = world.hold("orders/1", &["--label", "web-1"]);
+    let _two = world.hold("orders/2", &["--label", "web-2", "--shared"]);
+    let _gpu = world.hold("gpu", &["--label", "trainer", "--permits", "4"]);
+    let mut waiters = Vec::new();
+    for label in ["first", "second"] {
+        let waiter = world.spawn(&["run", "orders/1", "--label", label, "true"]);
+        waiter.wait_err("waiting");
+        waiters.push(waiter);
+    }
+    golden("ls.txt", &without_times(&world.say(&["ls"]).out));
+    golden("ls-prefix.txt", &without_times(&world.say(&["ls", "orders/"]).out));
+    golden("show.txt", &without_times(&world.say(&["show", "orders/1"]).out));
+    let aligned = world.say(&["ls"]).out;
+    let column = aligned.lines().next().unwrap().find("STATE").unwrap();
+    let is_aligned = |line: &str| line[column..].starts_with(['S', 'h', 'w']);
+    assert!(aligned.lines().all(is_aligned), "{aligned}");
+
+    let json: Value =
+        serde_json::from_str(&world.say(&["show", "orders/1", "--json"]).out).unwrap();
+    assert_eq!(json[0]["kind"], "lock");
+    assert_eq!(json[0]["holders"][0]["label"], "web-1");
+    assert!(json[0]["holders"][0]["remaining_ms"].as_u64().unwrap() <= 30_000);
+    assert_eq!(json[0]["waiters"][1]["label"], "second");
+    let none: Value = serde_json::from_str(&world.say(&["show", "free", "--json"]).out).unwrap();
+    assert_eq!(none, Value::Array(Vec::new()));
+}
+
+#[test]
+fn a_watch_tells_what_happens() {
+    let world = World::new();
+    let watch = world.spawn(&["watch", "a", "--json"]);
+    watch.wait_out("[]\n");
+    let holder = world.hold("a", &["--label", "me"]);
+    watch.wait_out(r#""event":"acquired""#);
+    drop(holder);
+    watch.wait_out(r#""event":"freed""#);
+    let lines = watch.out();
+    let event: Value = serde_json::from_str(lines.lines().nth(1).unwrap()).unwrap();
+    assert_eq!((&event["name"], &event["who"]["label"]), (&"a".into(), &"me".into()));
+}
+
+#[test]
+fn break_frees_a_lock_and_its_holder_knows() {
+    let server = RedisServer::start_or_panic();
+    let world = World::on(&server.url());
+    let said = world.say(&["break", "a"]);
+    assert_eq!((said.code, said.out.as_str()), (Some(0), "nobody holds \"a\"\n"));
+    let holder = world.hold("a", &["--label", "stuck"]);
+    let said = world.say(&["break", "a"]);
+    assert_eq!(said.code, Some(64), "there is nobody to ask: {said:?}");
+    assert!(said.err.contains("held by stuck for"), "{said:?}");
+    let said = world.say(&["break", "a", "--yes"]);
+    assert_eq!(said.code, Some(0), "{said:?}");
+    assert!(said.out.contains("it was held by stuck"), "{said:?}");
+    assert_eq!(holder.end().code, Some(70));
+    assert_eq!(world.say(&["run", "a", "--no-wait", "true"]).code, Some(0));
+}
+
+#[test]
+fn break_asks_and_does_not_hit_another_than_the_one_confirmed() {
+    let server = RedisServer::start_or_panic();
+    let world = World::on(&server.url());
+    let ask = || {
+        let mut command = world.command(&["break", "a"]);
+        command.env("TERM", "xterm");
+        let mut session = spawn_command(command, Some(30_000)).unwrap();
+        session.process_mut().set_kill_timeout(Some(1000));
+        session.exp_string("Break it? [y/N] ").unwrap();
+        session
+    };
+    let one = world.hold("a", &["--label", "the same"]);
+    let mut asked = ask();
+    asked.send_line("n").unwrap();
+    asked.exp_string("not broken").unwrap();
+
+    let mut asked = ask();
+    one.signal(Signal::TERM);
+    assert_eq!(one.end().code, Some(143));
+    let other = world.hold("a", &["--label", "the same"]);
+    asked.send_line("y").unwrap();
+    asked.exp_string("not broken: \"a\" is now held by the same").unwrap();
+
+    let mut asked = ask();
+    asked.send_line("y").unwrap();
+    asked.exp_string("\"a\" is free; it was held by the same").unwrap();
+    assert_eq!(other.end().code, Some(70));
+    eventually("it is free", || world.say(&["ls"]).out.is_empty());
+}

@@ -1,0 +1,133 @@
+//! Loss: the command is dead before another can hold the lock.
+
+use lockkeeper_testkit::proxy::Proxy;
+use lockkeeper_testkit::server::{PostgresServer, RedisServer};
+
+use crate::world::{World, eventually};
+
+/// Writes down the time again and again, also after TERM.
+const STUBBORN: &str =
+    "trap 'echo told > told' TERM; echo ready; while :; do date +%s%N >> beats; sleep 0.02; done";
+
+fn last_beat(world: &World) -> u128 {
+    world.read("beats").lines().filter_map(|line| line.parse().ok()).max().unwrap()
+}
+
+#[test]
+fn a_command_that_will_not_end_is_dead_before_the_lock_goes_to_another() {
+    let server = RedisServer::start_or_panic();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let proxy = runtime.block_on(Proxy::start(server.addr())).unwrap();
+    let (near, far) = (World::on(&server.url()), World::on(&format!("redis://{}/", proxy.addr())));
+    let ttl = ["--ttl", "12s", "--kill-after", "1s"];
+    let run = far.spawn(&[&["run", "a"], &ttl[..], &["--", "sh", "-c", STUBBORN]].concat());
+    run.wait_out("ready");
+    let next = near.spawn(&["run", "a", "--", "date", "+%s%N"]);
+    next.wait_err("waiting");
+    proxy.freeze();
+    let next = next.end();
+    assert_eq!(next.code, Some(0));
+    let entered: u128 = next.out.trim().parse().unwrap();
+    let last = last_beat(&far);
+    assert!(last < entered, "last beat {last}, entered {entered}");
+    let said = run.end();
+    assert_eq!(said.code, Some(70), "{said:?}");
+    assert!(said.err.contains("the command was stopped"), "{said:?}");
+    assert_eq!(far.read("told"), "told\n", "it was asked first");
+    assert_eq!(last_beat(&far), last, "it is dead");
+}
+
+#[test]
+fn a_lock_that_is_taken_away_ends_the_command() {
+    let server = RedisServer::start_or_panic();
+    let world = World::on(&server.url());
+    let work = "trap 'echo told > told; exit 0' TERM; echo ready; while :; do sleep 0.05; done";
+    let run = world.spawn(&["run", "a", "--ttl", "9s", "--json", "--", "sh", "-c", work]);
+    run.wait_out("ready");
+    // Somebody else's key in its place: nobody enters while that is there.
+    server.command(&["SET", "lockkeeper:{a}", "foreign", "PX", "600000"]);
+    let next = world.spawn(&["run", "a", "--", "cat", "told"]);
+    next.wait_err("waiting");
+    let said = run.end();
+    assert_eq!(said.code, Some(70), "{said:?}");
+    assert!(said.err.contains(r#""event":"exited""#), "{said:?}");
+    assert!(said.err.contains(r#""kind":"lost""#), "{said:?}");
+    assert_eq!(server.command(&["GET", "lockkeeper:{a}"]), "foreign", "it is left alone");
+    server.command(&["DEL", "lockkeeper:{a}"]);
+    let next = next.end();
+    assert_eq!((next.code, next.out.as_str()), (Some(0), "told\n"), "{next:?}");
+}
+
+#[test]
+fn a_loss_that_is_noticed_only_at_the_release_is_told() {
+    let server = RedisServer::start_or_panic();
+    let world = World::on(&server.url());
+    let mut run =
+        world.spawn(&["run", "a", "--ttl", "10m", "--", "sh", "-c", "echo ready; read x"]);
+    run.wait_out("ready");
+    server.command(&["DEL", "lockkeeper:{a}"]);
+    run.tell("go\n");
+    let said = run.end();
+    assert_eq!(said.code, Some(70), "{said:?}");
+    assert!(said.err.contains("lost before the command ended"), "{said:?}");
+}
+
+#[test]
+fn a_broken_file_lock_ends_the_command() {
+    let world = World::new();
+    let run = world.hold("a", &[]);
+    assert_eq!(world.say(&["break", "a", "--yes"]).code, Some(0));
+    let said = run.end();
+    assert_eq!(said.code, Some(70), "{said:?}");
+}
+
+#[test]
+fn a_session_that_postgres_terminates_ends_the_command() {
+    let server = PostgresServer::start_or_panic();
+    let world = World::on(&server.url());
+    let run = world.hold("a", &[]);
+    // It terminates the session, which is all that the server can do.
+    assert_eq!(world.say(&["break", "a", "--yes"]).code, Some(0));
+    let said = run.end();
+    assert_eq!(said.code, Some(70), "{said:?}");
+    assert!(said.err.contains("the command was stopped"), "{said:?}");
+    assert_eq!(world.say(&["run", "a", "--no-wait", "--", "true"]).code, Some(0));
+}
+
+#[test]
+fn a_command_outlives_its_first_lease() {
+    let server = RedisServer::start_or_panic();
+    let world = World::on(&server.url());
+    // So long that a busy machine does not miss the renewals.
+    let ttl = ["--ttl", "20s", "--kill-after", "1s"];
+    let said = world.say(&[&["run", "a"], &ttl[..], &["--", "sleep", "21"]].concat());
+    assert_eq!((said.code, said.err.as_str()), (Some(0), ""));
+}
+
+#[test]
+fn a_store_that_is_back_in_time_costs_nothing() {
+    let mut server = RedisServer::builder().persistent().start_or_panic();
+    let world = World::on(&server.url());
+    let run = world.spawn(&["run", "a", "--ttl", "60s", "--", "sh", "-c", "echo ready; read x"]);
+    run.wait_out("ready");
+    server.restart().unwrap();
+    let ttl = || server.command(&["PTTL", "lockkeeper:{a}"]).parse::<i64>().unwrap();
+    let before = ttl();
+    assert!(before > 0);
+    eventually("it is renewed", || ttl() > before);
+    assert_eq!(run.end().code, Some(1), "the end of its input ended it");
+}
+
+#[test]
+fn a_grace_that_does_not_fit_in_the_lease_is_refused() {
+    let server = RedisServer::start_or_panic();
+    let world = World::on(&server.url());
+    let said = world.say(&["run", "a", "--ttl", "5s", "--kill-after", "3s", "--", "touch", "ran"]);
+    assert_eq!(said.code, Some(64), "{said:?}");
+    assert!(said.err.contains("--kill-after of 3s does not fit in a --ttl of 5s"), "{said:?}");
+    assert!(!world.path("ran").exists());
+    assert_eq!(world.say(&["run", "a", "--ttl", "5s", "true"]).code, Some(0), "the default adapts");
+    let files = World::new();
+    let said = files.say(&["run", "a", "--kill-after", "1h", "true"]);
+    assert_eq!(said.code, Some(0), "no lease, no limit: {said:?}");
+}

@@ -1,0 +1,271 @@
+//! `run`: exclusion, exit codes, environment, what it says.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+
+use lockkeeper_testkit::server::RedisServer;
+
+use crate::world::{Running, World};
+
+/// Fifty at once: each counts itself, and notices any other that is there at the same time.
+fn fifty(world: &World) {
+    let work = "mkdir busy || echo overlap >> overlaps; echo run >> runs; rmdir busy";
+    let runs: Vec<Running> =
+        (0..50).map(|_| world.spawn(&["run", "one", "-q", "--", "sh", "-c", work])).collect();
+    for run in runs {
+        let said = run.end();
+        assert_eq!((said.code, said.err.as_str()), (Some(0), ""));
+    }
+    assert_eq!(world.read("runs").lines().count(), 50);
+    assert_eq!(world.read("overlaps"), "");
+}
+
+#[test]
+fn fifty_runs_on_one_name_run_once_each_and_never_overlap_on_files() {
+    fifty(&World::new());
+}
+
+#[test]
+fn fifty_runs_on_one_name_run_once_each_and_never_overlap_on_redis() {
+    let server = RedisServer::start_or_panic();
+    fifty(&World::on(&server.url()));
+    assert_eq!(server.command(&["KEYS", "*"]), "", "nothing stays behind");
+}
+
+#[test]
+fn a_second_run_waits_for_the_first() {
+    let world = World::new();
+    let mut first = world.spawn(&["run", "a", "--", "sh", "-c", "echo in; read line; echo out"]);
+    first.wait_out("in");
+    let second = world.spawn(&["run", "a", "--", "sh", "-c", "echo in"]);
+    second.wait_err("waiting for \"a\": held by ");
+    assert_eq!(second.out(), "");
+    first.tell("go\n");
+    assert_eq!(first.end().out, "in\nout\n");
+    let second = second.end();
+    assert_eq!((second.code, second.out.as_str()), (Some(0), "in\n"));
+    let lines: Vec<&str> = second.err.lines().collect();
+    assert_eq!(lines.len(), 2, "{lines:?}");
+    assert!(lines[0].contains(":sh for "), "{lines:?}");
+    assert!(lines[1].starts_with("lockkeeper: acquired \"a\" after "), "{lines:?}");
+}
+
+#[test]
+fn a_run_that_need_not_wait_says_nothing() {
+    let said = World::new().say(&["run", "a", "--", "echo", "-n", "I have the lock"]);
+    assert_eq!((said.code, said.out.as_str(), said.err.as_str()), (Some(0), "I have the lock", ""));
+}
+
+#[test]
+fn a_quiet_run_says_nothing_of_waiting() {
+    let server = RedisServer::start_or_panic();
+    let world = World::on(&server.url());
+    let holder = world.hold("a", &[]);
+    let waiter = world.spawn(&["run", "a", "--quiet", "--", "true"]);
+    crate::world::eventually("it waits", || world.say(&["ls"]).out.contains("waits 1"));
+    drop(holder);
+    // Its lease does not end with it, and is not what this is about.
+    world.say(&["break", "a", "--yes"]);
+    let said = waiter.end();
+    assert_eq!((said.code, said.err.as_str()), (Some(0), ""));
+}
+
+#[test]
+fn the_exit_code_is_the_commands_own() {
+    let world = World::new();
+    for code in [0, 1, 7, 64, 70, 75, 255] {
+        let said = world.say(&["run", "a", "--", "sh", "-c", &format!("exit {code}")]);
+        assert_eq!((said.code, said.err.as_str()), (Some(code), ""));
+    }
+}
+
+#[test]
+fn a_command_that_dies_of_a_signal_is_told_as_a_shell_does() {
+    let world = World::new();
+    for (signal, code) in [("TERM", 143), ("KILL", 137), ("INT", 130), ("SEGV", 139)] {
+        let said = world.say(&["run", "a", "--", "sh", "-c", &format!("kill -{signal} $$")]);
+        assert_eq!(said.code, Some(code), "{signal}");
+    }
+}
+
+#[test]
+fn a_command_that_cannot_be_run_is_told_as_a_shell_does_and_frees_the_lock() {
+    let world = World::new();
+    fs::write(world.path("plain"), "no program").unwrap();
+    for (command, code) in [("nosuch", 127), ("./nosuch", 127), ("./plain", 126), ("/", 126)] {
+        let said = world.say(&["run", "a", "--", command]);
+        assert_eq!(said.code, Some(code), "{command}: {said:?}");
+        assert_eq!(said.err.lines().count(), 1, "{said:?}");
+        assert!(said.err.starts_with(&format!("lockkeeper: {command}: ")), "{said:?}");
+        assert_eq!(world.say(&["run", "a", "--no-wait", "true"]).code, Some(0));
+    }
+}
+
+#[test]
+fn a_script_without_a_first_line_is_run_by_a_shell() {
+    let world = World::new();
+    fs::write(world.path("script"), "echo \"$0 has $# arguments\"\nexit 3\n").unwrap();
+    fs::set_permissions(world.path("script"), fs::Permissions::from_mode(0o755)).unwrap();
+    let said = world.say(&["run", "a", "--", "./script", "x", "y z"]);
+    assert_eq!((said.code, said.out.as_str()), (Some(3), "./script has 2 arguments\n"));
+    let mut command = world.command(&["run", "a", "script"]);
+    let path = format!("{}:{}", world.path("").display(), std::env::var("PATH").unwrap());
+    let said = Running::start({
+        command.env("PATH", path);
+        command
+    });
+    assert_eq!(said.end().code, Some(3), "found in PATH");
+}
+
+#[test]
+fn not_in_time_is_75_or_as_told_and_says_who_holds() {
+    let world = World::new();
+    let _holder = world.hold("a", &["--label", "the other"]);
+    let tries: [(&[&str], i32); 4] = [
+        (&["--no-wait"], 75),
+        (&["--wait", "0"], 75),
+        (&["--wait", "50ms"], 75),
+        (&["--no-wait", "--conflict-exit-code", "0"], 0),
+    ];
+    for (options, code) in tries {
+        let mut args = vec!["run", "a"];
+        args.extend(options);
+        let said = world.say(&[&args[..], &["--", "touch", "ran"]].concat());
+        assert_eq!(said.code, Some(code), "{options:?}: {said:?}");
+        assert!(said.err.contains("not acquired"), "{said:?}");
+        assert!(said.err.contains("held by the other"), "{said:?}");
+    }
+    assert!(!world.path("ran").exists());
+}
+
+#[test]
+fn shared_holders_hold_together_and_keep_others_out() {
+    let world = World::new();
+    let _one = world.hold("a", &["--shared"]);
+    let _other = world.hold("a", &["--shared", "--wait", "0"]);
+    assert_eq!(world.say(&["run", "a", "--no-wait", "true"]).code, Some(75));
+}
+
+#[test]
+fn as_many_hold_as_there_are_permits() {
+    let world = World::new();
+    let _one = world.hold("a", &["--permits", "2"]);
+    let other = world.hold("a", &["--permits", "2", "--no-wait"]);
+    assert_eq!(world.say(&["run", "a", "--permits", "2", "--no-wait", "true"]).code, Some(75));
+    // A lock of the same name is another thing.
+    assert_eq!(world.say(&["run", "a", "--no-wait", "true"]).code, Some(0));
+    drop(other);
+    assert_eq!(world.say(&["run", "a", "--permits", "2", "true"]).code, Some(0));
+}
+
+#[test]
+fn a_waiter_for_a_lock_is_not_told_of_a_semaphores_holders() {
+    let server = RedisServer::start_or_panic();
+    let world = World::on(&server.url());
+    let _permit = world.hold("a", &["--permits", "1", "--label", "a permit"]);
+    let _lock = world.hold("a", &["--label", "the lock"]);
+    let said = world.say(&["run", "a", "--no-wait", "true"]);
+    assert!(said.err.contains("held by the lock for"), "{said:?}");
+    let said = world.say(&["run", "a", "--permits", "1", "--no-wait", "true"]);
+    assert!(said.err.contains("held by a permit for"), "{said:?}");
+}
+
+#[test]
+fn the_command_finds_name_fence_and_owner_in_its_environment_instead_of_inherited_ones() {
+    let world = World::new();
+    let mut command = world.command(&["run", "orders/42", "--json", "--", "env"]);
+    for name in ["NAME", "FENCE", "OWNER"] {
+        command.env(format!("LOCKKEEPER_{name}"), "inherited");
+    }
+    command
+        .env("OTHER", "kept")
+        .env("LOCKKEEPER_STORE", format!("file:{}", world.path("x").display()));
+    let said = Running::start(command).end();
+    let mut ours: Vec<&str> = said.out.lines().filter(|line| line.contains("LOCKKEEPER")).collect();
+    ours.sort_unstable();
+    let [fence, name, owner] = ours[..] else { panic!("{ours:?}") };
+    assert_eq!(name, "LOCKKEEPER_NAME=orders/42");
+    let value = |line: &str| line.split_once('=').unwrap().1.to_owned();
+    assert!(said.err.contains(&format!("\"fence\":{}", value(fence))), "{said:?}");
+    assert!(said.err.contains(&format!("\"owner\":\"{}\"", value(owner))), "{said:?}");
+    assert!(said.out.contains("OTHER=kept"));
+}
+
+#[test]
+fn the_command_has_the_input_and_output_of_the_wrapper() {
+    let world = World::new();
+    let mut run = world.spawn(&["run", "a", "--", "sh", "-c", "cat; echo problem >&2"]);
+    run.tell("some\ninput\n");
+    let said = run.end();
+    assert_eq!((said.out.as_str(), said.err.as_str()), ("some\ninput\n", "problem\n"));
+}
+
+/// The events on stderr, one JSON object to a line.
+fn events(err: &str) -> Vec<serde_json::Value> {
+    err.lines().map(|line| serde_json::from_str(line).expect(line)).collect()
+}
+
+fn words(events: &[serde_json::Value]) -> Vec<&str> {
+    events.iter().map(|event| event["event"].as_str().unwrap()).collect()
+}
+
+#[test]
+fn with_json_every_event_is_a_line_of_it() {
+    let world = World::new();
+    let mut holder =
+        world.spawn(&["run", "a", "--label", "me", "--", "sh", "-c", "echo in; read x"]);
+    holder.wait_out("in");
+    let waiter = world.spawn(&["run", "a", "--json", "--", "sh", "-c", "exit 3"]);
+    waiter.wait_err("\"waiting\"");
+    holder.tell("go\n");
+    let said = waiter.end();
+    let events = events(&said.err);
+    assert_eq!(words(&events), ["waiting", "acquired", "started", "exited", "released"]);
+    assert!(events.iter().all(|event| event["name"] == "a"));
+    assert_eq!(events[0]["holders"][0]["label"], "me");
+    assert!(events[0]["holders"][0]["age_ms"].is_u64());
+    assert!(events[1]["waited_ms"].is_u64() && events[1]["fence"].is_u64());
+    assert!(events[2]["pid"].is_u64());
+    assert_eq!((&events[3]["code"], &events[3]["signal"]), (&3.into(), &serde_json::Value::Null));
+}
+
+#[test]
+fn with_json_every_failure_is_json_too() {
+    let world = World::new();
+    let _holder = world.hold("held", &[]);
+    let failures: [(&[&str], i32, &str, usize); 6] = [
+        (&["run", "a", "--json", "--", "nosuch"], 127, "command", 3),
+        (&["run", "held", "--json", "--no-wait", "true"], 75, "conflict", 1),
+        (&["run", "a", "--json", "--store", "nosuch:x", "true"], 64, "usage", 1),
+        (&["run", "a", "--json", "--store", "redis://127.0.0.1:1", "true"], 69, "unavailable", 1),
+        (&["run", "a", "--json", "--wait", "soon", "true"], 64, "usage", 1),
+        (&["ls", "--json", "--store", "redis://127.0.0.1:1"], 69, "unavailable", 1),
+    ];
+    for (args, code, kind, count) in failures {
+        let said = world.say(args);
+        let events = events(&said.err);
+        assert_eq!((said.code, events.len()), (Some(code), count), "{args:?}: {said:?}");
+        let failed = events.last().unwrap();
+        assert_eq!(
+            (&failed["event"], &failed["kind"]),
+            (&"failed".into(), &kind.into()),
+            "{args:?}"
+        );
+        assert_eq!(failed["code"], code);
+        assert!(!words(&events).contains(&"exited"), "{args:?}: no command ran");
+    }
+}
+
+#[test]
+fn those_ahead_are_counted_even_if_all_have_the_same_label() {
+    let server = RedisServer::start_or_panic();
+    let world = World::on(&server.url());
+    let _holder = world.hold("a", &["--label", "x"]);
+    let mut waiters = Vec::new();
+    for ahead in 0..3 {
+        let waiter = world.spawn(&["run", "a", "--json", "--label", "x", "true"]);
+        waiter.wait_err("\"waiting\"");
+        assert_eq!(events(&waiter.err())[0]["ahead"], ahead);
+        waiters.push(waiter);
+    }
+}

@@ -1,0 +1,253 @@
+//! Signals to the wrapper and to its group; whoever is killed, the command does not outlive the lock.
+
+use lockkeeper_testkit::server::RedisServer;
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::world::{Running, World, children, eventually, lives};
+
+/// Runs a shell script under the lock "a" and waits until it has said that it is ready.
+fn script(world: &World, options: &[&str], script: &str) -> Running {
+    let mut args = vec!["run", "a"];
+    args.extend(options);
+    args.extend(["--", "sh", "-c", script]);
+    let run = world.spawn(&args);
+    run.wait_out("ready");
+    run
+}
+
+#[test]
+fn signals_are_handed_on_to_the_command_and_to_what_it_started() {
+    let world = World::new();
+    let all = [
+        ("INT", Signal::INT),
+        ("TERM", Signal::TERM),
+        ("HUP", Signal::HUP),
+        ("QUIT", Signal::QUIT),
+        ("USR1", Signal::USR1),
+        ("USR2", Signal::USR2),
+    ];
+    for (name, signal) in all {
+        let work =
+            format!("trap 'echo outer; exit 9' {name}; echo ready; while :; do sleep 0.05; done");
+        let run = script(&world, &[], &work);
+        run.signal(signal);
+        let said = run.end();
+        assert_eq!((said.code, said.out.as_str()), (Some(9), "ready\nouter\n"), "{name}: {said:?}");
+        if matches!(name, "INT" | "QUIT") {
+            // What a shell starts in the background ignores these, and cannot be told to hear them.
+            continue;
+        }
+        let inner = format!(
+            "trap \"echo inner > {name}; exit\" {name}; echo started > {name}.up; \
+             while :; do sleep 0.05; done"
+        );
+        let outer = format!(
+            "trap 'exit 9' {name}; sh -c '{inner}' & \
+             while ! [ -s {name}.up ]; do sleep 0.01; done; echo ready; while :; do sleep 0.05; done"
+        );
+        let run = script(&world, &[], &outer);
+        run.signal(signal);
+        assert_eq!(run.end().code, Some(9), "{name}");
+        world.wait_for(name);
+    }
+}
+
+#[test]
+fn a_signal_ends_grandchildren_too_and_the_lock_is_free_only_then() {
+    let world = World::new();
+    // The grandchild takes its time to tidy up, and the command does not wait for it.
+    let grandchild = "trap 'sleep 0.5; echo tidied > tidied; exit' TERM; echo $$ > grandchild; \
+                      while :; do sleep 0.05; done";
+    let run = script(
+        &world,
+        &[],
+        &format!(
+            "sh -c \"{}\" & while ! [ -s grandchild ]; do sleep 0.01; done; echo ready; \
+                  exec sleep 600",
+            grandchild.replace('$', "\\$")
+        ),
+    );
+    let grandchild = world.pid_in("grandchild");
+    let next = world.spawn(&["run", "a", "--", "sh", "-c", "cat tidied"]);
+    next.wait_err("waiting");
+    run.signal(Signal::TERM);
+    assert_eq!(run.end().code, Some(143));
+    assert!(!lives(grandchild));
+    assert_eq!(next.end().out, "tidied\n");
+}
+
+#[test]
+fn what_does_not_end_after_a_signal_is_killed() {
+    let world = World::new();
+    let run = script(
+        &world,
+        &["--kill-after", "300ms"],
+        "sh -c 'trap \"\" TERM; echo $$ > stubborn; while :; do sleep 0.05; done' & \
+         while ! [ -s stubborn ]; do sleep 0.01; done; echo ready; exec sleep 600",
+    );
+    let stubborn = world.pid_in("stubborn");
+    run.signal(Signal::TERM);
+    assert_eq!(run.end().code, Some(143));
+    eventually("the stubborn one is dead", || !lives(stubborn));
+}
+
+#[test]
+fn a_signal_reaches_a_command_that_wants_a_group_of_its_own() {
+    let world = World::new();
+    let work = "trap 'echo told; exit 9' TERM; echo ready; while :; do sleep 0.05; done";
+    let run = world.spawn(&["run", "a", "--", "timeout", "600", "sh", "-c", work]);
+    run.wait_out("ready");
+    run.signal(Signal::TERM);
+    let said = run.end();
+    assert!(said.out.contains("told"), "{said:?}");
+}
+
+#[test]
+fn what_runs_on_in_the_background_after_an_ordinary_end_is_left_alone() {
+    let world = World::new();
+    let said = world.say(&["run", "a", "--", "sh", "-c", "sleep 600 >&- 2>&- & echo $! > pid"]);
+    assert_eq!(said.code, Some(0));
+    let pid = world.pid_in("pid");
+    assert!(lives(pid));
+    kill_process(pid, Signal::KILL).unwrap();
+}
+
+/// What a command can start: a child, one in a session of its own, one in a group of its own, and one whose
+/// parent is gone.
+const FAMILY: &str = "sleep 600 & echo $! > child; \
+    setsid sh -c 'echo $$ > session; exec sleep 600' & \
+    timeout 600 sh -c 'echo $$ > group; exec sleep 600' & \
+    sh -c '(sh -c \"echo \\$\\$ > orphan; exec setsid sleep 600\" &)'; \
+    for f in child session group orphan; do while ! [ -s $f ]; do sleep 0.01; done; done; \
+    echo $$ > itself; echo ready; wait";
+
+fn family(world: &World) -> Vec<Pid> {
+    let pids: Vec<Pid> = ["child", "session", "group", "orphan", "itself"]
+        .iter()
+        .map(|name| world.pid_in(name))
+        .collect();
+    assert!(pids.iter().all(|pid| lives(*pid)));
+    pids
+}
+
+#[test]
+fn if_the_wrapper_is_killed_the_command_dies_with_all_that_it_started() {
+    let world = World::new();
+    let mut run = script(&world, &[], FAMILY);
+    let family = family(&world);
+    let guardians = children(run.pid(), "__guardian");
+    assert_eq!(guardians.len(), 1);
+    run.signal(Signal::KILL);
+    assert_eq!(run.code(), None);
+    for pid in family {
+        eventually("it is dead", || !lives(pid));
+    }
+    eventually("the guardian goes last", || !lives(guardians[0]));
+    assert_eq!(world.say(&["run", "a", "--", "true"]).code, Some(0));
+}
+
+#[test]
+fn a_guardian_that_is_killed_is_replaced() {
+    let world = World::new();
+    let mut run = script(&world, &[], FAMILY);
+    let family = family(&world);
+    for _ in 0..3 {
+        let before = children(run.pid(), "__guardian");
+        assert_eq!(before.len(), 1, "{before:?}");
+        kill_process(before[0], Signal::KILL).unwrap();
+        eventually("there is another", || {
+            let now = children(run.pid(), "__guardian");
+            now.len() == 1 && now != before
+        });
+    }
+    // It has the signals blocked when it looks after the command, which is a moment after its start.
+    assert!(family.iter().all(|pid| lives(*pid)));
+    run.signal(Signal::KILL);
+    assert_eq!(run.code(), None);
+    for pid in family {
+        eventually("it is dead", || !lives(pid));
+    }
+}
+
+#[test]
+fn a_wrapper_that_is_stopped_does_not_keep_the_command_alive_past_its_lease() {
+    let server = RedisServer::start_or_panic();
+    let world = World::on(&server.url());
+    let run = script(&world, &["--ttl", "15s", "--kill-after", "1s"], FAMILY);
+    let family = family(&world);
+    let next = world.spawn(&["run", "a", "--", "sh", "-c", "date +%s%N > entered"]);
+    next.wait_err("waiting");
+    run.signal(Signal::STOP);
+    for pid in &family {
+        eventually("it is dead", || !lives(*pid));
+    }
+    assert_eq!(next.end().code, Some(0));
+    run.signal(Signal::CONT);
+    let said = run.end();
+    assert_eq!(said.code, Some(70), "{said:?}");
+    assert!(said.err.contains("not renewed in time"), "{said:?}");
+}
+
+#[test]
+fn a_signal_while_waiting_ends_the_wait_and_leaves_the_queue() {
+    let server = RedisServer::start_or_panic();
+    let world = World::on(&server.url());
+    let _holder = world.hold("a", &[]);
+    for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143), (Signal::HUP, 129)] {
+        let waiter = world.spawn(&["run", "a", "--", "touch", "ran"]);
+        waiter.wait_err("waiting");
+        waiter.signal(signal);
+        assert_eq!(waiter.end().code, Some(code));
+        assert!(!world.say(&["ls"]).out.contains("waits"));
+    }
+    assert!(!world.path("ran").exists());
+}
+
+#[test]
+fn a_command_that_is_killed_by_others_is_told_and_the_lock_is_free() {
+    let world = World::new();
+    let run = script(&world, &[], "echo $$ > itself; echo ready; exec sleep 600");
+    kill_process(world.pid_in("itself"), Signal::KILL).unwrap();
+    assert_eq!(run.end().code, Some(137));
+    assert_eq!(world.say(&["run", "a", "--no-wait", "true"]).code, Some(0));
+}
+
+#[test]
+fn kill_zero_ends_the_command_and_its_children_and_not_the_wrapper() {
+    let world = World::new();
+    let said = world.say(&["run", "a", "--", "sh", "-c", "sleep 600 & kill 0; sleep 600"]);
+    assert_eq!(said.code, Some(143));
+}
+
+#[test]
+fn if_the_wrapper_is_killed_nobody_enters_before_the_command_is_dead() {
+    let world = World::new();
+    for round in 0..3 {
+        let work = "echo ready; while :; do date +%s%N >> beats; done";
+        let run = script(&world, &[], work);
+        let next = world.spawn(&["run", "a", "--", "date", "+%s%N"]);
+        next.wait_err("waiting");
+        run.signal(Signal::KILL);
+        let entered: u128 = next.end().out.trim().parse().unwrap();
+        let beats = world.read("beats");
+        let last: u128 = beats.lines().filter_map(|line| line.parse().ok()).max().unwrap();
+        assert!(last < entered, "round {round}: last beat {last}, entered {entered}");
+    }
+}
+
+#[test]
+fn what_cannot_be_found_keeps_a_file_lock_until_it_ends() {
+    let world = World::new();
+    let escape = "env -i setsid sh -c 'echo $$ > escaped; exec sleep 600' & \
+                  while ! [ -s escaped ]; do sleep 0.01; done; echo ready; wait";
+    let mut run = script(&world, &[], escape);
+    let escaped = world.pid_in("escaped");
+    let guardian = children(run.pid(), "__guardian")[0];
+    run.signal(Signal::KILL);
+    assert_eq!(run.code(), None);
+    eventually("the guardian is gone", || !lives(guardian));
+    assert!(lives(escaped));
+    assert_eq!(world.say(&["run", "a", "--no-wait", "true"]).code, Some(75));
+    kill_process(escaped, Signal::KILL).unwrap();
+    assert_eq!(world.say(&["run", "a", "true"]).code, Some(0));
+}

@@ -1,0 +1,96 @@
+//! `acquire`, `renew`, `release`.
+
+use std::fs;
+use std::process::Stdio;
+
+use lockkeeper_testkit::server::RedisServer;
+use rustix::process::Signal;
+
+use crate::world::World;
+
+#[test]
+fn a_ticket_is_acquired_renewed_and_released_by_different_processes() {
+    let server = RedisServer::start_or_panic();
+    let world = World::on(&server.url());
+    let said = world.say(&["acquire", "deploy", "--ttl", "10m"]);
+    assert_eq!((said.code, said.err.as_str()), (Some(0), ""), "{said:?}");
+    fs::write(world.path("ticket"), &said.out).unwrap();
+    assert_eq!(world.say(&["run", "deploy", "--no-wait", "true"]).code, Some(75));
+    let left = || server.command(&["PTTL", "lockkeeper:{deploy}"]).parse::<i64>().unwrap();
+    assert!((540_000..=600_000).contains(&left()));
+
+    let said = world.say(&["renew", "ticket", "--ttl", "20m"]);
+    assert_eq!(said.code, Some(0), "{said:?}");
+    assert!(left() > 1_100_000);
+    let mut release = world.spawn(&["release"]);
+    release.tell(&said.out);
+    let released = release.end();
+    assert_eq!((released.code, released.err.as_str()), (Some(0), ""));
+    assert_eq!(world.say(&["run", "deploy", "--no-wait", "true"]).code, Some(0));
+    for command in ["renew", "release"] {
+        let said = world.say(&[command, "ticket"]);
+        assert_eq!(said.code, Some(70), "{said:?}");
+    }
+}
+
+#[test]
+fn an_acquire_that_waits_can_be_interrupted_and_leaves_the_queue() {
+    let server = RedisServer::start_or_panic();
+    let world = World::on(&server.url());
+    let _holder = world.hold("a", &[]);
+    assert_eq!(world.say(&["acquire", "a", "--wait", "50ms"]).code, Some(75));
+    let waiter = world.spawn(&["acquire", "a"]);
+    waiter.wait_err("waiting");
+    waiter.signal(Signal::INT);
+    assert_eq!(waiter.end().code, Some(130));
+    assert!(!world.say(&["ls"]).out.contains("waits"));
+}
+
+#[test]
+fn an_acquire_can_be_interrupted_while_it_connects() {
+    let server = RedisServer::start_or_panic();
+    server.stop();
+    let world = World::on(&format!("{}?connect_timeout=60s", server.url()));
+    let acquire = world.spawn(&["acquire", "a"]);
+    // It hears signals from its start on; one that came before would end it in another way.
+    crate::world::eventually("it catches signals", || {
+        let status = fs::read_to_string(format!("/proc/{}/status", acquire.pid().as_raw_pid()));
+        let status = status.unwrap_or_default();
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+        caught.is_some_and(|mask| u64::from_str_radix(mask.trim(), 16).unwrap() & 0x4a03 == 0x4a03)
+    });
+    acquire.signal(Signal::INT);
+    assert_eq!(acquire.end().code, Some(130));
+    server.cont();
+}
+
+#[test]
+fn a_ticket_that_cannot_be_written_is_released_again() {
+    let server = RedisServer::start_or_panic();
+    let world = World::on(&server.url());
+    let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let mut command = world.command(&["acquire", "a"]);
+    let output = command.stdout(Stdio::from(full)).output().unwrap();
+    assert_eq!(output.status.code(), Some(74), "{output:?}");
+    assert_eq!(world.say(&["run", "a", "--no-wait", "true"]).code, Some(0));
+}
+
+#[test]
+fn a_store_without_tickets_says_which_have_them() {
+    let world = World::new();
+    let said = world.say(&["acquire", "a"]);
+    assert_eq!(said.code, Some(64));
+    assert!(said.err.contains("Redis has them"), "{said:?}");
+}
+
+#[test]
+fn what_is_not_a_ticket_is_refused() {
+    let world = World::new();
+    fs::write(world.path("plain"), "hello").unwrap();
+    for (args, right) in [(["release", "plain"], "not a ticket"), (["renew", "nosuch"], "nosuch: ")]
+    {
+        let said = world.say(&args);
+        assert_eq!(said.code, Some(64), "{said:?}");
+        assert!(said.err.contains(right), "{said:?}");
+    }
+}

@@ -1,0 +1,275 @@
+//! A place for a test: a directory, a store in it, and processes that end with it.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader, Read, Write as _};
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+/// Longer than anything takes that works, even on a busy machine.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_lockkeeper");
+
+/// Waits until something is so.
+#[track_caller]
+pub(crate) fn eventually(what: &str, mut so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !so() {
+        assert!(start.elapsed() < PATIENCE, "{what}: not within {PATIENCE:?}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A directory with a default store, and perhaps another one.
+pub(crate) struct World {
+    dir: TempDir,
+    store: Option<String>,
+}
+
+/// What a command that has ended has said.
+#[derive(Debug)]
+pub(crate) struct Said {
+    pub(crate) code: Option<i32>,
+    pub(crate) out: String,
+    pub(crate) err: String,
+}
+
+impl World {
+    /// With the default store.
+    pub(crate) fn new() -> Self {
+        let dir = tempfile::Builder::new().prefix("lockkeeper-cli-").tempdir().unwrap();
+        fs::DirBuilder::new().mode(0o700).create(dir.path().join("run")).unwrap();
+        Self { dir, store: None }
+    }
+
+    /// With a store.
+    pub(crate) fn on(url: &str) -> Self {
+        Self { store: Some(url.to_owned()), ..Self::new() }
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// What a file contains; nothing if it is not there.
+    pub(crate) fn read(&self, name: &str) -> String {
+        fs::read_to_string(self.path(name)).unwrap_or_default()
+    }
+
+    #[track_caller]
+    pub(crate) fn wait_for(&self, name: &str) {
+        eventually(name, || self.read(name).ends_with('\n'));
+    }
+
+    /// A process id that a command has written into a file.
+    #[track_caller]
+    pub(crate) fn pid_in(&self, name: &str) -> Pid {
+        self.wait_for(name);
+        Pid::from_raw(self.read(name).trim().parse().unwrap()).unwrap()
+    }
+
+    /// Sets up the environment of the command: nothing of the one that the tests run in but the path.
+    pub(crate) fn environ(&self, command: &mut Command) {
+        command.env_clear().env("PATH", std::env::var_os("PATH").unwrap());
+        command.env("XDG_RUNTIME_DIR", self.path("run")).env("LC_ALL", "C.UTF-8");
+        command.current_dir(self.dir.path());
+        if let Some(url) = &self.store {
+            command.env("LOCKKEEPER_STORE", url);
+        }
+    }
+
+    pub(crate) fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(PROGRAM);
+        command.args(args);
+        self.environ(&mut command);
+        command
+    }
+
+    pub(crate) fn spawn(&self, args: &[&str]) -> Running {
+        Running::start(self.command(args))
+    }
+
+    /// Runs the command to its end.
+    #[track_caller]
+    pub(crate) fn say(&self, args: &[&str]) -> Said {
+        self.spawn(args).end()
+    }
+
+    /// Holds a lock, until it is dropped.
+    #[track_caller]
+    pub(crate) fn hold(&self, name: &str, options: &[&str]) -> Running {
+        let mut args = vec!["run", name];
+        args.extend(options);
+        args.extend(["--", "sh", "-c", "echo held; exec sleep 600"]);
+        let running = self.spawn(&args);
+        running.wait_out("held");
+        running
+    }
+}
+
+/// A process, killed when it is dropped, and what it has said so far.
+pub(crate) struct Running {
+    child: Child,
+    out: Arc<Mutex<String>>,
+    err: Arc<Mutex<String>>,
+    readers: Vec<thread::JoinHandle<()>>,
+}
+
+impl Running {
+    pub(crate) fn start(mut command: Command) -> Self {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let (out, err) = (Arc::default(), Arc::default());
+        let readers = vec![
+            collect(child.stdout.take().unwrap(), &out),
+            collect(child.stderr.take().unwrap(), &err),
+        ];
+        Self { child, out, err, readers }
+    }
+
+    pub(crate) fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(self.pid(), signal).unwrap();
+    }
+
+    /// Writes to its stdin, and closes it.
+    pub(crate) fn tell(&mut self, text: &str) {
+        self.child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    }
+
+    pub(crate) fn out(&self) -> String {
+        self.out.lock().unwrap().clone()
+    }
+
+    pub(crate) fn err(&self) -> String {
+        self.err.lock().unwrap().clone()
+    }
+
+    #[track_caller]
+    pub(crate) fn wait_out(&self, text: &str) {
+        self.wait(&self.out, text);
+    }
+
+    #[track_caller]
+    pub(crate) fn wait_err(&self, text: &str) {
+        self.wait(&self.err, text);
+    }
+
+    #[track_caller]
+    fn wait(&self, stream: &Mutex<String>, text: &str) {
+        let start = Instant::now();
+        while !stream.lock().unwrap().contains(text) {
+            let said = (self.out(), self.err());
+            assert!(start.elapsed() < PATIENCE, "no {text:?} within {PATIENCE:?}, but {said:?}");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Its exit code, once it has ended.
+    #[track_caller]
+    pub(crate) fn code(&mut self) -> Option<i32> {
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status.code();
+            }
+            let said = (self.out(), self.err());
+            assert!(start.elapsed() < 2 * PATIENCE, "it has not ended, and said {said:?}");
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Waits for its end, and for all that it has said.
+    #[track_caller]
+    pub(crate) fn end(mut self) -> Said {
+        drop(self.child.stdin.take());
+        let code = self.code();
+        for reader in self.readers.drain(..) {
+            reader.join().unwrap();
+        }
+        Said { code, out: self.out(), err: self.err() }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Its guardian ends what it has started.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn collect(
+    stream: impl Read + Send + 'static,
+    into: &Arc<Mutex<String>>,
+) -> thread::JoinHandle<()> {
+    let into = into.clone();
+    thread::spawn(move || {
+        let mut stream = BufReader::new(stream);
+        let mut line = Vec::new();
+        while stream.read_until(b'\n', &mut line).is_ok_and(|read| read > 0) {
+            into.lock().unwrap().push_str(&String::from_utf8_lossy(&line));
+            line.clear();
+        }
+    })
+}
+
+/// Whether a process lives. One that is dead and not yet reaped does not.
+pub(crate) fn lives(pid: Pid) -> bool {
+    state(pid).is_some_and(|state| !"ZX".contains(state))
+}
+
+/// The state of a process, as in `ps`.
+pub(crate) fn state(pid: Pid) -> Option<char> {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid())).ok()?;
+    stat.rsplit_once(") ")?.1.chars().next()
+}
+
+/// The parent of a process.
+pub(crate) fn parent(pid: Pid) -> Pid {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid())).unwrap();
+    let parent = stat.rsplit_once(") ").unwrap().1.split(' ').nth(1).unwrap().parse();
+    Pid::from_raw(parent.unwrap()).unwrap()
+}
+
+/// The children of a process whose command line contains a text.
+pub(crate) fn children(parent: Pid, text: &str) -> Vec<Pid> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc").unwrap().flatten() {
+        let path = entry.path();
+        let read = |name: &str| fs::read(path.join(name)).unwrap_or_default();
+        let stat = String::from_utf8_lossy(&read("stat")).into_owned();
+        let Some((_, fields)) = stat.rsplit_once(") ") else { continue };
+        let mut fields = fields.split(' ');
+        let alive = fields.next().is_some_and(|state| state != "Z");
+        let is_child = fields.next() == Some(&parent.as_raw_pid().to_string());
+        let line = String::from_utf8_lossy(&read("cmdline")).replace('\0', " ");
+        if alive && is_child && line.contains(text) {
+            let pid = entry.file_name().to_str().and_then(|name| name.parse().ok());
+            found.extend(pid.and_then(Pid::from_raw));
+        }
+    }
+    found
+}
+
+/// Compares a text with a file of this directory, or writes the file if `LOCKKEEPER_BLESS` is set.
+#[track_caller]
+pub(crate) fn golden(name: &str, text: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cli/golden").join(name);
+    if std::env::var_os("LOCKKEEPER_BLESS").is_some() {
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, text).unwrap();
+    }
+    let expected = fs::read_to_string(&path).unwrap_or_default();
+    assert_eq!(text, expected, "{name} differs: see it, then set LOCKKEEPER_BLESS=1");
+}
