@@ -8,7 +8,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{Backend, Result};
+use lockkeeper_core::{Backend, Owner, Result};
 
 use crate::open;
 
@@ -67,6 +67,13 @@ impl Keeper {
     /// | URL | store | feature |
     /// |---|---|---|
     /// | `memory:` | a new [`Memory`](crate::Memory) | `memory` (on by default) |
+    /// | `redis://[user:password@]host[:port][/database]` | Redis, one node | `redis` |
+    /// | `redis+sentinel://host,host,…/master[/database]` | Redis, wherever sentinels say | `redis` |
+    /// | `redis+cluster://host,host,…` | Redis Cluster | `redis` |
+    /// | `redlock://host,host,host[,…]` | a [`Quorum`](crate::Quorum) of independent Redis nodes | `redis` |
+    /// | `rediss://…`, `rediss+sentinel://…`, `rediss+cluster://…` | the same over TLS | `redis-tls` |
+    /// | `file:/run/locks`, `file:locks` | `File`, in a directory | `file` |
+    /// | `postgres://user:password@host/database?…` | a PostgreSQL server | `postgres`, `postgres-tls` |
     ///
     /// The part before the colon, the scheme, may be in upper or lower case. Each call to open
     /// `memory:` makes a store of its own: **two opens do not exclude each other**, clones of one
@@ -76,7 +83,8 @@ impl Keeper {
     ///
     /// [`Config`](crate::ErrorKind::Config), at once, if the URL is not one, names no store that this
     /// build knows, or needs a feature that is off; the message says which. It shows no more of the
-    /// URL than its scheme, because the rest may hold a password.
+    /// URL than its scheme, because the rest may hold a password. (A directory is shown, if it cannot be
+    /// used.) [`Unavailable`](crate::ErrorKind::Unavailable) if the store cannot be reached.
     ///
     /// # Cancel safety
     ///
@@ -132,6 +140,12 @@ impl Keeper {
     #[must_use]
     pub fn label(self, label: impl Into<Arc<str>>) -> Self {
         Self(self.0.label(label))
+    }
+
+    /// As [`Keeper::claim_as`](lockkeeper_core::Keeper::claim_as).
+    #[must_use]
+    pub fn claim_as(self, owner: Owner) -> Self {
+        Self(self.0.claim_as(owner))
     }
 }
 

@@ -60,18 +60,25 @@
 //! - **Re-entrancy.** Two guards exclude each other, even in one task.
 //! - **That the store keeps its word.** A store that forgets what it acknowledged gives a lock twice.
 //!   What each one guarantees stands in `docs/backends`.
-//! - **Other processes, on [`Memory`].** It excludes only the process that it lives in.
+//! - **Other processes, on [`Memory`].** It excludes only the process that it lives in; files exclude
+//!   only the machine that they are on.
 //!
 //! # Features
 //!
 //! - `memory` (default): `memory:` URLs. Off, a production build cannot be configured to exclude
 //!   nobody but itself. The type [`Memory`] is always there, for tests.
+//! - `redis`: `redis://`, `redis+sentinel://`, `redis+cluster://` and `redlock://` URLs.
+//! - `redis-tls`: the same over TLS, `rediss://`.
+//! - `file`: `file:` URLs and the store `File`: locks between the processes of one machine, on Unix.
+//! - `postgres`: `postgres:` URLs, locks on a PostgreSQL server; `postgres-tls`: the same, with TLS.
 //! - `serde`: tickets, fences and what inspection tells can be written and read.
 
 pub mod blocking;
+mod examine;
 mod keeper;
 mod open;
 
+pub use examine::examine;
 pub use keeper::Keeper;
 
 // The locks, and what one has while holding them.
@@ -84,10 +91,19 @@ pub use lockkeeper_core::{
 pub use lockkeeper_core::{Error, ErrorKind, Result};
 
 // A look into the store.
-pub use lockkeeper_core::{Event, Inspect, Kind, LockInfo, Party, Watch, What};
+pub use lockkeeper_core::{Event, Finding, Inspect, Kind, LockInfo, Party, Verdict, Watch, What};
 
 // Stores, and what is put around them.
 pub use lockkeeper_core::{Memory, Prefixed, Quorum, Slots};
+#[cfg(feature = "file")]
+pub use lockkeeper_file::{File, Options as FileOptions};
+
+#[cfg(feature = "redis")]
+pub use lockkeeper_redis::{Config as RedisConfig, Protocol as RedisProtocol, Redis, redlock};
+
+// PostgreSQL.
+#[cfg(feature = "postgres")]
+pub use lockkeeper_postgres::{Key, Postgres, TransactionLock};
 
 // The contract, for authors of stores.
 pub use lockkeeper_core::{
@@ -99,3 +115,8 @@ pub use lockkeeper_core::{
 #[cfg(all(doctest, feature = "memory"))]
 #[doc = include_str!("../../../README.md")]
 struct Readme;
+
+/// The code on the pages of the stores.
+#[cfg(all(doctest, feature = "redis"))]
+#[doc = include_str!("../../../docs/backends/redis.md")]
+struct RedisPage;

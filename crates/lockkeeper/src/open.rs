@@ -20,7 +20,19 @@ struct Scheme {
     open: Option<Open>,
 }
 
-const SCHEMES: &[Scheme] = &[Scheme { name: "memory", feature: "memory", open: MEMORY }];
+const SCHEMES: &[Scheme] = &[
+    Scheme { name: "memory", feature: "memory", open: MEMORY },
+    Scheme { name: "file", feature: "file", open: FILE },
+    Scheme { name: "redis", feature: "redis", open: REDIS },
+    Scheme { name: "rediss", feature: "redis-tls", open: REDIS },
+    Scheme { name: "redis+sentinel", feature: "redis", open: REDIS },
+    Scheme { name: "rediss+sentinel", feature: "redis-tls", open: REDIS },
+    Scheme { name: "redis+cluster", feature: "redis", open: REDIS },
+    Scheme { name: "rediss+cluster", feature: "redis-tls", open: REDIS },
+    Scheme { name: "redlock", feature: "redis", open: REDLOCK },
+    Scheme { name: "postgres", feature: "postgres", open: POSTGRES },
+    Scheme { name: "postgresql", feature: "postgres", open: POSTGRES },
+];
 
 #[cfg(feature = "memory")]
 const MEMORY: Option<Open> = Some(|url| Box::pin(std::future::ready(memory(url))));
@@ -33,6 +45,44 @@ fn memory(url: &str) -> Result<Arc<dyn Backend>> {
         Some((_, "")) => Ok(Arc::new(lockkeeper_core::Memory::new())),
         _ => Err(config("a memory: URL takes nothing after the colon: write \"memory:\"")),
     }
+}
+
+#[cfg(feature = "redis")]
+const REDIS: Option<Open> = Some(|url| {
+    Box::pin(async move {
+        let config = lockkeeper_redis::Config::from_url(url)?;
+        Ok(Arc::new(lockkeeper_redis::Redis::connect(config).await?) as Arc<dyn Backend>)
+    })
+});
+#[cfg(feature = "redis")]
+const REDLOCK: Option<Open> = Some(|url| {
+    Box::pin(async move {
+        let nodes = lockkeeper_redis::Config::redlock_from_url(url)?;
+        Ok(Arc::new(lockkeeper_redis::redlock(nodes).await?) as Arc<dyn Backend>)
+    })
+});
+#[cfg(not(feature = "redis"))]
+const REDIS: Option<Open> = None;
+#[cfg(not(feature = "redis"))]
+const REDLOCK: Option<Open> = None;
+#[cfg(feature = "file")]
+const FILE: Option<Open> = Some(|url| Box::pin(std::future::ready(file(url))));
+#[cfg(not(feature = "file"))]
+const FILE: Option<Open> = None;
+
+#[cfg(feature = "file")]
+fn file(url: &str) -> Result<Arc<dyn Backend>> {
+    Ok(Arc::new(lockkeeper_file::File::from_url(url)?))
+}
+
+#[cfg(feature = "postgres")]
+const POSTGRES: Option<Open> = Some(|url| Box::pin(postgres(url)));
+#[cfg(not(feature = "postgres"))]
+const POSTGRES: Option<Open> = None;
+
+#[cfg(feature = "postgres")]
+async fn postgres(url: &str) -> Result<Arc<dyn Backend>> {
+    Ok(Arc::new(lockkeeper_postgres::Postgres::connect(url).await?))
 }
 
 /// The store that a URL names: a backend and not a keeper, so that blocking keepers can have it, too.
@@ -48,7 +98,7 @@ pub(crate) async fn open(url: &str) -> Result<Arc<dyn Backend>> {
 }
 
 /// What stands before the colon, in lower case, if the URL looks like one at all.
-fn scheme_of(url: &str) -> Result<String> {
+pub(crate) fn scheme_of(url: &str) -> Result<String> {
     let scheme = url.split_once(':').map_or("", |(scheme, _)| scheme);
     let is_scheme = scheme.starts_with(|c: char| c.is_ascii_alphabetic())
         && scheme.bytes().all(|b| b.is_ascii_alphanumeric() || b"+.-".contains(&b));
@@ -137,7 +187,12 @@ mod tests {
     #[tokio::test]
     async fn a_password_is_never_shown() {
         let urls = [
-            "redis://user:hunter2@host",
+            "redis://user:hunter2@127.0.0.1:1",
+            "redis://user:hunter2@127.0.0.1:port",
+            "rediss://user:hunter2@127.0.0.1:1",
+            "redis+sentinel://user:hunter2@127.0.0.1:1/m?sentinel_password=hunter2",
+            "redis+cluster://user:hunter2@127.0.0.1:1",
+            "redlock://user:hunter2@127.0.0.1:1,127.0.0.1:2,127.0.0.1:3",
             "user:hunter2@host",
             "hunter2",
             "//user:hunter2@host",
@@ -145,6 +200,9 @@ mod tests {
             "memory://user:hunter2@host",
             "memory:hunter2",
             "nosuch://user:hunter2@host",
+            "postgres:hunter2",
+            "postgres://user:hunter2@host:hunter2/",
+            "postgresql://user:hunter2@host/?hunter2",
         ];
         for url in urls {
             let error = open(url).await.expect_err(url);
@@ -193,6 +251,64 @@ mod tests {
         #[tokio::test]
         async fn an_unknown_scheme_is_answered_with_those_that_there_are() {
             assert!(complaint("nosuch://x").await.contains("this build has memory:"));
+        }
+    }
+
+    #[cfg(feature = "file")]
+    mod with_file {
+        use super::*;
+        use crate::{Keeper, blocking};
+
+        #[tokio::test]
+        async fn a_file_url_opens_a_directory_and_two_opens_exclude_each_other() {
+            let dir = tempfile::tempdir().unwrap();
+            let url = format!("File:{}/locks", dir.path().display());
+            let one = Keeper::open(&url).await.unwrap();
+            let other = Keeper::open(&format!("{url}?polling=on")).await.unwrap();
+            let guard = one.mutex("orders/42").lock().await.unwrap();
+            assert!(guard.fence().is_some());
+            assert!(dir.path().join("locks/orders%2F42.lock").exists());
+            assert!(other.mutex("orders/42").try_lock().await.unwrap().is_none());
+            guard.release().await.unwrap();
+            let off = Keeper::open(&format!("{url}?fence=off")).await.unwrap();
+            assert_eq!(off.mutex("orders/42").lock().await.unwrap().fence(), None);
+        }
+
+        #[test]
+        fn a_file_url_opens_for_code_that_is_not_async() {
+            let dir = tempfile::tempdir().unwrap();
+            let keeper = blocking::Keeper::open(&format!("file:{}", dir.path().display())).unwrap();
+            let guard = keeper.mutex("a").lock().unwrap();
+            assert!(keeper.mutex("a").try_lock().unwrap().is_none());
+            assert_eq!(keeper.inspect().unwrap().list("").unwrap().len(), 1);
+            guard.release().unwrap();
+            assert!(keeper.mutex("a").try_lock().unwrap().is_some());
+        }
+
+        #[tokio::test]
+        async fn a_wrong_file_url_is_refused_and_not_shown() {
+            for url in ["file:", "file://host/hunter2", "file:/hunter2?fence=maybe"] {
+                assert!(!complaint(url).await.contains("hunter2"), "{url:?}");
+            }
+        }
+    }
+
+    #[cfg(not(feature = "file"))]
+    mod without_file {
+        use super::*;
+
+        #[tokio::test]
+        async fn a_file_url_is_answered_with_the_feature() {
+            let message = complaint("file:/run/locks").await;
+            assert!(message.contains("enable the feature \"file\""), "{message}");
+        }
+    }
+
+    #[cfg(not(feature = "postgres"))]
+    #[tokio::test]
+    async fn a_postgres_url_is_answered_with_the_feature_that_is_off() {
+        for url in ["postgres://host/", "PostgreSQL://host/"] {
+            assert!(complaint(url).await.contains("enable the feature \"postgres\""));
         }
     }
 

@@ -1,0 +1,41 @@
+//! Locks on a PostgreSQL server, and a look at them.
+//!
+//! `cargo run --example postgres -p lockkeeper --features postgres -- postgres://user@host/database`
+#![allow(clippy::print_stdout, reason = "an example shows what happens")]
+
+use std::time::Duration;
+
+use lockkeeper::{Keeper, Key, Result};
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let Some(url) = std::env::args().nth(1) else {
+        println!("give the URL of a server: postgres://user:password@host/database");
+        println!("one to try it on: docker run -e POSTGRES_PASSWORD=secret -p 5432:5432 postgres");
+        println!("and its URL: postgres://postgres:secret@127.0.0.1/postgres");
+        return Ok(());
+    };
+    let keeper = Keeper::open(&url).await?.ttl(Duration::from_secs(10));
+    let orders = keeper.mutex("orders/42");
+    let guard = orders.lock().await?;
+    println!("holding {}, fence {:?}", guard.name(), guard.fence());
+    println!("psql shows it, too: SELECT * FROM pg_locks WHERE locktype = 'advisory'");
+    println!("its key there is {}", Key::of("orders/42"));
+
+    let waiter = tokio::spawn(async move { orders.lock().await });
+    for info in keeper.inspect()?.list("").await? {
+        let holders: Vec<_> = info.holders.iter().map(|party| party.label.as_str()).collect();
+        println!("{} is held by {holders:?}, and {} wait", info.name, info.waiters.len());
+    }
+    guard.release().await?;
+    let next = waiter.await.expect("it does not panic")?;
+    println!("the next one has it, fence {:?}", next.fence());
+    next.release().await?;
+
+    // The same lock as pg_advisory_lock(42) in SQL.
+    let number = keeper.mutex(Key::from_i64(42)).try_lock().await?;
+    println!("key 42 was {}", if number.is_some() { "free" } else { "taken" });
+    drop(number);
+    keeper.close().await;
+    Ok(())
+}
