@@ -18,7 +18,8 @@ use crate::key::Keys;
 use crate::link::Link;
 use crate::mailbox::{Mailbox, News};
 use crate::renewals::{self, millis};
-use crate::scripts::{ATTEMPT, DOWNGRADE, RELEASE, RENEW, Script};
+use crate::scripts::{DOWNGRADE, RENEW, STEPS, Script};
+use crate::steps::{self, Step, What};
 
 /// Which keys most scripts take: all of them.
 pub(crate) const ALL: [usize; 6] = [0, 1, 2, 3, 4, 5];
@@ -91,6 +92,24 @@ impl RedisClaim {
         store.nodes.run(slot, script, |link| self.settle_at(link), add).await
     }
 
+    /// Asks or gives back.
+    async fn take(&mut self, what: What) -> Result<(Arc<Connection>, Value)> {
+        let step = Step { keys: self.keys.clone(), owner: self.spec.owner, what };
+        if let Nodes::One(link) = &self.store.nodes {
+            let link = link.clone();
+            self.settle_at(&link);
+            return steps::take(&link, step).await;
+        }
+        // Locks in different slots of a cluster cannot share a call.
+        let (store, slot) = (self.store.clone(), self.slot);
+        let add = |command: &mut Cmd, connection: &Connection| {
+            steps::add_to(command, connection, std::iter::once(&step));
+        };
+        let asked = store.nodes.run(slot, &STEPS, |link| self.settle_at(link), add);
+        let (connection, answer) = asked.await?;
+        Ok((connection, steps::only(answer)))
+    }
+
     /// Has a mailbox at the link before anything is sent over it: what is told may overtake the answer.
     fn settle_at(&mut self, link: &Arc<Link>) {
         if self.post.as_ref().is_some_and(|post| Arc::ptr_eq(&post.link, link)) {
@@ -122,18 +141,9 @@ impl RedisClaim {
         }
         // Whatever was believed: this asks.
         self.holds = false;
-        let mode = letter(self.spec.mode);
-        let (take, of) = match self.spec.mode {
-            Mode::Permits { take, of } => (take, of),
-            Mode::Exclusive | Mode::Shared => (1, 1),
-        };
-        let (owner, label) = (self.spec.owner.to_string(), self.spec.label.clone());
-        let (ttl, seq, queue) = (millis(self.spec.ttl), self.seq, self.spec.queue);
-        let asked = self.run(&ATTEMPT, |command, connection| {
-            let (channel, label) = (connection.channel(), label.as_str());
-            let record = format!(" {mode} {take} {of} {ttl} 0 {seq} {channel} {label}");
-            command.arg(&owner).arg(mode).arg(ttl).arg(floor).arg(u8::from(queue)).arg(record);
-        });
+        let (mode, queue, ttl, seq) = (self.spec.mode, self.spec.queue, self.spec.ttl, self.seq);
+        let label = self.spec.label.clone();
+        let asked = self.take(What::Ask { mode, queue, ttl, floor, seq, label });
         let (connection, answer) = asked.await?;
         let fence = match &answer {
             Value::Int(left) => {
@@ -269,11 +279,8 @@ impl RedisClaim {
     }
 
     async fn give_up(&mut self) -> Result<Release> {
-        let (owner, tells) = (self.spec.owner.to_string(), self.store.tells);
-        let kind = kind(self.spec.mode.kind());
-        let asked = self.run(&RELEASE, |command, _| {
-            command.arg(&owner).arg(kind).arg(u8::from(tells));
-        });
+        let (kind, tells) = (self.spec.mode.kind(), self.store.tells);
+        let asked = self.take(What::GiveBack { kind, tells });
         let (_, answer) = asked.await?;
         self.holds = false;
         self.downgraded = false;

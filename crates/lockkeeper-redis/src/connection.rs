@@ -186,7 +186,14 @@ impl Connection {
     }
 
     fn judge(&self, answer: RedisResult<Value>) -> RedisResult<Value> {
-        let answer = answer.and_then(Value::extract_error);
+        let answer = answer.and_then(|answer| match answer {
+            Value::ServerError(error) => Err(error.into()),
+            // What several steps share may fail for one of them only.
+            Value::Array(mut answers) if matches!(answers.as_slice(), [Value::ServerError(_)]) => {
+                answers.remove(0).extract_error()
+            }
+            answer => Ok(answer),
+        });
         if answer.as_ref().is_err_and(|error| verdict(error) == Verdict::Broken) {
             self.gone.cancel();
         }

@@ -48,6 +48,14 @@ impl Keys {
         }
     }
 
+    /// How many there are.
+    pub(crate) const COUNT: usize = SUFFIXES.len();
+
+    /// Adds all keys to a command.
+    pub(crate) fn add_all_to(&self, command: &mut redis::Cmd) {
+        self.add_to(command, &[0, 1, 2, 3, 4, 5]);
+    }
+
     /// The slot of a cluster that all of them are in.
     pub(crate) fn slot(&self) -> u16 {
         let start = self.holder.find('{').map_or(0, |at| at + 1);

@@ -54,6 +54,7 @@ mod mailbox;
 mod redlock;
 mod renewals;
 mod scripts;
+mod steps;
 
 pub use backend::Redis;
 pub use config::{Config, Protocol};

@@ -15,6 +15,7 @@ use crate::connection::{Connection, Identity, at, client};
 use crate::error::{config as config_error, translate, unavailable};
 use crate::mailbox::Mailboxes;
 use crate::renewals::Renewals;
+use crate::steps::Steps;
 
 /// The least pause between two tries to connect: a server that refuses is not asked in a loop.
 const LEAST_PAUSE: Duration = Duration::from_millis(50);
@@ -27,6 +28,7 @@ pub(crate) struct Link {
     target: Target,
     mailboxes: Arc<Mailboxes>,
     pub(crate) renewals: Renewals,
+    pub(crate) steps: Steps,
     current: Mutex<Option<Arc<Connection>>>,
     /// One connects, the others wait for it.
     turn: tokio::sync::Mutex<Turn>,
@@ -60,6 +62,7 @@ impl Link {
             target,
             mailboxes: Arc::default(),
             renewals: Renewals::default(),
+            steps: Steps::default(),
             current: Mutex::default(),
             turn: tokio::sync::Mutex::default(),
             failures: AtomicU64::new(0),

@@ -19,14 +19,13 @@ macro_rules! script {
     };
 }
 
-pub(crate) static ATTEMPT: LazyLock<Script> = script!("attempt_at_once" "common" "attempt");
-pub(crate) static RELEASE: LazyLock<Script> = script!("release_at_once" "common" "release");
+pub(crate) static STEPS: LazyLock<Script> = script!("steps_at_once" "common" "steps");
 pub(crate) static RENEW: LazyLock<Script> = script!("renew");
-pub(crate) static DOWNGRADE: LazyLock<Script> = script!("call" "common" "downgrade");
-pub(crate) static BREAK: LazyLock<Script> = script!("call" "common" "break");
+pub(crate) static DOWNGRADE: LazyLock<Script> = script!("one" "common" "downgrade");
+pub(crate) static BREAK: LazyLock<Script> = script!("one" "common" "break");
 pub(crate) static LOOK: LazyLock<Script> = script!("look");
 
 /// Those that a new connection makes sure of.
-pub(crate) fn all() -> [&'static Script; 6] {
-    [&ATTEMPT, &RELEASE, &RENEW, &DOWNGRADE, &BREAK, &LOOK]
+pub(crate) fn all() -> [&'static Script; 5] {
+    [&STEPS, &RENEW, &DOWNGRADE, &BREAK, &LOOK]
 }

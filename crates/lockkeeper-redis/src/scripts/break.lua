@@ -1,7 +1,7 @@
 -- Takes a lock or semaphore away from all who hold it, tells them, and hands over. Answers how many held.
 --   ARGV: kind (lock, semaphore), '1' if others may listen without a place in the queue
 local is_lock = ARGV[1] == 'lock'
-local broken, floor = 0, 0
+local broken = 0
 clear_sharers(is_lock)
 
 local function take_from(owner, p)
@@ -18,11 +18,11 @@ if is_lock then
   local holder = call('GET', HOLDER)
   if holder and holder ~= READERS then
     local p = read(call('GET', HELD))
-    if p then floor = p.fence + 1 end
+    if p then minted[HOLDER] = tonumber(p.fence) end
     take_from(holder, p)
   end
   call('DEL', HOLDER, HELD)
 end
-move_on('', floor)
-tell(ARGV[2])
+move_on('')
+if ARGV[2] == '1' then say(HOLDER, 'free') end
 return broken

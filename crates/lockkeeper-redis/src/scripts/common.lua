@@ -1,20 +1,19 @@
--- What the scripts have in common. They run on the keys of one lock (or semaphore):
---   KEYS[1] holder   a string: the owner of an exclusive lock, or '(readers)'. It is the truth: what
---                    the others say of holders counts only as long as it agrees. Unused by semaphores.
---   KEYS[2] held     the record of the exclusive holder
---   KEYS[3] sharers  a sorted set: readers or holders of permits, by the end of their lease
---   KEYS[4] queue    a sorted set: waiters, by arrival
---   KEYS[5] info     a hash: the record of each sharer and waiter
---   KEYS[6] fence    the last fence, kept only while it is ahead of the clock
+-- What the scripts have in common. They run on the keys of one lock (or semaphore) at a time:
+--   HOLDER   a string: the owner of an exclusive lock, or '(readers)'. It is the truth: what the others say
+--            of holders counts only as long as it agrees. Unused by semaphores.
+--   HELD     the record of the exclusive holder
+--   SHARERS  a sorted set: readers or holders of permits, by the end of their lease
+--   QUEUE    a sorted set: waiters, by arrival
+--   INFO     a hash: the record of each sharer and waiter
+--   FENCE    the last fence, kept only while it is ahead of the clock
 --
 -- A record is text, so that redis-cli shows it:
 --   since fence mode take of ttl ends seq channel label
 -- `since` is in microseconds, `ttl` and `ends` in milliseconds; `ends` is when a place in the queue does; `seq` numbers its owner's asks; `channel` is where its
 -- process listens, '-' if nowhere; `fence` of a waiter is the least that it must get.
-local HOLDER, HELD, SHARERS, QUEUE, INFO, FENCE = unpack(KEYS)
 local READERS = '(readers)'
-local clock = call('TIME')
-local us = clock[1] * 1000000 + clock[2]
+local time = call('TIME')
+local us, us_text = time[1] * 1000000 + time[2], time[1] .. string.sub('00000' .. time[2], -6)
 local now = math.floor(us / 1000)
 
 -- tostring would write 1.79e+15.
@@ -22,24 +21,24 @@ local function text(number)
   return string.format('%.0f', number)
 end
 
+-- A record as a table; `head` and `tail` are what stands before and behind `ends`, with the blanks. All are
+-- texts, because making numbers of texts and texts of numbers is most of what a script costs.
 local function read(record)
   if not record then return nil end
-  local since, fence, mode, take, of, ttl, ends, seq, channel, label = string.match(record,
-    '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (.*)$')
-  return {mode = mode, take = tonumber(take), of = tonumber(of), ttl = tonumber(ttl),
-    since = tonumber(since), ends = tonumber(ends), seq = seq, channel = channel,
-    fence = tonumber(fence), label = label}
+  local since, fence, head, mode, ttl, ends, tail, seq, channel = string.match(record,
+    '^(%S+) (%S+)( (%S+) %S+ %S+ (%S+) )(%S+)( (%S+) (%S+) .*)$')
+  return {since = since, fence = fence, head = head, mode = mode, ttl = ttl, ends = ends, tail = tail,
+    seq = seq, channel = channel}
 end
 
 local function write(p)
-  return text(p.since) .. ' ' .. text(p.fence) .. ' ' .. p.mode .. ' ' .. text(p.take) .. ' '
-    .. text(p.of) .. ' ' .. text(p.ttl) .. ' ' .. text(p.ends) .. ' ' .. p.seq .. ' ' .. p.channel
-    .. ' ' .. p.label
+  return p.since .. ' ' .. p.fence .. p.head .. p.ends .. p.tail
 end
 
--- Lets a key live for at least so long.
+-- Lets a key live for at least so long, and a little longer, so that it need not be said each time.
 local function keep(key, ttl)
-  if call('PTTL', key) < ttl then call('PEXPIRE', key, text(ttl)) end
+  ttl = tonumber(ttl)
+  if call('PTTL', key) < ttl then call('PEXPIRE', key, text(ttl + math.ceil(ttl / 10))) end
 end
 
 -- Removes sharers whose lease has ended, and all if the holder key does not speak of them any more.
@@ -53,14 +52,20 @@ local function clear_sharers(is_lock)
   if is_lock and last ~= '+inf' and call('EXISTS', SHARERS) == 0 then call('DEL', HOLDER) end
 end
 
+-- How many permits a record takes, and of how many.
+local function permits(p)
+  local take, of = string.match(p.head, '^ %S+ (%S+) (%S+)')
+  return tonumber(take), tonumber(of)
+end
+
 local function admits(p)
   if p.mode == 'p' then
-    local used, limit = p.take, p.of
+    local used, limit = permits(p)
     for _, owner in ipairs(call('ZRANGE', SHARERS, 0, -1)) do
       local other = read(call('HGET', INFO, owner))
       if other then
-        used = used + other.take
-        limit = math.min(limit, other.of)
+        local take, of = permits(other)
+        used, limit = used + take, math.min(limit, of)
       end
     end
     return used <= limit
@@ -76,25 +81,27 @@ local function remember(fence)
   end
 end
 
--- The fence of a new grant: above every exclusive one before it, if it is exclusive itself.
+-- The fence of a new grant, as text: above every exclusive one before it, if it is exclusive itself.
 local function mint(mode, floor)
-  local last = tonumber(call('GET', FENCE) or 0)
+  local last = math.max(call('GET', FENCE) or 0, minted[HOLDER] or 0)
   if mode == 'x' then last = last + 1 end
   local fence = math.max(us, floor, last)
+  minted[HOLDER] = fence
+  if fence == us then return us_text end
   remember(fence)
-  return fence
+  return text(fence)
 end
 
 -- Writes a holder in, with a lease of its own ttl from now.
 local function hold(owner, p)
-  p.ends = 0
+  p.ends = '0'
   if p.mode == 'x' then
-    call('SET', HOLDER, owner, 'PX', text(p.ttl))
-    call('SET', HELD, write(p), 'PX', text(p.ttl))
+    call('SET', HOLDER, owner, 'PX', p.ttl)
+    call('SET', HELD, write(p), 'PX', p.ttl)
     return
   end
-  if p.mode == 's' and call('PTTL', HOLDER) < p.ttl then
-    call('SET', HOLDER, READERS, 'PX', text(p.ttl))
+  if p.mode == 's' and call('PTTL', HOLDER) < tonumber(p.ttl) then
+    call('SET', HOLDER, READERS, 'PX', p.ttl)
   end
   call('ZADD', SHARERS, text(now + p.ttl), owner)
   call('HSET', INFO, owner, write(p))
@@ -116,15 +123,15 @@ local function is_heard(channel)
 end
 
 -- Lets in whoever is at the head of the queue and fits, one after the other, and tells them. `me` need
--- not be told. `floor` is the least fence of who enters first.
-local function move_on(me, floor)
-  local lease
+-- not be told.
+local function move_on(me)
+  local lease, is_full
   while true do
     local owner = call('ZRANGE', QUEUE, 0, 0)[1]
     if not owner then return end
     local p = read(call('HGET', INFO, owner))
-    local lives = p and p.ends > now
-    if lives and not admits(p) then
+    local lives = p and tonumber(p.ends) > now
+    if lives and (is_full or not admits(p)) then
       -- It looks again after a third of its ttl. If the lease before it is shorter, it must know.
       if lease and lease < p.ttl / 3 then say(p.channel, 'look ' .. owner) end
       return
@@ -132,22 +139,17 @@ local function move_on(me, floor)
     call('ZREM', QUEUE, owner)
     call('HDEL', INFO, owner)
     if lives then
-      p.fence = mint(p.mode, math.max(p.fence, floor))
-      p.since = us
+      p.fence = mint(p.mode, p.fence)
+      p.since = us_text
       local to_tell = owner ~= me and p.channel ~= '-'
       -- Nobody listens there: that process is gone, and the next one's turn has come.
       if not to_tell or is_heard(p.channel) then
         hold(owner, p)
         if to_tell then
-          say(p.channel, 'granted ' .. owner .. ' ' .. p.seq .. ' ' .. text(p.fence))
+          say(p.channel, 'granted ' .. owner .. ' ' .. p.seq .. ' ' .. p.fence)
         end
-        lease = math.min(lease or p.ttl, p.ttl)
+        lease, is_full = math.min(lease or p.ttl, p.ttl), p.mode == 'x'
       end
     end
   end
-end
-
--- Tells those who listen without a place in the queue.
-local function tell(listened)
-  if listened == '1' then say(HOLDER, 'free') end
 end

@@ -11,7 +11,8 @@ impl Client {
         Self(BufReader::new(stream))
     }
 
-    /// Runs a command. An array is its elements, one to a line; nothing is `(nil)`.
+    /// Runs a command. An array is its elements, one to a line; nothing is `(nil)`, and an error among
+    /// others is `(error)` and what it says.
     pub(super) fn call(&mut self, args: &[&str]) -> io::Result<String> {
         let words = args.iter().map(|arg| format!("${}\r\n{arg}\r\n", arg.len()));
         let request = format!("*{}\r\n{}", args.len(), words.collect::<String>());
@@ -37,7 +38,13 @@ impl Client {
                 Ok(String::from_utf8_lossy(&text).into_owned())
             }
             ("*", len) => {
-                let parts: io::Result<Vec<_>> = (0..number(len)?).map(|_| self.reply()).collect();
+                let part = |_| match self.reply() {
+                    Err(error) if error.kind() == io::ErrorKind::Other => {
+                        Ok(format!("(error) {error}"))
+                    }
+                    part => part,
+                };
+                let parts: io::Result<Vec<_>> = (0..number(len)?).map(part).collect();
                 Ok(parts?.join("\n"))
             }
             _ => Err(io::Error::other(format!("not an answer of Redis: {line:?}"))),

@@ -1,0 +1,136 @@
+-- Asks for locks and gives them back: whatever steps_at_once.lua, which names keys and arguments, has left.
+
+-- If the owner holds: a full lease, at least the fence that is asked for, and the record as it is now.
+local function held(owner, p)
+  local before
+  if p.mode == 'x' then
+    if call('GET', HOLDER) ~= owner then return nil end
+    before = read(call('GET', HELD))
+  else
+    if not call('ZSCORE', SHARERS, owner) then return nil end
+    before = read(call('HGET', INFO, owner))
+  end
+  if before then
+    local floor = tonumber(p.fence)
+    p.since = before.since
+    if floor > tonumber(before.fence) then remember(floor) else p.fence = before.fence end
+    minted[HOLDER] = math.max(p.fence, minted[HOLDER] or 0)
+  else
+    p.fence = mint(p.mode, p.fence)
+  end
+  hold(owner, p)
+  return p.fence
+end
+
+-- How long it takes until whoever stands in the way of such a mode must have ended.
+local function in_the_way(mode, is_lock)
+  if mode == 's' or is_lock and call('GET', HOLDER) ~= READERS then return call('PTTL', HOLDER) end
+  -- A writer needs all readers gone, a permit only one.
+  local which = is_lock and -1 or 0
+  local ends = call('ZRANGE', SHARERS, which, which, 'WITHSCORES')[2]
+  return ends and tonumber(ends) - now or -1
+end
+
+-- Where nobody waits: those who died while they did have left their records.
+local function forget_the_dead()
+  for _, other in ipairs(call('HKEYS', INFO)) do
+    if not call('ZSCORE', SHARERS, other) then call('HDEL', INFO, other) end
+  end
+end
+
+-- A place in the queue; the one that the owner has, if it has one.
+local function join(owner, p, waits)
+  if not waits then
+    local last = call('ZREVRANGE', QUEUE, 0, 0, 'WITHSCORES')[2]
+    if not last then forget_the_dead() end
+    call('ZADD', QUEUE, text((last or 0) + 1), owner)
+    call('HSET', INFO, owner, write(p))
+  end
+  keep(QUEUE, p.ttl)
+  keep(INFO, p.ttl)
+end
+
+local function ask(step, owner)
+  local queue = string.sub(step, 2) == 'q'
+  local p = {mode = string.sub(step, 1, 1), ttl = ARGV[arg + 2], fence = ARGV[arg + 3],
+    head = ARGV[arg + 4], tail = ARGV[arg + 5], since = us_text}
+  p.ends = text(now + p.ttl)
+  local is_lock = p.mode ~= 'p'
+  if p.mode == 'x' and call('EXISTS', HOLDER, QUEUE) == 0 then
+    p.fence = mint('x', p.fence)
+    hold(owner, p)
+    return p.fence
+  end
+  local holder = is_lock and call('GET', HOLDER)
+  local waits = queue and call('ZSCORE', QUEUE, owner)
+  if holder and holder ~= READERS and holder ~= owner and queue and not waits then
+    -- Somebody has it for himself, so nobody's turn has come: nothing else is to be seen to.
+    join(owner, p, false)
+    return call('PTTL', HOLDER)
+  end
+
+  clear_sharers(is_lock)
+  local answer = held(owner, p)
+  if answer then return answer end
+  if waits then
+    -- Before the queue moves: it may be our turn, and the channel we gave before may be dead.
+    local before = read(call('HGET', INFO, owner))
+    if before then p.since = before.since end
+    call('HSET', INFO, owner, write(p))
+  end
+  move_on(owner)
+  waits = queue and call('ZSCORE', QUEUE, owner)
+  if not waits then
+    answer = held(owner, p)
+    if answer then return answer end
+    if call('EXISTS', QUEUE) == 0 and admits(p) then
+      p.fence = mint(p.mode, p.fence)
+      hold(owner, p)
+      return p.fence
+    end
+  end
+  if queue then
+    join(owner, p, waits)
+  elseif call('EXISTS', QUEUE) == 0 then
+    forget_the_dead()
+  end
+  return in_the_way(p.mode, is_lock)
+end
+
+-- Gives up whatever an owner has, a hold or a place in the queue, and hands over.
+local function give_back(step, owner)
+  local is_lock = step == 'l' or step == 'lt'
+  local held = 0
+  if is_lock and call('GET', HOLDER) == owner then
+    local fence = string.match(call('GET', HELD) or '', '^%S+ (%S+)')
+    minted[HOLDER] = math.max(fence or 0, minted[HOLDER] or 0)
+    -- Readers that lost the lock: one that enters now must not find them beside it.
+    if call('EXISTS', SHARERS) == 1 then clear_sharers(true) end
+    call('DEL', HOLDER, HELD)
+    held = 1
+  else
+    clear_sharers(is_lock)
+    if call('ZREM', SHARERS, owner) == 1 then
+      call('HDEL', INFO, owner)
+      if is_lock and call('EXISTS', SHARERS) == 0 then call('DEL', HOLDER) end
+      held = 1
+    elseif call('ZREM', QUEUE, owner) == 1 then
+      call('HDEL', INFO, owner)
+    end
+  end
+  move_on('')
+  if step == 'lt' or step == 'mt' then say(HOLDER, 'free') end
+  return held
+end
+
+while key <= #KEYS do
+  HOLDER, HELD, SHARERS, QUEUE, INFO, FENCE = unpack(KEYS, key, key + 5)
+  local step, owner = ARGV[arg], ARGV[arg + 1]
+  local gives_back = step == 'l' or step == 'lt' or step == 'm' or step == 'mt'
+  local taken, answer = pcall(gives_back and give_back or ask, step, owner)
+  -- An error is a table since Redis 7, and a text before.
+  if not taken and type(answer) ~= 'table' then answer = {err = tostring(answer)} end
+  answers[#answers + 1] = answer
+  key, arg = key + 6, arg + (gives_back and 2 or 6)
+end
+return answers
