@@ -1,6 +1,6 @@
 //! What is told while a lock is waited for and held, on stderr.
 
-use std::io::{self, IsTerminal as _, Write as _};
+use std::io::{self, IsTerminal as _};
 use std::time::Duration;
 
 use lockkeeper::{Guard, Kind, LockInfo, Owner, Party};
@@ -91,9 +91,8 @@ impl Reporter {
                 let width = tcgetwinsize(io::stderr()).map_or(0, |size| size.ws_col);
                 // Some terminals do not know.
                 let width = if width == 0 { 80 } else { width };
-                let mut stderr = io::stderr().lock();
                 let line = cut(&line, usize::from(width) - 1);
-                let _ = write!(stderr, "\r\x1b[K{line}").and_then(|()| stderr.flush());
+                output::tell(&format!("\r\x1b[K{line}"));
                 self.live = true;
             }
             Style::Text if first => {
@@ -159,8 +158,7 @@ impl Reporter {
     /// Removes the live line.
     pub(crate) fn clear(&mut self) {
         if std::mem::take(&mut self.live) {
-            let mut stderr = io::stderr().lock();
-            let _ = write!(stderr, "\r\x1b[K").and_then(|()| stderr.flush());
+            output::tell("\r\x1b[K");
         }
     }
 
@@ -172,12 +170,13 @@ impl Reporter {
         if let (Value::Object(line), Value::Object(details)) = (&mut line, details) {
             line.extend(details);
         }
-        let _ = writeln!(io::stderr(), "{line}");
+        output::tell(&format!("{line}\n"));
     }
 }
 
-fn say(message: &str) {
-    let _ = writeln!(io::stderr(), "lockkeeper: {message}");
+/// Tells people something, in a line of its own.
+pub(crate) fn say(message: &str) {
+    output::tell(&format!("lockkeeper: {message}\n"));
 }
 
 /// Whether a line on stderr can be replaced: on a terminal that can, in whose foreground we are.

@@ -6,7 +6,7 @@ use std::process::Stdio;
 use lockkeeper_testkit::server::RedisServer;
 use rustix::process::Signal;
 
-use crate::world::World;
+use crate::world::{Running, World, eventually, mask_has};
 
 #[test]
 fn a_ticket_is_acquired_renewed_and_released_by_different_processes() {
@@ -53,12 +53,8 @@ fn an_acquire_can_be_interrupted_while_it_connects() {
     let world = World::on(&format!("{}?connect_timeout=60s", server.url()));
     let acquire = world.spawn(&["acquire", "a"]);
     // It hears signals from its start on; one that came before would end it in another way.
-    crate::world::eventually("it catches signals", || {
-        let status = fs::read_to_string(format!("/proc/{}/status", acquire.pid().as_raw_pid()));
-        let status = status.unwrap_or_default();
-        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
-        caught.is_some_and(|mask| u64::from_str_radix(mask.trim(), 16).unwrap() & 0x4a03 == 0x4a03)
-    });
+    let last = Signal::USR2;
+    eventually("it catches signals", || mask_has(acquire.pid(), "SigCgt", last));
     acquire.signal(Signal::INT);
     assert_eq!(acquire.end().code, Some(130));
     server.cont();
@@ -70,8 +66,9 @@ fn a_ticket_that_cannot_be_written_is_released_again() {
     let world = World::on(&server.url());
     let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
     let mut command = world.command(&["acquire", "a"]);
-    let output = command.stdout(Stdio::from(full)).output().unwrap();
-    assert_eq!(output.status.code(), Some(74), "{output:?}");
+    command.stdin(Stdio::null()).stdout(full).stderr(Stdio::piped());
+    let said = Running::start_as_it_is(command).end();
+    assert_eq!(said.code, Some(74), "{said:?}");
     assert_eq!(world.say(&["run", "a", "--no-wait", "true"]).code, Some(0));
 }
 
