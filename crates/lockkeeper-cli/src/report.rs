@@ -41,11 +41,12 @@ pub(crate) struct Sight {
 
 impl Sight {
     /// What is to be seen of the locks of one name, for a waiter for one kind of them.
-    pub(crate) fn new(infos: Vec<LockInfo>, kind: Kind, us: Owner) -> Self {
+    pub(crate) fn new(infos: Vec<LockInfo>, kind: Kind, us: &[Owner]) -> Self {
         let Some(info) = infos.into_iter().find(|info| info.kind == kind) else {
             return Self { holders: Vec::new(), ahead: None };
         };
-        let ahead = info.waiters.iter().position(|waiter| waiter.owner == Some(us));
+        let is_us = |waiter: &Party| waiter.owner.is_some_and(|owner| us.contains(&owner));
+        let ahead = info.waiters.iter().position(is_us);
         Self { holders: info.holders, ahead }
     }
 
