@@ -206,6 +206,7 @@ impl Keeper {
     /// let _held = keeper.mutex("orders/42").lock().await?;
     /// let mutex = keeper.mutex("orders/42");
     /// tokio::select! {
+    ///     biased;
     ///     guard = mutex.lock() => drop(guard?),
     ///     shown = async { keeper.inspect()?.show("orders/42").await } => {
     ///         let ours = keeper.waiting();
