@@ -205,15 +205,16 @@ impl Keeper {
     /// let keeper = Keeper::new(Memory::new());
     /// let _held = keeper.mutex("orders/42").lock().await?;
     /// let mutex = keeper.mutex("orders/42");
+    /// let place = async {
+    ///     let shown = keeper.inspect()?.show("orders/42").await?;
+    ///     let ours = keeper.waiting();
+    ///     let is_ours = |who: &lockkeeper::Party| who.owner.is_some_and(|id| ours.contains(&id));
+    ///     lockkeeper::Result::Ok(shown[0].waiters.iter().position(is_ours))
+    /// };
     /// tokio::select! {
     ///     biased;
     ///     guard = mutex.lock() => drop(guard?),
-    ///     shown = async { keeper.inspect()?.show("orders/42").await } => {
-    ///         let ours = keeper.waiting();
-    ///         let queue = &shown?[0].waiters;
-    ///         let ahead = queue.iter().position(|who| who.owner.is_some_and(|owner| ours.contains(&owner)));
-    ///         assert_eq!(ahead, Some(0));
-    ///     }
+    ///     ahead = place => assert_eq!(ahead?, Some(0)),
     /// }
     /// # Ok(())
     /// # }
