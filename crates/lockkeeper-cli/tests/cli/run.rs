@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 
-use lockkeeper_testkit::server::RedisServer;
+use lockkeeper_testkit::server::{PgBouncer, PostgresServer, RedisServer, RedlockNodes};
 
 use crate::world::{Running, World};
 
@@ -30,6 +30,35 @@ fn fifty_runs_on_one_name_run_once_each_and_never_overlap_on_redis() {
     let server = RedisServer::start_or_panic();
     fifty(&World::on(&server.url()));
     assert_eq!(server.command(&["KEYS", "*"]), "", "nothing stays behind");
+}
+
+#[test]
+fn locks_exclude_on_every_store() {
+    let (postgres, nodes) = (PostgresServer::start_or_panic(), RedlockNodes::start_or_panic(3));
+    let redis = RedisServer::start_or_panic();
+    for url in [postgres.url(), redis.url(), nodes.url()] {
+        let world = World::on(&url);
+        let mut holder = world.spawn(&["run", "a", "--", "sh", "-c", "echo in; read x; exit 3"]);
+        holder.wait_out("in");
+        assert_eq!(world.say(&["run", "a", "--no-wait", "true"]).code, Some(75), "{url}");
+        let next = world.spawn(&["run", "a", "--", "echo", "next"]);
+        next.wait_err("waiting for \"a\": ");
+        assert_eq!(next.out(), "", "{url}");
+        holder.tell("go\n");
+        assert_eq!(holder.end().code, Some(3), "{url}");
+        assert_eq!(next.end().out, "next\n", "{url}");
+    }
+    // What cannot be looked into says so, and is no crash.
+    let quorum = World::on(&nodes.url());
+    for args in [&["ls"][..], &["show", "a"], &["watch"], &["break", "a", "-y"]] {
+        let said = quorum.say(args);
+        assert_eq!((said.code, said.err.lines().count()), (Some(64), 1), "{args:?}: {said:?}");
+    }
+    // A URL that leads to what cannot keep locks is a wrong one.
+    let pooler = PgBouncer::before(&postgres).unwrap();
+    let said = World::on(&pooler.url()).say(&["run", "a", "true"]);
+    assert_eq!((said.code, said.err.lines().count()), (Some(64), 1), "{said:?}");
+    assert!(said.err.contains("connect to the server itself"), "{said:?}");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::fs;
 use std::process::Stdio;
 
-use lockkeeper_testkit::server::RedisServer;
+use lockkeeper_testkit::server::{RedisServer, RedlockNodes};
 use rustix::process::Signal;
 
 use crate::world::{Running, World, eventually, mask_has};
@@ -81,8 +81,47 @@ fn a_store_without_tickets_says_which_have_them() {
 }
 
 #[test]
+fn a_ticket_of_a_quorum_works_too() {
+    let nodes = RedlockNodes::start_or_panic(3);
+    let world = World::on(&nodes.url());
+    let said = world.say(&["acquire", "a", "--ttl", "10m"]);
+    assert_eq!(said.code, Some(0), "{said:?}");
+    fs::write(world.path("ticket"), &said.out).unwrap();
+    assert_eq!(world.say(&["run", "a", "--no-wait", "true"]).code, Some(75));
+    assert_eq!(world.say(&["renew", "ticket"]).code, Some(0));
+    assert_eq!(world.say(&["release", "ticket"]).code, Some(0));
+    assert_eq!(world.say(&["run", "a", "--no-wait", "true"]).code, Some(0));
+}
+
+#[test]
+fn a_ticket_for_another_store_or_a_stale_one_is_lost_and_does_no_harm() {
+    let (one, other) = (RedisServer::start_or_panic(), RedisServer::start_or_panic());
+    let world = World::on(&one.url());
+    fs::write(world.path("stale"), world.say(&["acquire", "a"]).out).unwrap();
+    for command in ["renew", "release"] {
+        let said = world.say(&[command, "stale", "--store", &other.url()]);
+        assert_eq!((said.code, said.err.lines().count()), (Some(70), 1), "{said:?}");
+    }
+    assert_eq!(other.command(&["DBSIZE"]), "0");
+    assert_eq!(world.say(&["release", "stale"]).code, Some(0));
+    let held = world.say(&["acquire", "a"]);
+    assert_eq!(held.code, Some(0));
+    for command in ["renew", "release"] {
+        assert_eq!(world.say(&[command, "stale"]).code, Some(70));
+    }
+    assert_eq!(world.say(&["run", "a", "--no-wait", "true"]).code, Some(75), "it is still held");
+}
+
+#[test]
 fn what_is_not_a_ticket_is_refused() {
     let world = World::new();
+    for text in ["", "{}", "null", "[1", "{\"name\":\"a\"}"] {
+        let mut release = world.spawn(&["release"]);
+        release.tell(text);
+        let said = release.end();
+        assert_eq!(said.code, Some(64), "{text:?}: {said:?}");
+        assert!(said.err.contains("not a ticket"), "{text:?}: {said:?}");
+    }
     fs::write(world.path("plain"), "hello").unwrap();
     for (args, right) in [(["release", "plain"], "not a ticket"), (["renew", "nosuch"], "nosuch: ")]
     {
