@@ -77,9 +77,10 @@ async fn attempt(
     let wanted = Wanted::new(&keeper, &run.lock);
     let guard = match signals.unless(wanted.acquire(reporter)).await {
         Ok(Ok(guard)) => guard,
-        // Whatever was under way in the store ends before the process does.
+        // Whatever was under way in the store ends before the process does, unless it is asked once more.
         Ok(Err(failure)) | Err(failure) => {
-            let _ = tokio::time::timeout(LAST_WORDS, keeper.close()).await;
+            let closed = tokio::time::timeout(LAST_WORDS, keeper.close());
+            let _ = signals.unless(closed).await;
             return Err(failure);
         }
     };

@@ -234,6 +234,28 @@ fn a_signal_that_was_ignored_before_stays_ignored_as_nohup_wants_it() {
 }
 
 #[test]
+fn a_signal_that_was_blocked_before_is_heard() {
+    let world = World::new();
+    let mut command = std::process::Command::new("env");
+    let work = "echo ready; exec sleep 600";
+    command.args([
+        "--block-signal=TERM",
+        crate::world::PROGRAM,
+        "run",
+        "a",
+        "--",
+        "sh",
+        "-c",
+        work,
+    ]);
+    world.environ(&mut command);
+    let run = Running::start(command);
+    run.wait_out("ready");
+    run.signal(Signal::TERM);
+    assert_eq!(run.end().code, Some(143));
+}
+
+#[test]
 fn a_command_is_not_started_after_a_signal_to_end() {
     let world = World::new();
     for round in 0..20 {
