@@ -5,13 +5,15 @@
 
 use std::fs;
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lockkeeper::Owner;
 use rustix::process::{Pid, Signal, getpid, kill_process, kill_process_group};
 
 /// How often to look for processes that were started while others were killed.
 const ROUNDS: usize = 200;
+/// How long to look for a command that may be on its way between fork and exec.
+const HUNT: Duration = Duration::from_secs(5);
 
 /// A process group and its mark.
 #[derive(Debug, Clone)]
@@ -29,7 +31,7 @@ pub(crate) enum Where {
 
 impl Group {
     pub(crate) fn new(id: Pid, owner: Owner) -> Self {
-        Self { id, mark: format!("{}={owner}", crate::child::OWNER).into_bytes() }
+        Self { id, mark: mark(owner) }
     }
 
     pub(crate) fn id(&self) -> Pid {
@@ -64,7 +66,7 @@ impl Group {
     }
 
     /// Kills whoever can be found, one by one.
-    pub(crate) fn kill_each(&self) {
+    fn kill_each(&self) {
         for _ in 0..ROUNDS {
             let living = self.living(Where::Anywhere);
             if living.is_empty() {
@@ -77,26 +79,48 @@ impl Group {
         }
     }
 
+    /// Kills a command whose group is not known, because its wrapper died while it started it. It has its
+    /// mark only from its exec on, so it is looked for until it can have come that far.
+    pub(crate) fn hunt(owner: Owner) {
+        let mark = mark(owner);
+        let start = Instant::now();
+        while start.elapsed() < HUNT {
+            for pid in processes().filter(|pid| has_mark(*pid, &mark)) {
+                let _ = kill_process(pid, Signal::KILL);
+            }
+            sleep(Duration::from_millis(10));
+        }
+    }
+
     /// Those who live, and whether they are inside of the group. Never this process itself.
     fn living(&self, place: Where) -> Vec<(Pid, bool)> {
         let mut found = Vec::new();
-        for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
-            let name = entry.file_name();
-            let pid = name.to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw);
-            let Some(pid) = pid.filter(|pid| *pid != getpid()) else { continue };
+        for pid in processes() {
             let Some(group) = group_of_living(pid) else { continue };
             let inside = group == self.id.as_raw_pid();
-            if inside || place == Where::Anywhere && self.marks(pid) {
+            if inside || place == Where::Anywhere && has_mark(pid, &self.mark) {
                 found.push((pid, inside));
             }
         }
         found
     }
+}
 
-    fn marks(&self, pid: Pid) -> bool {
-        let environment = fs::read(format!("/proc/{}/environ", pid.as_raw_pid()));
-        environment.is_ok_and(|all| all.split(|byte| *byte == 0).any(|one| one == self.mark))
-    }
+/// What the environment of a claim's command contains.
+fn mark(owner: Owner) -> Vec<u8> {
+    format!("{}={owner}", crate::child::OWNER).into_bytes()
+}
+
+fn has_mark(pid: Pid, mark: &[u8]) -> bool {
+    let environment = fs::read(format!("/proc/{}/environ", pid.as_raw_pid()));
+    environment.is_ok_and(|all| all.split(|byte| *byte == 0).any(|one| one == mark))
+}
+
+/// All processes but this one.
+fn processes() -> impl Iterator<Item = Pid> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter_map(Pid::from_raw).filter(|pid| *pid != getpid())
 }
 
 /// The group of a process; `None` if it is dead.

@@ -14,7 +14,7 @@ use std::time::Duration;
 use lockkeeper::Owner;
 use nix::sys::signal::SigSet;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, getpgrp};
+use rustix::process::Pid;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::net::unix::pipe;
 
@@ -23,7 +23,7 @@ use crate::group::Group;
 /// The hidden argument that makes this program a guardian.
 pub(crate) const ARGUMENT: &str = "__guardian";
 /// How long a guardian may take to be there.
-const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 /// The longest sleep: a machine that was suspended is late by as long.
 const LONGEST_SLEEP: Duration = Duration::from_millis(500);
 
@@ -65,8 +65,8 @@ pub(crate) struct Guardian {
 }
 
 impl Guardian {
-    /// Starts one, in a group of its own.
-    pub(crate) async fn start(owner: Owner) -> io::Result<Self> {
+    /// Starts one, in a group of its own, and waits for it to be there.
+    pub(crate) async fn start(owner: Owner, patience: Duration) -> io::Result<Self> {
         let mut command = Command::new(own_program()?);
         command.arg0("lockkeeper").arg(ARGUMENT).env_clear().current_dir("/");
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -93,7 +93,9 @@ impl Guardian {
             }
         };
         let slow = || Err(io::Error::other("the guardian does not answer"));
-        tokio::time::timeout(PATIENCE, listen).await.unwrap_or_else(|_| slow())?;
+        let answered = tokio::time::timeout(patience, listen).await.unwrap_or_else(|_| slow());
+        // To one that comes too late, the end of its pipe would mean that the command has to die.
+        answered.inspect_err(|_| guardian.dismiss())?;
         Ok(guardian)
     }
 
@@ -179,7 +181,7 @@ pub(crate) fn main() -> ExitCode {
                 match group {
                     Some(group) => Group::new(group, owner).kill(),
                     // The wrapper died before it could tell.
-                    None => Group::new(getpgrp(), owner).kill_each(),
+                    None => Group::hunt(owner),
                 }
             }
             return ExitCode::SUCCESS;

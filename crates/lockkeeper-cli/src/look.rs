@@ -2,6 +2,7 @@
 
 use std::io::{self, IsTerminal as _, Write as _};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use lockkeeper::{Inspect, LockInfo, Owner, What};
 use serde_json::json;
@@ -9,8 +10,11 @@ use serde_json::json;
 use crate::args;
 use crate::failure::Failure;
 use crate::output::{self, Paint, print};
-use crate::report::{Reporter, Style};
+use crate::report::{self, Reporter, Style};
 use crate::store;
+
+/// How often a watch looks whether anybody still reads it.
+const UNREAD: Duration = Duration::from_secs(1);
 
 /// The exit code of a command that may have been asked for JSON, after its failure has been told.
 pub(crate) fn ended(json: bool, ended: Result<u8, Failure>) -> ExitCode {
@@ -37,7 +41,7 @@ pub(crate) async fn show(args: &args::Show) -> Result<u8, Failure> {
     let infos = inspect(&args.store).await?.show(args.name.as_str()).await?;
     tell(&infos, args.json)?;
     if infos.is_empty() && !args.json {
-        let _ = writeln!(io::stderr(), "lockkeeper: nobody holds {:?} or waits for it", args.name);
+        report::say(&format!("nobody holds {:?} or waits for it", args.name));
     }
     Ok(0)
 }
@@ -61,7 +65,16 @@ pub(crate) async fn watch(args: &args::Look) -> Result<u8, Failure> {
     tell(&inspect.list(&args.prefix).await?, args.json)?;
     let paint = Paint::stdout();
     loop {
-        let event = watch.next().await?;
+        let event = tokio::select! {
+            event = watch.next() => event?,
+            // Between events nothing is written that could fail.
+            () = tokio::time::sleep(UNREAD) => {
+                if output::is_unread() {
+                    return Ok(0);
+                }
+                continue;
+            }
+        };
         let (word, colour) = match event.what {
             What::Queued => ("queued", output::YELLOW),
             What::Left => ("left", output::YELLOW),

@@ -43,7 +43,7 @@ fn main() -> ExitCode {
                 let failure = Failure::usage(complaint);
                 report::Reporter::new(report::Style::Json, "").failed(&failure);
             } else {
-                let _ = writeln!(std::io::stderr(), "lockkeeper: {complaint}");
+                report::say(&complaint);
             }
             return ExitCode::from(USAGE);
         }
@@ -105,7 +105,8 @@ fn code(ended: Result<u8, Failure>) -> ExitCode {
     match ended {
         Ok(code) => ExitCode::from(code),
         Err(failure) => {
-            let _ = writeln!(std::io::stderr(), "lockkeeper: {failure}");
+            report::say(&failure.to_string());
+            terminal::Terminal::pass_on_interrupt(&failure);
             ExitCode::from(failure.code)
         }
     }

@@ -1,9 +1,11 @@
 //! Values as people and programs read them, and tables of them.
 
 use std::io::{self, IsTerminal as _, Write as _};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use lockkeeper::{Kind, LockInfo, Mode, Party};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
@@ -139,6 +141,38 @@ pub(crate) fn kind(kind: Kind) -> &'static str {
         Kind::Lock => "lock",
         Kind::Semaphore => "semaphore",
     }
+}
+
+/// Whether stderr had no room for a while: then nothing is waited for any more.
+static DEAF: AtomicBool = AtomicBool::new(false);
+/// How long stderr may have no room.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// What fits into a pipe that has room.
+const PIPE_BUF: usize = 4096;
+
+/// Writes to stderr. If there is no room, because whoever reads it is stuck, it is not written: a lock is not
+/// to be held, and a signal not to go unheard, for the sake of a message.
+pub(crate) fn tell(text: &str) {
+    let mut stderr = io::stderr().lock();
+    for part in text.as_bytes().chunks(PIPE_BUF) {
+        let patience = if DEAF.load(Ordering::Relaxed) { Duration::ZERO } else { PATIENCE };
+        let patience = Timespec::try_from(patience).ok();
+        let mut fds = [PollFd::new(&stderr, PollFlags::OUT)];
+        let has_room = matches!(poll(&mut fds, patience.as_ref()), Ok(1..));
+        DEAF.store(!has_room, Ordering::Relaxed);
+        if !has_room || stderr.write_all(part).is_err() {
+            return;
+        }
+    }
+}
+
+/// Whether nobody can read any more what is written to stdout.
+pub(crate) fn is_unread() -> bool {
+    let stdout = io::stdout();
+    let mut fds = [PollFd::new(&stdout, PollFlags::empty())];
+    let at_once = Timespec::default();
+    let told = matches!(poll(&mut fds, Some(&at_once)), Ok(1..));
+    told && fds[0].revents().intersects(PollFlags::ERR | PollFlags::HUP)
 }
 
 /// Writes to stdout. Nobody listens any more: that is no failure.

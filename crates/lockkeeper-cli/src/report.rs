@@ -1,6 +1,6 @@
 //! What is told while a lock is waited for and held, on stderr.
 
-use std::io::{self, IsTerminal as _, Write as _};
+use std::io::{self, IsTerminal as _};
 use std::time::Duration;
 
 use lockkeeper::{Guard, Kind, LockInfo, Owner, Party};
@@ -41,11 +41,12 @@ pub(crate) struct Sight {
 
 impl Sight {
     /// What is to be seen of the locks of one name, for a waiter for one kind of them.
-    pub(crate) fn new(infos: Vec<LockInfo>, kind: Kind, us: Owner) -> Self {
+    pub(crate) fn new(infos: Vec<LockInfo>, kind: Kind, us: &[Owner]) -> Self {
         let Some(info) = infos.into_iter().find(|info| info.kind == kind) else {
             return Self { holders: Vec::new(), ahead: None };
         };
-        let ahead = info.waiters.iter().position(|waiter| waiter.owner == Some(us));
+        let is_us = |waiter: &Party| waiter.owner.is_some_and(|owner| us.contains(&owner));
+        let ahead = info.waiters.iter().position(is_us);
         Self { holders: info.holders, ahead }
     }
 
@@ -91,9 +92,8 @@ impl Reporter {
                 let width = tcgetwinsize(io::stderr()).map_or(0, |size| size.ws_col);
                 // Some terminals do not know.
                 let width = if width == 0 { 80 } else { width };
-                let mut stderr = io::stderr().lock();
                 let line = cut(&line, usize::from(width) - 1);
-                let _ = write!(stderr, "\r\x1b[K{line}").and_then(|()| stderr.flush());
+                output::tell(&format!("\r\x1b[K{line}"));
                 self.live = true;
             }
             Style::Text if first => {
@@ -159,8 +159,7 @@ impl Reporter {
     /// Removes the live line.
     pub(crate) fn clear(&mut self) {
         if std::mem::take(&mut self.live) {
-            let mut stderr = io::stderr().lock();
-            let _ = write!(stderr, "\r\x1b[K").and_then(|()| stderr.flush());
+            output::tell("\r\x1b[K");
         }
     }
 
@@ -172,12 +171,13 @@ impl Reporter {
         if let (Value::Object(line), Value::Object(details)) = (&mut line, details) {
             line.extend(details);
         }
-        let _ = writeln!(io::stderr(), "{line}");
+        output::tell(&format!("{line}\n"));
     }
 }
 
-fn say(message: &str) {
-    let _ = writeln!(io::stderr(), "lockkeeper: {message}");
+/// Tells people something, in a line of its own.
+pub(crate) fn say(message: &str) {
+    output::tell(&format!("lockkeeper: {message}\n"));
 }
 
 /// Whether a line on stderr can be replaced: on a terminal that can, in whose foreground we are.

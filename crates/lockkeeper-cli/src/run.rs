@@ -11,7 +11,7 @@ use crate::args;
 use crate::child::{Child, Status, wants_terminal};
 use crate::failure::Failure;
 use crate::group::{Group, Where};
-use crate::guardian::{Guardian, Moment};
+use crate::guardian::{self, Guardian, Moment};
 use crate::report::{Reporter, Style};
 use crate::signals::{self, Signals};
 use crate::store;
@@ -22,6 +22,8 @@ use crate::waiting::Wanted;
 const KILL_AFTER: Duration = Duration::from_secs(5);
 /// How long whatever is still under way with the store may hold up the end.
 const LAST_WORDS: Duration = Duration::from_secs(5);
+/// How long to wait for a new guardian before the next look at the lock.
+const GUARDIAN: Duration = Duration::from_secs(1);
 /// How often to look whether a group is empty.
 const LOOK: Duration = Duration::from_millis(10);
 
@@ -46,6 +48,7 @@ pub(crate) async fn run(mut run: args::Run) -> u8 {
         }
         Err(failure) => {
             reporter.failed(&failure);
+            Terminal::pass_on_interrupt(&failure);
             failure.code
         }
     }
@@ -68,14 +71,16 @@ async fn attempt(
 ) -> Result<u8, Failure> {
     let broken = |error: io::Error| Failure::unavailable(format!("no signals: {error}"));
     let mut signals = Signals::new().map_err(broken)?;
-    let keeper = signals.unless(store::open_for_a_command(&run.store)).await??;
-    let kill_after = kill_after(run, &keeper)?;
+    let url = store::url(&run.store)?;
+    let kill_after = kill_after(run, &url)?;
+    let keeper = signals.unless(store::open_for_a_command(url)).await??;
     let wanted = Wanted::new(&keeper, &run.lock);
     let guard = match signals.unless(wanted.acquire(reporter)).await {
         Ok(Ok(guard)) => guard,
-        // Whatever was under way in the store ends before the process does.
+        // Whatever was under way in the store ends before the process does, unless it is asked once more.
         Ok(Err(failure)) | Err(failure) => {
-            let _ = tokio::time::timeout(LAST_WORDS, keeper.close()).await;
+            let closed = tokio::time::timeout(LAST_WORDS, keeper.close());
+            let _ = signals.unless(closed).await;
             return Err(failure);
         }
     };
@@ -88,17 +93,15 @@ async fn attempt(
 }
 
 /// How long a command has after TERM. The lease has to be long enough for a renewal to fail, for this, and
-/// for a margin.
-fn kill_after(run: &args::Run, keeper: &Keeper) -> Result<Duration, Failure> {
+/// for a margin. Only files know no leases: a session of PostgreSQL is one, too.
+fn kill_after(run: &args::Run, url: &str) -> Result<Duration, Failure> {
     let ttl = run.lock.ttl;
     match run.kill_after {
         None => Ok(KILL_AFTER.min(ttl / 3)),
-        Some(given) if keeper.capabilities().leases && given > ttl / 2 => {
-            Err(Failure::usage(format!(
-                "a --kill-after of {given:?} does not fit in a --ttl of {ttl:?}: it can be half of it \
+        Some(given) if !store::is_file(url) && given > ttl / 2 => Err(Failure::usage(format!(
+            "a --kill-after of {given:?} does not fit in a --ttl of {ttl:?}: it can be half of it \
                  at most"
-            )))
-        }
+        ))),
         Some(given) => Ok(given),
     }
 }
@@ -168,15 +171,20 @@ impl<'a> Watched<'a> {
         run: &args::Run,
         guard: &'a Guard,
         kill_after: Duration,
-        signals: Signals,
+        mut signals: Signals,
         reporter: &Reporter,
     ) -> Result<Self, Failure> {
         let broken =
             |error: io::Error| Failure::unavailable(format!("cannot watch a command: {error}"));
         let children = signals::stream(Signal::CHILD).map_err(broken)?;
         let continued = signals::stream(Signal::CONT).map_err(broken)?;
-        let guardian = Guardian::start(guard.owner()).await.map_err(broken)?;
+        let guardian = Guardian::start(guard.owner(), guardian::PATIENCE).await.map_err(broken)?;
         let terminal = Terminal::find();
+        // Whoever was asked to end meanwhile does not begin.
+        if let Some(signal) = signals.pending() {
+            guardian.dismiss();
+            return Err(Failure::signal(signal));
+        }
         // The process may have been stopped for a long time since the lock was granted.
         if !guard.is_held() {
             guardian.dismiss();
@@ -189,9 +197,10 @@ impl<'a> Watched<'a> {
         let child = Child::spawn(run, guard).inspect_err(|_| guardian.dismiss())?;
         let group = Group::new(child.pid(), guard.owner());
         guardian.guard(&group);
+        // Before the terminal is given away: who writes to it from the background may be stopped.
+        reporter.started(child.pid().as_raw_pid());
         // If it wanted to have the terminal before this, it was stopped, and is continued.
         terminal.give(group.id());
-        reporter.started(child.pid().as_raw_pid());
         Ok(Self {
             guard,
             ttl: run.lock.ttl,
@@ -233,7 +242,10 @@ impl<'a> Watched<'a> {
         self.terminal.take_back(self.group.id());
         match ended {
             Ok(status) => {
-                *interrupted = in_foreground && status == Status::Killed(Signal::INT.as_raw());
+                // One that came by way of this process did not come from the terminal.
+                *interrupted = in_foreground
+                    && !self.asked_to_end
+                    && status == Status::Killed(Signal::INT.as_raw());
                 reporter.exited(status);
                 Ok(status)
             }
@@ -313,7 +325,9 @@ impl<'a> Watched<'a> {
         if !self.guardian.is_dead() {
             return;
         }
-        if let Ok(guardian) = Guardian::start(self.guard.owner()).await {
+        // The lock is watched again after that, whether there is one or not.
+        let patience = self.pause().min(GUARDIAN);
+        if let Ok(guardian) = Guardian::start(self.guard.owner(), patience).await {
             guardian.guard(&self.group);
             if let Some(moment) = self.told {
                 guardian.until(moment);

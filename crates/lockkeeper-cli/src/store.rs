@@ -30,15 +30,17 @@ fn given(url: &str, by: &str) -> Result<String, Failure> {
 
 /// Opens the store for one who holds locks on behalf of a command. Where locks end with the process, the
 /// command has a part in them: should this process be killed, nobody else enters before the command is dead.
-pub(crate) async fn open_for_a_command(store: &args::Store) -> Result<Keeper, Failure> {
-    let mut url = url(store)?;
-    let is_file =
-        url.split_once(':').is_some_and(|(scheme, _)| scheme.eq_ignore_ascii_case("file"));
-    if is_file && !url.contains("inherit=") {
+pub(crate) async fn open_for_a_command(mut url: String) -> Result<Keeper, Failure> {
+    if is_file(&url) && !url.contains("inherit=") {
         url.push(if url.contains('?') { '&' } else { '?' });
         url.push_str("inherit=on");
     }
     Ok(Keeper::open(&url).await?)
+}
+
+/// Whether a URL names a directory.
+pub(crate) fn is_file(url: &str) -> bool {
+    url.split_once(':').is_some_and(|(scheme, _)| scheme.eq_ignore_ascii_case("file"))
 }
 
 /// Opens the store.

@@ -9,7 +9,7 @@ use nix::sys::signal::{SigSet, SigmaskHow, Signal as Mask};
 use rustix::process::{Pid, Signal, getpgrp, getpid, kill_process, kill_process_group};
 use rustix::termios::{tcgetpgrp, tcsetpgrp};
 
-use crate::failure::by_signal;
+use crate::failure::{Failure, by_signal};
 
 /// The hidden argument that makes this program die of Ctrl-C.
 pub(crate) const INTERRUPTED: &str = "__interrupted";
@@ -75,6 +75,21 @@ impl Terminal {
     /// only if that fails.
     pub(crate) fn interrupt_ourselves() {
         let _ = kill_process_group(getpgrp(), Signal::INT);
+        Self::become_interrupted();
+    }
+
+    /// Dies of the Ctrl-C that ended a wait, for the same reason: whoever else is in the group has had it.
+    /// Returns if it did not come from the terminal, and the exit code is to say it.
+    pub(crate) fn pass_on_interrupt(failure: &Failure) {
+        if failure.kind == "signal"
+            && failure.code == by_signal(Signal::INT.as_raw())
+            && Self::find().is_ours()
+        {
+            Self::become_interrupted();
+        }
+    }
+
+    fn become_interrupted() {
         let Ok(program) = crate::guardian::own_program() else { return };
         let _ = Command::new(program).arg0("lockkeeper").arg(INTERRUPTED).env_clear().exec();
     }

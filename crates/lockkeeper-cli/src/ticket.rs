@@ -31,7 +31,7 @@ pub(crate) async fn acquire(args: &args::Acquire) -> Result<(), Failure> {
             Err(failure)
         }
     };
-    close(&keeper).await;
+    close(&keeper, &mut signals).await;
     ended
 }
 
@@ -52,7 +52,7 @@ pub(crate) async fn renew(args: &args::Renew) -> Result<(), Failure> {
         Ok(ticket) => write(&ticket).map_err(|error| Failure::output(&error)),
         Err(error) => Err(error.into()),
     };
-    close(&keeper).await;
+    close(&keeper, &mut signals).await;
     ended
 }
 
@@ -63,7 +63,7 @@ pub(crate) async fn release(args: &args::ReleaseTicket) -> Result<(), Failure> {
     let keeper = signals.unless(open(&args.store)).await??;
     let ended = signals.unless(give_back(&keeper, ticket)).await?;
     // A release that failed is tried again, as that of any guard.
-    close(&keeper).await;
+    close(&keeper, &mut signals).await;
     ended
 }
 
@@ -105,8 +105,9 @@ async fn open(store: &args::Store) -> Result<Keeper, Failure> {
     Ok(keeper)
 }
 
-async fn close(keeper: &Keeper) {
-    let _ = tokio::time::timeout(LAST_WORDS, keeper.close()).await;
+/// Lets whatever is under way with the store end, unless a signal comes.
+async fn close(keeper: &Keeper, signals: &mut Signals) {
+    let _ = signals.unless(tokio::time::timeout(LAST_WORDS, keeper.close())).await;
 }
 
 fn write(ticket: &Ticket) -> io::Result<()> {

@@ -3,7 +3,7 @@
 use std::pin::pin;
 use std::time::{Duration, Instant};
 
-use lockkeeper::{Guard, Keeper, Kind, Owner};
+use lockkeeper::{Guard, Keeper, Kind};
 
 use crate::args;
 use crate::failure::{CONFLICT, Failure};
@@ -19,18 +19,15 @@ const REDRAW: Duration = Duration::from_secs(1);
 pub(crate) struct Wanted<'a> {
     keeper: Keeper,
     lock: &'a args::Lock,
-    owner: Owner,
 }
 
 impl<'a> Wanted<'a> {
     pub(crate) fn new(keeper: &Keeper, lock: &'a args::Lock) -> Self {
-        // One acquire at a time, and known beforehand to find our place in the queue.
-        let owner = Owner::random();
-        let mut keeper = keeper.clone().ttl(lock.ttl).claim_as(owner);
+        let mut keeper = keeper.clone().ttl(lock.ttl);
         if let Some(label) = &lock.label {
             keeper = keeper.label(label.as_str());
         }
-        Self { keeper, lock, owner }
+        Self { keeper, lock }
     }
 
     /// Acquires, and tells of waiting once it is known that others hold it.
@@ -89,7 +86,8 @@ impl<'a> Wanted<'a> {
             }
             Err(_) => None,
         };
-        Sight::new(infos.unwrap_or_default(), kind, self.owner)
+        // One acquire at a time: whoever waits here is us.
+        Sight::new(infos.unwrap_or_default(), kind, &self.keeper.waiting())
     }
 
     async fn conflict(&self) -> Failure {

@@ -163,6 +163,12 @@ impl Hold {
         self.error(operation, Error::lost(why))
     }
 
+    /// Whether whoever asked is still waiting for an answer.
+    pub(crate) fn is_waiting(&self) -> bool {
+        let inner = self.inner();
+        !inner.held && inner.ending.is_none()
+    }
+
     // What the guard asks.
 
     pub(crate) fn state(&self) -> State {

@@ -81,16 +81,6 @@ impl Keeper {
 
     option_setters!(options);
 
-    /// Makes locks whose claims have this owner, and not a new one each.
-    ///
-    /// For a program that wants to find itself among those who wait. It is for one acquire at a time: two
-    /// claims with one owner are one claim to the store, and **do not exclude each other**.
-    #[must_use]
-    pub fn claim_as(mut self, owner: Owner) -> Self {
-        self.options.owner = Some(owner);
-        self
-    }
-
     /// A lock for one at a time. The name is checked when the lock is asked for.
     pub fn mutex(&self, name: impl Into<Arc<str>>) -> Mutex {
         Mutex::new(self.lock(name))
@@ -199,6 +189,42 @@ impl Keeper {
         Inspect::new(self.shared.clone())
     }
 
+    /// The owners of this keeper's acquires that wait at this moment, in the order in which they began: for
+    /// finding one's own place among the [waiters](crate::LockInfo::waiters) of a lock.
+    ///
+    /// An acquire is among them from when it was first polled and the store had no answer at once, until it
+    /// ends or is dropped. Clones of a keeper are one keeper here.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use lockkeeper_core as lockkeeper;
+    /// # use lockkeeper::{Keeper, Memory};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> lockkeeper::Result<()> {
+    /// let keeper = Keeper::new(Memory::new());
+    /// let _held = keeper.mutex("orders/42").lock().await?;
+    /// let mutex = keeper.mutex("orders/42");
+    /// let place = async {
+    ///     let shown = keeper.inspect()?.show("orders/42").await?;
+    ///     let ours = keeper.waiting();
+    ///     let is_ours = |who: &lockkeeper::Party| who.owner.is_some_and(|id| ours.contains(&id));
+    ///     lockkeeper::Result::Ok(shown[0].waiters.iter().position(is_ours))
+    /// };
+    /// tokio::select! {
+    ///     biased;
+    ///     guard = mutex.lock() => drop(guard?),
+    ///     ahead = place => assert_eq!(ahead?, Some(0)),
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn waiting(&self) -> Vec<Owner> {
+        let pending = self.shared.pending();
+        let living = pending.iter().filter_map(Weak::upgrade);
+        living.filter(|driver| driver.hold.is_waiting()).map(|driver| driver.hold.owner).collect()
+    }
+
     /// What the store can do.
     pub fn capabilities(&self) -> Capabilities {
         self.shared.capabilities
@@ -285,8 +311,7 @@ impl Lock {
         let name = self.name.clone()?;
         let spec = || {
             self.shared.check(mode)?;
-            let owner = self.options.owner.unwrap_or_else(Owner::random);
-            let label = self.options.label()?;
+            let (owner, label) = (Owner::random(), self.options.label()?);
             let ttl = self.options.lease()?;
             let background = self.shared.background()?.clone();
             let queue = wait != Some(Duration::ZERO);

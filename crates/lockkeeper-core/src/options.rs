@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::Label;
-use crate::owner::Owner;
 
 /// The longest ttl that is taken: a thousand years. Stores count in milliseconds, in 53 bits.
 const LONGEST_TTL: Duration = Duration::from_secs(1000 * 366 * 24 * 60 * 60);
@@ -29,20 +28,12 @@ pub(crate) struct Options {
     pub(crate) ttl: Duration,
     pub(crate) max_wait: Option<Duration>,
     pub(crate) max_hold: Option<Duration>,
-    /// The owner of the next claims, where a caller wants to know it beforehand.
-    pub(crate) owner: Option<Owner>,
     label: Option<Result<Label>>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self {
-            ttl: Duration::from_secs(30),
-            max_wait: None,
-            max_hold: None,
-            owner: None,
-            label: None,
-        }
+        Self { ttl: Duration::from_secs(30), max_wait: None, max_hold: None, label: None }
     }
 }
 

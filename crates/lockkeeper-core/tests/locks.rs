@@ -29,17 +29,35 @@ async fn two_guards_of_one_mutex_are_two_owners() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_claim_has_the_owner_that_was_chosen_for_it_and_finds_itself_in_the_queue() {
-    let keeper = keeper();
+async fn a_keeper_finds_its_own_acquires_among_those_who_wait() {
+    let pair = pair();
+    let (keeper, other) = (&pair.healthy, &pair.faulty);
     let first = keeper.mutex("a").lock().await.unwrap();
-    let owner = Owner::random();
-    let mutex = keeper.clone().claim_as(owner).mutex("a");
-    let waiting = tokio::spawn(async move { mutex.lock().await });
-    sleep(secs(1)).await;
+    assert_eq!(keeper.waiting(), [], "a guard does not wait");
+    let start = |keeper: &Keeper| {
+        let mutex = keeper.mutex("a").label("the same");
+        tokio::spawn(async move { mutex.lock().await })
+    };
+    let ahead = start(other);
+    pair.until_queued("a", 1).await;
+    let ours = start(keeper);
+    pair.until_queued("a", 2).await;
+    let given_up = start(keeper);
+    pair.until_queued("a", 3).await;
+
     let waiters = keeper.inspect().unwrap().show("a").await.unwrap().remove(0).waiters;
-    assert_eq!(waiters[0].owner, Some(owner));
+    let owners: Vec<Owner> = waiters.iter().map(|waiter| waiter.owner.unwrap()).collect();
+    assert_eq!(keeper.waiting(), owners[1..], "in the order in which they asked");
+    assert_eq!(other.waiting(), owners[..1]);
+
+    given_up.abort();
+    pair.until_queued("a", 2).await;
+    assert_eq!(keeper.waiting(), [owners[1]], "whoever has gone does not wait");
     drop(first);
-    assert_eq!(waiting.await.unwrap().unwrap().owner(), owner);
+    drop(ahead.await.unwrap().unwrap());
+    let guard = ours.await.unwrap().unwrap();
+    assert_eq!(guard.owner(), owners[1]);
+    assert_eq!((keeper.waiting(), other.waiting()), (vec![], vec![]), "nor do guards");
 }
 
 #[tokio::test(start_paused = true)]

@@ -63,19 +63,25 @@ fn file_system(dir: &Path) -> Option<Finding> {
     let kind = rustix::fs::statfs(dir).ok()?.f_type;
     // The kernel's numbers are 32 bits, whatever the type that they come in.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "32 bits are all")]
-    let name = match kind as u32 {
+    Some(of_file_system(kind as u32))
+}
+
+/// What a file system of this magic number, as in `statfs(2)`, is worth.
+#[cfg(target_os = "linux")]
+fn of_file_system(magic: u32) -> Finding {
+    let name = match magic {
         0x6969 => "NFS",
         0xff53_4d42 | 0xfe53_4d42 | 0x517b => "SMB",
         0x0102_1997 => "9p",
         0x6573_5546 => "FUSE",
         0x00c3_6400 => "Ceph",
-        _ => return Some(Finding::ok("the file system is a local one")),
+        _ => return Finding::ok("the file system is a local one"),
     };
-    Some(Finding::warn(
+    Finding::warn(
         format!("the directory is on {name}"),
         "locks may not exclude other machines there, and changes are not told: use a local directory, or \
          Redis for locks between machines",
-    ))
+    )
 }
 
 #[cfg(not(target_os = "linux"))]
@@ -91,4 +97,32 @@ fn notices(store: &File) -> Finding {
         "waiters are not told of changes and look now and then",
         "leave polling=on out, and see that the user is below fs.inotify.max_user_instances",
     )
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use lockkeeper_core::Verdict;
+
+    use super::*;
+
+    // There is no NFS to be had in a test; the numbers are those of linux/magic.h.
+    #[test]
+    fn file_systems_of_other_machines_are_told_of() {
+        let remote =
+            [(0x6969, "NFS"), (0xff53_4d42, "SMB"), (0xfe53_4d42, "SMB"), (0x6573_5546, "FUSE")];
+        for (magic, name) in remote {
+            let finding = of_file_system(magic);
+            assert_eq!(finding.verdict, Verdict::Warn, "{name}");
+            assert!(finding.what.contains(name) && finding.advice.is_some(), "{finding:?}");
+        }
+        let local = [
+            (0xef53, "ext4"),
+            (0x5846_5342, "xfs"),
+            (0x0102_1994, "tmpfs"),
+            (0x794c_7630, "overlay"),
+        ];
+        for (magic, name) in local {
+            assert_eq!(of_file_system(magic).verdict, Verdict::Ok, "{name}");
+        }
+    }
 }

@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use lockkeeper_core::{Error, Finding, Result};
+use lockkeeper_core::{Error, ErrorKind, Finding, Result};
 use redis::aio::MultiplexedConnection;
-use redis::{Cmd, ProtocolVersion, Value, from_redis_value};
+use redis::{Cmd, ProtocolVersion, ServerErrorKind, Value, from_redis_value};
 
 use crate::backend::Redis;
 use crate::config::{Address, Config, Protocol, Servers};
@@ -91,7 +91,11 @@ async fn redlock(nodes: &[Config]) -> Vec<Finding> {
 }
 
 fn unreachable(error: &Error) -> Finding {
-    Finding::fail(error.to_string(), "see that the server runs and that the URL is right")
+    let advice = match error.kind() {
+        ErrorKind::Config => "see that the login of the URL is right, and what that user may do",
+        _ => "see that the server runs and that the URL is right",
+    };
+    Finding::fail(error.to_string(), advice)
 }
 
 /// What a server says of itself.
@@ -123,7 +127,8 @@ impl Node {
             )),
             None => findings.push(push(config, address).await),
         }
-        findings.extend([asked.eviction(), asked.persistence(), asked.replicas(config)]);
+        findings.extend([asked.eviction(), asked.persistence()]);
+        findings.extend(asked.replicas(config));
         findings.push(asked.clock());
         for finding in &mut findings {
             finding.what = format!("{address}: {}", finding.what);
@@ -156,6 +161,7 @@ async fn push(config: &Config, address: &Address) -> Finding {
 
 /// The answers of one server.
 struct Asked {
+    /// Empty if it may not be read.
     info: HashMap<String, String>,
     /// Empty if they may not be read.
     settings: HashMap<String, String>,
@@ -167,9 +173,15 @@ impl Asked {
     async fn ask(config: &Config, address: &Address) -> Result<Self> {
         let client = connection::client(config, address, ProtocolVersion::RESP2)?;
         let mut server = client.get_multiplexed_async_connection().await.map_err(translate)?;
-        let info = redis::cmd("INFO");
-        let text: String = from_redis_value(send(&mut server, &info).await?)
-            .map_err(|error| translate(error.into()))?;
+        let told = server.send_packed_command(&redis::cmd("INFO")).await;
+        let text: String = match told.and_then(Value::extract_error) {
+            Ok(text) => from_redis_value(text).map_err(|error| translate(error.into()))?,
+            // It can hold locks all the same.
+            Err(error) if error.kind() == redis::ErrorKind::Server(ServerErrorKind::NoPerm) => {
+                String::new()
+            }
+            Err(error) => return Err(translate(error)),
+        };
         let lines = text.lines().filter_map(|line| line.trim_end().split_once(':'));
         let info = lines.map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
         let mut settings = HashMap::new();
@@ -189,6 +201,10 @@ impl Asked {
     }
 
     fn version(&self) -> Finding {
+        if self.info.is_empty() {
+            let advice = "let the user run INFO, or see to these yourself";
+            return Finding::warn("INFO is not allowed: version, role, replicas unknown", advice);
+        }
         let (make, version) = match (self.info("valkey_version"), self.info("redis_version")) {
             (Some(version), _) => ("Valkey", version),
             (None, Some(version)) => ("Redis", version),
@@ -208,7 +224,8 @@ impl Asked {
 
     /// Whose replica it is.
     fn master(&self) -> Option<String> {
-        let host = self.info.get("master_host").filter(|_| self.info["role"] == "slave")?;
+        let is_replica = self.info("role").as_deref() == Some("slave");
+        let host = self.info.get("master_host").filter(|_| is_replica)?;
         Some(format!("{host}:{}", self.info("master_port").unwrap_or_default()))
     }
 
@@ -256,26 +273,26 @@ impl Asked {
         }
     }
 
-    fn replicas(&self, config: &Config) -> Finding {
-        let count =
-            self.info("connected_slaves").and_then(|count| count.parse().ok()).unwrap_or(0_u32);
+    /// `None` if their number is not known.
+    fn replicas(&self, config: &Config) -> Option<Finding> {
+        let count = self.info("connected_slaves")?.parse::<u32>().ok()?;
         let wanted = config.min_replicas;
         if count < wanted {
-            return Finding::fail(
+            return Some(Finding::fail(
                 format!("{count} replicas are connected, and min_replicas is {wanted}"),
                 "no lock will be granted: connect more replicas, or lower min_replicas in the URL",
-            );
+            ));
         }
         if count > 0 && wanted == 0 {
-            return Finding::warn(
+            return Some(Finding::warn(
                 format!("{count} replicas, and grants do not wait for them"),
                 "a failover may forget the last grants: put ?min_replicas=1 into the URL",
-            );
+            ));
         }
-        match count {
+        Some(match count {
             0 => Finding::ok("no replicas, so no failover that could forget a grant"),
             _ => Finding::ok(format!("{count} replicas, and grants wait for {wanted} of them")),
-        }
+        })
     }
 
     fn clock(&self) -> Finding {
@@ -302,4 +319,39 @@ async fn apart(server: &mut MultiplexedConnection) -> Option<Duration> {
 async fn send(server: &mut MultiplexedConnection, command: &Cmd) -> Result<Value> {
     let answer = server.send_packed_command(command).await;
     answer.and_then(Value::extract_error).map_err(translate)
+}
+
+#[cfg(test)]
+mod tests {
+    use lockkeeper_core::Verdict;
+
+    use super::*;
+
+    fn says(info: &[(&str, &str)]) -> Asked {
+        let info = info.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+        Asked { info: info.collect(), settings: HashMap::new(), apart: None }
+    }
+
+    #[test]
+    fn servers_that_are_too_old_are_told_apart() {
+        let verdict = |info: &[(&str, &str)]| says(info).version().verdict;
+        for old in ["2.8.19", "5.0.14", "6.0.16", "6"] {
+            assert_eq!(verdict(&[("redis_version", old)]), Verdict::Fail, "{old}");
+        }
+        for new in ["6.2.0", "6.10.1", "7.0.15", "10.0.0"] {
+            assert_eq!(verdict(&[("redis_version", new)]), Verdict::Ok, "{new}");
+        }
+        // It calls itself a Redis of the version that it came from.
+        let valkey = says(&[("redis_version", "7.2.4"), ("valkey_version", "8.1.0")]).version();
+        assert_eq!((valkey.verdict, valkey.what.as_str()), (Verdict::Ok, "Valkey 8.1.0"));
+        assert_eq!(verdict(&[("role", "master")]), Verdict::Warn, "it does not say");
+    }
+
+    #[test]
+    fn clocks_may_be_two_seconds_apart() {
+        let verdict = |apart| Asked { apart, ..says(&[]) }.clock().verdict;
+        assert_eq!(verdict(Some(Duration::from_millis(1900))), Verdict::Ok);
+        assert_eq!(verdict(Some(Duration::from_millis(2100))), Verdict::Warn);
+        assert_eq!(verdict(None), Verdict::Warn);
+    }
 }

@@ -8,7 +8,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{Backend, Owner, Result};
+use lockkeeper_core::{Backend, Result};
 
 use crate::open;
 
@@ -140,12 +140,6 @@ impl Keeper {
     #[must_use]
     pub fn label(self, label: impl Into<Arc<str>>) -> Self {
         Self(self.0.label(label))
-    }
-
-    /// As [`Keeper::claim_as`](lockkeeper_core::Keeper::claim_as).
-    #[must_use]
-    pub fn claim_as(self, owner: Owner) -> Self {
-        Self(self.0.claim_as(owner))
     }
 }
 

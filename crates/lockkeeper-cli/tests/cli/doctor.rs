@@ -1,11 +1,14 @@
 //! `doctor`, on healthy and on sick stores.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{PermissionsExt as _, chown};
+use std::process::Command;
 
-use lockkeeper_testkit::server::{PgBouncer, PostgresServer, RedisServer, RedlockNodes};
+use lockkeeper_testkit::server::{
+    PgBouncer, PostgresServer, RedisCluster, RedisSentinel, RedisServer, RedlockNodes,
+};
 
-use crate::world::{Said, World};
+use crate::world::{Running, Said, World};
 
 /// The lines that begin with a verdict.
 fn lines<'a>(said: &'a Said, verdict: &str) -> Vec<&'a str> {
@@ -33,10 +36,31 @@ fn a_healthy_directory_is_well_and_sick_ones_are_not() {
     finds(&said, 1, "WARN", "others may write");
     finds(&said, 1, "WARN", "not told of changes");
 
+    fs::set_permissions(&dir, fs::Permissions::from_mode(0o755)).unwrap();
+    let url = format!("file:{}", dir.display());
+    finds(&world.say(&["doctor", "--store", &url]), 1, "WARN", "others may read");
+
     fs::write(world.path("plain"), "").unwrap();
     let url = format!("file:{}", world.path("plain").display());
     finds(&world.say(&["doctor", "--store", &url]), 2, "FAIL", "not a directory");
+    // Nobody may write there, not even root.
+    finds(&world.say(&["doctor", "--store", "file:/proc/self"]), 2, "FAIL", "may write to");
     assert_eq!(world.say(&["doctor", "--store", "zoo:x"]).code, Some(64));
+}
+
+#[test]
+fn a_directory_of_somebody_else_is_told_of() {
+    let world = World::new();
+    let theirs = world.path("theirs");
+    fs::create_dir(&theirs).unwrap();
+    // Only root can give a directory away; all others have root's at hand.
+    let is_root = rustix::process::geteuid().is_root();
+    let dir = if is_root { theirs } else { std::env::temp_dir() };
+    if is_root {
+        chown(&dir, Some(12_345), None).unwrap();
+    }
+    let url = format!("file:{}", dir.display());
+    finds(&world.say(&["doctor", "--store", &url]), 1, "WARN", "belongs to another user");
 }
 
 #[test]
@@ -71,6 +95,90 @@ fn a_redis_that_may_lose_locks_is_told_apart() {
     finds(&world.say(&["doctor", "--store", &wanting]), 2, "FAIL", "min_replicas is 1");
     let resp2 = format!("{}?protocol=resp2", server.url());
     finds(&world.say(&["doctor", "--store", &resp2]), 2, "OK", "RESP2 as asked for");
+}
+
+#[test]
+fn grants_that_a_crash_may_forget_are_told_of() {
+    let log = RedisServer::builder().arg("--appendonly", "yes").start_or_panic();
+    let said = World::on(&log.url()).say(&["doctor"]);
+    finds(&said, 1, "WARN", "a crash may forget the last grants (appendfsync everysec)");
+}
+
+#[test]
+fn a_user_that_may_not_read_settings_is_no_failure() {
+    let server = RedisServer::start_or_panic();
+    let rules = ["on", ">secret", "~*", "&*", "+@all", "-info", "-config"];
+    server.command(&[&["ACL", "SETUSER", "low"][..], &rules].concat());
+    let world = World::on(&server.url().replace("redis://", "redis://low:secret@"));
+    let said = world.say(&["doctor"]);
+    for text in ["INFO is not allowed", "CONFIG GET is not allowed"] {
+        finds(&said, 1, "WARN", text);
+    }
+    finds(&said, 1, "OK", "RESP3");
+    assert_eq!(world.say(&["run", "a", "true"]).code, Some(0), "as it says: no failure");
+    server.command(&["ACL", "SETUSER", "low", "resetchannels"]);
+    finds(&world.say(&["doctor"]), 1, "WARN", "no messages come through");
+    assert!(!format!("{said:?}").contains("secret"), "{said:?}");
+}
+
+/// Puts the wall clock of a program forward by an hour, and leaves its other clocks alone.
+const SHIM: &str = "
+#define _GNU_SOURCE
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+int clock_gettime(clockid_t which, struct timespec *at) {
+    int failed = syscall(SYS_clock_gettime, which, at);
+    if (!failed && which == CLOCK_REALTIME) at->tv_sec += 3600;
+    return failed;
+}
+";
+
+#[test]
+fn a_clock_that_differs_is_told_of() {
+    let server = RedisServer::builder().persistent().start_or_panic();
+    let world = World::on(&server.url());
+    let (source, shim) = (world.path("shim.c"), world.path("shim.so"));
+    fs::write(&source, SHIM).unwrap();
+    let mut compiler = Command::new("cc");
+    compiler.args(["-shared", "-fPIC", "-o"]).arg(&shim).arg(&source);
+    assert_eq!(Running::start(compiler).end().code, Some(0), "there is a C compiler");
+    let mut command = world.command(&["doctor"]);
+    command.env("LD_PRELOAD", &shim);
+    let said = Running::start(command).end();
+    finds(&said, 1, "WARN", "clock is 3600.0s from the one here: leases survive that");
+    finds(&world.say(&["doctor"]), 0, "OK", "clock agrees");
+}
+
+#[test]
+fn behind_sentinels_the_master_is_examined() {
+    let mut sentinel = RedisSentinel::start_or_panic();
+    let world = World::on(&sentinel.url());
+    let said = world.say(&["doctor"]);
+    let master = sentinel.master().addr();
+    finds(&said, 1, "OK", &format!("{master}: reachable"));
+    finds(&said, 1, "WARN", &format!("{master}: 1 replicas, and grants do not wait"));
+    let waits = format!("{}?min_replicas=1", sentinel.url());
+    finds(&world.say(&["doctor", "--store", &waits]), 1, "OK", "grants wait for 1 of them");
+    let nobody = sentinel.url().replace("mymaster", "nobody");
+    finds(&world.say(&["doctor", "--store", &nobody]), 2, "FAIL", "nobody");
+    for sentinel in sentinel.sentinels_mut() {
+        sentinel.kill9();
+    }
+    assert_eq!(lines(&world.say(&["doctor"]), "FAIL").len(), 1);
+}
+
+#[test]
+fn every_master_of_a_cluster_is_examined() {
+    let mut cluster = RedisCluster::start_or_panic();
+    let world = World::on(&cluster.url());
+    let said = world.say(&["doctor"]);
+    let reachable = lines(&said, "OK").into_iter().filter(|line| line.contains("reachable"));
+    assert!(reachable.count() >= 3, "{said:?}");
+    let node = &mut cluster.nodes_mut()[0];
+    let dead = node.addr();
+    node.kill9();
+    finds(&world.say(&["doctor"]), 2, "FAIL", &dead.to_string());
 }
 
 #[test]
@@ -132,10 +240,17 @@ fn a_healthy_postgres_is_well_and_what_stands_in_its_place_is_not() {
     for text in ["login is right", "no pooler", "idle_session_timeout", "locks in use", "fsync"] {
         finds(&said, 0, "OK", text);
     }
+    server.stop();
+    let silent = format!("{}?connect_timeout=1", server.url());
+    let said = World::new().say(&["doctor", "--store", &silent]);
+    server.cont();
+    assert_eq!(lines(&said, "FAIL").len(), 1, "{said:?}");
     let standby = server.standby().unwrap();
     finds(&World::on(&standby.url()).say(&["doctor"]), 2, "FAIL", "a standby");
     let pooler = PgBouncer::before(&server).unwrap();
     finds(&World::on(&pooler.url()).say(&["doctor"]), 2, "FAIL", "PgBouncer");
+    let hasty = PostgresServer::with_args(&["-c", "fsync=off"]).unwrap();
+    finds(&World::on(&hasty.url()).say(&["doctor"]), 1, "WARN", "fsync is off");
     let nobody = World::new().say(&["doctor", "--store", "postgres://u:hunter2@127.0.0.1:1/"]);
     assert_eq!(nobody.code, Some(2), "{nobody:?}");
     assert!(!nobody.out.contains("hunter2"), "{nobody:?}");

@@ -1,11 +1,13 @@
 //! `ls`, `show`, `watch`, `break`.
 
+use std::process::Stdio;
+
 use lockkeeper_testkit::server::RedisServer;
 use rexpect::session::spawn_command;
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::world::{World, eventually, golden};
+use crate::world::{Running, World, eventually, golden};
 
 /// A table without what differs from run to run.
 fn without_times(table: &str) -> String {
@@ -71,6 +73,49 @@ fn a_watch_tells_what_happens() {
     let lines = watch.out();
     let event: Value = serde_json::from_str(lines.lines().nth(1).unwrap()).unwrap();
     assert_eq!((&event["name"], &event["who"]["label"]), (&"a".into(), &"me".into()));
+}
+
+#[test]
+fn a_watch_that_nobody_reads_any_more_ends() {
+    let world = World::new();
+    let mut command = world.command(&["watch"]);
+    let (reader, writer) = std::io::pipe().unwrap();
+    command.stdin(Stdio::null()).stdout(writer).stderr(Stdio::piped());
+    let watch = Running::start_as_it_is(command);
+    drop(reader);
+    let said = watch.end();
+    assert_eq!((said.code, said.err.as_str()), (Some(0), ""));
+}
+
+#[test]
+fn a_table_that_nobody_reads_is_no_failure() {
+    let world = World::new();
+    let _holder = world.hold("a", &[]);
+    for args in [&["ls"][..], &["show", "a"], &["doctor"], &["man"], &["--help"]] {
+        let mut command = world.command(args);
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        command.stdin(Stdio::null()).stdout(writer).stderr(Stdio::piped());
+        let said = Running::start_as_it_is(command).end();
+        assert_eq!((said.code, said.err.as_str()), (Some(0), ""), "{args:?}");
+    }
+}
+
+#[test]
+fn what_others_wrote_into_the_store_does_not_reach_the_terminal_as_it_is() {
+    let server = RedisServer::start_or_panic();
+    let world = World::on(&server.url());
+    server.command(&["SET", "lockkeeper:{a}", "\x1b[2Jboo\x07", "PX", "600000"]);
+    for args in
+        [&["ls"][..], &["show", "a"], &["run", "a", "--no-wait", "true"], &["break", "a", "-y"]]
+    {
+        let said = world.say(args);
+        assert!(format!("{}{}", said.out, said.err).contains("boo"), "{said:?}");
+        assert!(
+            !said.out.contains(['\x1b', '\x07']) && !said.err.contains(['\x1b', '\x07']),
+            "{said:?}"
+        );
+    }
 }
 
 #[test]

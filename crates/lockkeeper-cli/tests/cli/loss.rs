@@ -127,6 +127,13 @@ fn a_grace_that_does_not_fit_in_the_lease_is_refused() {
     assert!(said.err.contains("--kill-after of 3s does not fit in a --ttl of 5s"), "{said:?}");
     assert!(!world.path("ran").exists());
     assert_eq!(world.say(&["run", "a", "--ttl", "5s", "true"]).code, Some(0), "the default adapts");
+    // Sessions that the server ends in silence are leases, too.
+    let server = PostgresServer::start_or_panic();
+    let session = World::on(&server.url());
+    let said =
+        session.say(&["run", "a", "--ttl", "5s", "--kill-after", "3s", "--", "touch", "ran"]);
+    assert_eq!(said.code, Some(64), "{said:?}");
+    assert!(!session.path("ran").exists());
     let files = World::new();
     let said = files.say(&["run", "a", "--kill-after", "1h", "true"]);
     assert_eq!(said.code, Some(0), "no lease, no limit: {said:?}");

@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 
-use lockkeeper_testkit::server::RedisServer;
+use lockkeeper_testkit::server::{PgBouncer, PostgresServer, RedisServer, RedlockNodes};
 
 use crate::world::{Running, World};
 
@@ -30,6 +30,35 @@ fn fifty_runs_on_one_name_run_once_each_and_never_overlap_on_redis() {
     let server = RedisServer::start_or_panic();
     fifty(&World::on(&server.url()));
     assert_eq!(server.command(&["KEYS", "*"]), "", "nothing stays behind");
+}
+
+#[test]
+fn locks_exclude_on_every_store() {
+    let (postgres, nodes) = (PostgresServer::start_or_panic(), RedlockNodes::start_or_panic(3));
+    let redis = RedisServer::start_or_panic();
+    for url in [postgres.url(), redis.url(), nodes.url()] {
+        let world = World::on(&url);
+        let mut holder = world.spawn(&["run", "a", "--", "sh", "-c", "echo in; read x; exit 3"]);
+        holder.wait_out("in");
+        assert_eq!(world.say(&["run", "a", "--no-wait", "true"]).code, Some(75), "{url}");
+        let next = world.spawn(&["run", "a", "--", "echo", "next"]);
+        next.wait_err("waiting for \"a\": ");
+        assert_eq!(next.out(), "", "{url}");
+        holder.tell("go\n");
+        assert_eq!(holder.end().code, Some(3), "{url}");
+        assert_eq!(next.end().out, "next\n", "{url}");
+    }
+    // What cannot be looked into says so, and is no crash.
+    let quorum = World::on(&nodes.url());
+    for args in [&["ls"][..], &["show", "a"], &["watch"], &["break", "a", "-y"]] {
+        let said = quorum.say(args);
+        assert_eq!((said.code, said.err.lines().count()), (Some(64), 1), "{args:?}: {said:?}");
+    }
+    // A URL that leads to what cannot keep locks is a wrong one.
+    let pooler = PgBouncer::before(&postgres).unwrap();
+    let said = World::on(&pooler.url()).say(&["run", "a", "true"]);
+    assert_eq!((said.code, said.err.lines().count()), (Some(64), 1), "{said:?}");
+    assert!(said.err.contains("connect to the server itself"), "{said:?}");
 }
 
 #[test]
@@ -198,6 +227,56 @@ fn the_command_has_the_input_and_output_of_the_wrapper() {
     run.tell("some\ninput\n");
     let said = run.end();
     assert_eq!((said.out.as_str(), said.err.as_str()), ("some\ninput\n", "problem\n"));
+}
+
+#[test]
+fn without_open_input_and_output_it_works_all_the_same() {
+    let world = World::new();
+    let mut command = std::process::Command::new("sh");
+    let work = "exec \"$0\" run a -- sh -c 'echo out; echo err >&2; cat; exit 5' <&- >&- 2>&-";
+    command.args(["-c", work, crate::world::PROGRAM]);
+    world.environ(&mut command);
+    assert_eq!(Running::start(command).end().code, Some(5));
+}
+
+#[test]
+fn a_reader_of_stderr_that_is_stuck_holds_up_neither_the_command_nor_signals() {
+    let world = World::new();
+    let (mut reader, mut writer) = std::io::pipe().unwrap();
+    rustix::io::ioctl_fionbio(&writer, true).unwrap();
+    while std::io::Write::write(&mut writer, &[b'x'; 4096]).is_ok() {}
+    rustix::io::ioctl_fionbio(&writer, false).unwrap();
+    let stuck = |args: &[&str]| {
+        let mut command = world.command(args);
+        let stderr = writer.try_clone().unwrap();
+        command
+            .stdin(std::process::Stdio::null())
+            .stdout(std::process::Stdio::piped())
+            .stderr(stderr);
+        Running::start_as_it_is(command)
+    };
+    let run = stuck(&["run", "a", "--json", "--", "sh", "-c", "echo in; exec sleep 600"]);
+    run.wait_out("in");
+    let waiter = stuck(&["run", "a", "--", "sh", "-c", "echo in"]);
+    run.signal(rustix::process::Signal::TERM);
+    assert_eq!(run.end().code, Some(143));
+    assert_eq!(waiter.end().out, "in\n");
+    drop(writer);
+    let mut all = Vec::new();
+    std::io::Read::read_to_end(&mut reader, &mut all).unwrap();
+    assert!(all.iter().all(|byte| *byte == b'x'), "there was no room for a word");
+}
+
+#[test]
+fn names_and_commands_may_begin_with_dashes() {
+    let world = World::new();
+    let said = world.say(&["run", "--", "--json", "sh", "-c", "echo $LOCKKEEPER_NAME"]);
+    assert_eq!((said.code, said.out.as_str()), (Some(0), "--json\n"));
+    assert_eq!(world.say(&["run", "a", "--", "-nosuch"]).code, Some(127));
+    assert_eq!(world.say(&["run", "a", "--", ""]).code, Some(127));
+    // What stands after the command is its own.
+    let said = world.say(&["run", "a", "echo", "--json", "--wait", "x", "--", "y"]);
+    assert_eq!((said.code, said.out.as_str()), (Some(0), "--json --wait x -- y\n"));
 }
 
 /// The events on stderr, one JSON object to a line.

@@ -3,7 +3,7 @@
 use lockkeeper_testkit::server::RedisServer;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::world::{Running, World, children, eventually, lives};
+use crate::world::{Running, World, children, eventually, lives, mask_has};
 
 /// Runs a shell script under the lock "a" and waits until it has said that it is ready.
 fn script(world: &World, options: &[&str], script: &str) -> Running {
@@ -201,6 +201,90 @@ fn a_signal_while_waiting_ends_the_wait_and_leaves_the_queue() {
         assert!(!world.say(&["ls"]).out.contains("waits"));
     }
     assert!(!world.path("ran").exists());
+}
+
+#[test]
+fn a_signal_that_was_ignored_before_stays_ignored_as_nohup_wants_it() {
+    let world = World::new();
+    let lk = crate::world::PROGRAM;
+    let work = "trap '' HUP INT; exec \"$0\" run a -- sh -c 'echo $$ > itself; echo ready; read x; exit 6'";
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", work, lk]);
+    world.environ(&mut command);
+    let mut run = Running::start(command);
+    run.wait_out("ready");
+    let itself = world.pid_in("itself");
+    for signal in [Signal::HUP, Signal::INT] {
+        assert!(mask_has(itself, "SigIgn", signal), "the command inherits that");
+        assert!(mask_has(run.pid(), "SigIgn", signal), "and the wrapper does not hear it");
+        run.signal(signal);
+    }
+    run.tell("go\n");
+    assert_eq!(run.end().code, Some(6));
+    // While waiting, too.
+    let holder = world.hold("b", &[]);
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", "trap '' HUP; exec \"$0\" run b -- true", lk]);
+    world.environ(&mut command);
+    let waiter = Running::start(command);
+    waiter.wait_err("waiting");
+    waiter.signal(Signal::HUP);
+    drop(holder);
+    assert_eq!(waiter.end().code, Some(0));
+}
+
+#[test]
+fn a_signal_that_was_blocked_before_is_heard() {
+    let world = World::new();
+    let mut command = std::process::Command::new("env");
+    let work = "echo ready; exec sleep 600";
+    command.args([
+        "--block-signal=TERM",
+        crate::world::PROGRAM,
+        "run",
+        "a",
+        "--",
+        "sh",
+        "-c",
+        work,
+    ]);
+    world.environ(&mut command);
+    let run = Running::start(command);
+    run.wait_out("ready");
+    run.signal(Signal::TERM);
+    assert_eq!(run.end().code, Some(143));
+}
+
+#[test]
+fn a_command_is_not_started_after_a_signal_to_end() {
+    let world = World::new();
+    for round in 0..20 {
+        let run =
+            world.spawn(&["run", "a", "--json", "--", "sh", "-c", "echo ran; exec sleep 600"]);
+        run.wait_err("\"acquired\"");
+        run.signal(Signal::TERM);
+        let said = run.end();
+        assert_eq!(said.code, Some(143), "{round}: {said:?}");
+        assert!(said.err.contains("\"released\""), "{round}: {said:?}");
+    }
+    assert_eq!(world.say(&["run", "a", "--no-wait", "true"]).code, Some(0));
+}
+
+#[test]
+fn a_command_whose_wrapper_was_killed_between_its_fork_and_its_exec_dies_too() {
+    // The guardian then knows no group, and finds nobody at first: the mark comes with the exec.
+    let owner = "0123456789abcdef0123456789abcdef";
+    let mut guardian = std::process::Command::new(crate::world::PROGRAM);
+    guardian.arg("__guardian").env_clear();
+    let mut guardian = Running::start(guardian);
+    guardian.tell(&format!("owner {owner}\n"));
+    // So that it has looked once, and found nobody; if not, the test is easier to pass, not harder.
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    let mut command = std::process::Command::new("sleep");
+    command.arg("600").env("LOCKKEEPER_OWNER", owner);
+    let mut late = Running::start(command);
+    assert_eq!(late.code(), None, "it is killed");
+    assert_eq!(guardian.end().code, Some(0));
 }
 
 #[test]

@@ -2,9 +2,10 @@
 
 use std::process::Command;
 
+use lockkeeper_testkit::server::RedisServer;
 use rexpect::session::{PtySession, spawn_command};
 
-use crate::world::{PROGRAM, World, eventually, parent, state};
+use crate::world::{PROGRAM, World, eventually, lives, parent, state};
 
 /// A terminal with a shell that has job control.
 struct Shell(PtySession);
@@ -40,7 +41,8 @@ impl Shell {
 
     fn end(mut self) {
         self.line("exit");
-        self.line("exit");
+        // A shell with jobs that are stopped wants to be told twice; another may be gone by now.
+        let _ = self.0.send_line("exit");
         let _ = self.0.exp_eof();
     }
 }
@@ -138,6 +140,52 @@ fn ctrl_c_ends_a_script_that_runs_one_command_after_another() {
     assert!(!until.contains("in 2") && !until.contains("after"), "{until:?}");
     shell.line("echo code $?");
     shell.expect("code 130");
+    shell.end();
+}
+
+#[test]
+fn ctrl_c_while_waiting_ends_a_script_that_runs_one_command_after_another() {
+    let world = World::new();
+    let _holder = world.hold("a", &["--label", "me"]);
+    let mut shell = Shell::start(&world, "xterm");
+    shell.line("bash -c 'for i in 1 2 3; do $LK run a -- true; echo after $i; done'");
+    shell.expect("for \"a\": held by me for ");
+    shell.press('c');
+    let until = shell.expect("<ready>");
+    assert!(!until.contains("after"), "{until:?}");
+    shell.line("echo code $?");
+    shell.expect("code 130");
+    shell.end();
+}
+
+#[test]
+fn int_from_elsewhere_is_not_taken_for_ctrl_c() {
+    let world = World::new();
+    let mut shell = Shell::start(&world, "xterm");
+    shell.line("bash -c '$LK run a -- sh -c \"echo \\$PPID > wrapper; echo in; exec sleep 600\"; echo after $?'");
+    shell.expect("in\r\n");
+    let wrapper = world.pid_in("wrapper");
+    rustix::process::kill_process(wrapper, rustix::process::Signal::INT).unwrap();
+    shell.expect("after 130");
+    shell.end();
+}
+
+#[test]
+fn a_job_that_is_stopped_for_longer_than_its_lease_is_dead_and_says_so_when_it_is_continued() {
+    let server = RedisServer::start_or_panic();
+    let world = World::on(&server.url());
+    let mut shell = Shell::start(&world, "xterm");
+    shell.line("$LK run a --ttl 6s -- sh -c 'echo $$ > pid; echo in; exec sleep 600'");
+    shell.expect("in\r\n");
+    let pid = world.pid_in("pid");
+    shell.press('z');
+    shell.expect("<ready>");
+    eventually("the command is dead", || !lives(pid));
+    shell.line("fg");
+    shell.expect("the lock was not renewed in time: the command was stopped");
+    shell.expect("<ready>");
+    shell.line("echo code $?");
+    shell.expect("code 70");
     shell.end();
 }
 

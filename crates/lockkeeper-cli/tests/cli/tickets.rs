@@ -3,10 +3,10 @@
 use std::fs;
 use std::process::Stdio;
 
-use lockkeeper_testkit::server::RedisServer;
+use lockkeeper_testkit::server::{RedisServer, RedlockNodes};
 use rustix::process::Signal;
 
-use crate::world::World;
+use crate::world::{Running, World, eventually, mask_has};
 
 #[test]
 fn a_ticket_is_acquired_renewed_and_released_by_different_processes() {
@@ -53,12 +53,8 @@ fn an_acquire_can_be_interrupted_while_it_connects() {
     let world = World::on(&format!("{}?connect_timeout=60s", server.url()));
     let acquire = world.spawn(&["acquire", "a"]);
     // It hears signals from its start on; one that came before would end it in another way.
-    crate::world::eventually("it catches signals", || {
-        let status = fs::read_to_string(format!("/proc/{}/status", acquire.pid().as_raw_pid()));
-        let status = status.unwrap_or_default();
-        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
-        caught.is_some_and(|mask| u64::from_str_radix(mask.trim(), 16).unwrap() & 0x4a03 == 0x4a03)
-    });
+    let last = Signal::USR2;
+    eventually("it catches signals", || mask_has(acquire.pid(), "SigCgt", last));
     acquire.signal(Signal::INT);
     assert_eq!(acquire.end().code, Some(130));
     server.cont();
@@ -70,8 +66,9 @@ fn a_ticket_that_cannot_be_written_is_released_again() {
     let world = World::on(&server.url());
     let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
     let mut command = world.command(&["acquire", "a"]);
-    let output = command.stdout(Stdio::from(full)).output().unwrap();
-    assert_eq!(output.status.code(), Some(74), "{output:?}");
+    command.stdin(Stdio::null()).stdout(full).stderr(Stdio::piped());
+    let said = Running::start_as_it_is(command).end();
+    assert_eq!(said.code, Some(74), "{said:?}");
     assert_eq!(world.say(&["run", "a", "--no-wait", "true"]).code, Some(0));
 }
 
@@ -84,8 +81,47 @@ fn a_store_without_tickets_says_which_have_them() {
 }
 
 #[test]
+fn a_ticket_of_a_quorum_works_too() {
+    let nodes = RedlockNodes::start_or_panic(3);
+    let world = World::on(&nodes.url());
+    let said = world.say(&["acquire", "a", "--ttl", "10m"]);
+    assert_eq!(said.code, Some(0), "{said:?}");
+    fs::write(world.path("ticket"), &said.out).unwrap();
+    assert_eq!(world.say(&["run", "a", "--no-wait", "true"]).code, Some(75));
+    assert_eq!(world.say(&["renew", "ticket"]).code, Some(0));
+    assert_eq!(world.say(&["release", "ticket"]).code, Some(0));
+    assert_eq!(world.say(&["run", "a", "--no-wait", "true"]).code, Some(0));
+}
+
+#[test]
+fn a_ticket_for_another_store_or_a_stale_one_is_lost_and_does_no_harm() {
+    let (one, other) = (RedisServer::start_or_panic(), RedisServer::start_or_panic());
+    let world = World::on(&one.url());
+    fs::write(world.path("stale"), world.say(&["acquire", "a"]).out).unwrap();
+    for command in ["renew", "release"] {
+        let said = world.say(&[command, "stale", "--store", &other.url()]);
+        assert_eq!((said.code, said.err.lines().count()), (Some(70), 1), "{said:?}");
+    }
+    assert_eq!(other.command(&["DBSIZE"]), "0");
+    assert_eq!(world.say(&["release", "stale"]).code, Some(0));
+    let held = world.say(&["acquire", "a"]);
+    assert_eq!(held.code, Some(0));
+    for command in ["renew", "release"] {
+        assert_eq!(world.say(&[command, "stale"]).code, Some(70));
+    }
+    assert_eq!(world.say(&["run", "a", "--no-wait", "true"]).code, Some(75), "it is still held");
+}
+
+#[test]
 fn what_is_not_a_ticket_is_refused() {
     let world = World::new();
+    for text in ["", "{}", "null", "[1", "{\"name\":\"a\"}"] {
+        let mut release = world.spawn(&["release"]);
+        release.tell(text);
+        let said = release.end();
+        assert_eq!(said.code, Some(64), "{text:?}: {said:?}");
+        assert!(said.err.contains("not a ticket"), "{text:?}: {said:?}");
+    }
     fs::write(world.path("plain"), "hello").unwrap();
     for (args, right) in [(["release", "plain"], "not a ticket"), (["renew", "nosuch"], "nosuch: ")]
     {

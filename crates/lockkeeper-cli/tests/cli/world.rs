@@ -125,12 +125,16 @@ pub(crate) struct Running {
 impl Running {
     pub(crate) fn start(mut command: Command) -> Self {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        Self::start_as_it_is(command)
+    }
+
+    /// With input and output as they were set; what goes elsewhere is not collected.
+    pub(crate) fn start_as_it_is(mut command: Command) -> Self {
         let mut child = command.spawn().unwrap();
         let (out, err) = (Arc::default(), Arc::default());
-        let readers = vec![
-            collect(child.stdout.take().unwrap(), &out),
-            collect(child.stderr.take().unwrap(), &err),
-        ];
+        let mut readers = Vec::new();
+        readers.extend(child.stdout.take().map(|stream| collect(stream, &out)));
+        readers.extend(child.stderr.take().map(|stream| collect(stream, &err)));
         Self { child, out, err, readers }
     }
 
@@ -194,9 +198,9 @@ impl Running {
     pub(crate) fn end(mut self) -> Said {
         drop(self.child.stdin.take());
         let code = self.code();
-        for reader in self.readers.drain(..) {
-            reader.join().unwrap();
-        }
+        // Not joined: whatever it left behind could keep its output open, and the test waiting.
+        let what = "its output ends, which nothing that it left behind keeps open";
+        eventually(what, || self.readers.iter().all(thread::JoinHandle::is_finished));
         Said { code, out: self.out(), err: self.err() }
     }
 }
@@ -240,6 +244,15 @@ pub(crate) fn parent(pid: Pid) -> Pid {
     let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid())).unwrap();
     let parent = stat.rsplit_once(") ").unwrap().1.split(' ').nth(1).unwrap().parse();
     Pid::from_raw(parent.unwrap()).unwrap()
+}
+
+/// Whether a process catches a signal, or ignores it, as `which` of its masks says (`SigCgt`, `SigIgn`).
+pub(crate) fn mask_has(pid: Pid, which: &str, signal: Signal) -> bool {
+    let status = fs::read_to_string(format!("/proc/{}/status", pid.as_raw_pid()));
+    let status = status.unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix(which)?.strip_prefix(':'));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    mask & 1 << (signal.as_raw() - 1) != 0
 }
 
 /// The children of a process whose command line contains a text.

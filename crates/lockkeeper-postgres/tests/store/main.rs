@@ -5,6 +5,7 @@
 mod kit;
 
 mod connecting;
+mod examining;
 mod inspection;
 mod keys;
 mod refusals;

@@ -1,0 +1,36 @@
+//! What `examine` finds where a server has little left.
+
+use lockkeeper_core::{Finding, Verdict};
+use lockkeeper_testkit::server::PostgresServer;
+
+use crate::kit::{client_at, soon};
+
+async fn finding(url: &str, about: &str) -> Finding {
+    let findings = soon("examine", lockkeeper_postgres::examine(url)).await.unwrap();
+    let found = findings.iter().find(|finding| finding.what.contains(about));
+    found.unwrap_or_else(|| panic!("nothing about {about}: {findings:?}")).clone()
+}
+
+#[tokio::test]
+async fn a_server_with_few_locks_or_connections_left_is_told_of() {
+    let args =
+        ["-c", "max_connections=10", "-c", "max_locks_per_transaction=10", "-c", "fsync=off"];
+    let server = PostgresServer::with_args(&args).unwrap();
+    assert_eq!(finding(&server.url(), "locks in use").await.verdict, Verdict::Ok);
+    assert_eq!(finding(&server.url(), "connections in use").await.verdict, Verdict::Ok);
+
+    let client = client_at(&server.url()).await;
+    let take = "SELECT count(pg_advisory_lock(n)) FROM generate_series(1, 80) AS n";
+    client.batch_execute(take).await.unwrap();
+    let locks = finding(&server.url(), "of about 100 locks in use").await;
+    assert_eq!(locks.verdict, Verdict::Warn, "{locks:?}");
+    assert!(locks.advice.unwrap().contains("max_locks_per_transaction"));
+
+    let mut others = Vec::new();
+    for _ in 0..7 {
+        others.push(client_at(&server.url()).await);
+    }
+    let connections = finding(&server.url(), "of about 10 connections in use").await;
+    assert_eq!(connections.verdict, Verdict::Warn, "{connections:?}");
+    assert!(connections.advice.unwrap().contains("max_connections"));
+}
