@@ -40,7 +40,10 @@ impl Pair {
 
     /// Waits until so many stand in the queue.
     pub async fn until_queued(&self, name: &str, count: usize) {
+        // In real time: where time is paused it would not go on while this looks.
+        let start = std::time::Instant::now();
         while self.waiters(name).await != count {
+            assert!(start.elapsed() < secs(30), "not {count} in the queue of {name:?}");
             tokio::task::yield_now().await;
         }
     }
