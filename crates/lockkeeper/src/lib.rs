@@ -43,10 +43,12 @@
 //! | a writer beside anyone else; readers may be many | [`RwLock`] |
 //! | more than *n* at a time | [`Semaphore`] |
 //! | a change of several things by halves | [`LockAll`], from [`lock_all`] |
+//! | two who both act as the leader | [`Election`], from [`election`] |
 //! | a lock that ends with the process that took it | [`Guard::detach`] and [`adopt`] |
 //!
 //! [`lock_all`]: lockkeeper_core::Keeper::lock_all
 //! [`adopt`]: lockkeeper_core::Keeper::adopt
+//! [`election`]: lockkeeper_core::Keeper::election
 //!
 //! # What it does not promise
 //!
@@ -86,6 +88,9 @@ pub use lockkeeper_core::{
     Fence, Guard, Guards, Label, LockAll, Mutex, Name, Owner, ReleaseOutcome, RwLock, Semaphore,
     State, Ticket,
 };
+
+// Who leads.
+pub use lockkeeper_core::{Election, Leader, Leadership, Observe};
 
 // Errors.
 pub use lockkeeper_core::{Error, ErrorKind, Result};
