@@ -140,7 +140,9 @@ fn leads(
         let work = |term| {
             let _ = tell.send((term, Instant::now()));
             let tell = tell.clone();
-            let ends = OnDrop(move || drop(tell.send((term, Instant::now()))));
+            let ends = OnDrop(move || {
+                let _ = tell.send((term, Instant::now()));
+            });
             async move {
                 let _ends = ends;
                 pending::<()>().await;
