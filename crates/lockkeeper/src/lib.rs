@@ -121,6 +121,11 @@ pub use lockkeeper_core::{
 #[doc = include_str!("../../../README.md")]
 struct Readme;
 
+/// The code in the guide to elections.
+#[cfg(all(doctest, feature = "memory"))]
+#[doc = include_str!("../../../docs/guides/election.md")]
+struct ElectionGuide;
+
 /// The code on the pages of the stores.
 #[cfg(all(doctest, feature = "redis"))]
 #[doc = include_str!("../../../docs/backends/redis.md")]
