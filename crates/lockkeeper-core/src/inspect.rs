@@ -66,9 +66,12 @@ impl Inspect {
     /// [`InvalidName`](crate::ErrorKind::InvalidName), or
     /// [`Unavailable`](crate::ErrorKind::Unavailable) if the store does not answer.
     pub async fn show(&self, name: impl Into<Arc<str>>) -> Result<Vec<LockInfo>> {
-        let name = Name::new(name)?;
-        let shown = self.inspector().show(&name).await;
-        shown.map_err(|error| error.at(self.shared.backend.name(), "show", &name))
+        self.show_name(&Name::new(name)?).await
+    }
+
+    pub(crate) async fn show_name(&self, name: &Name) -> Result<Vec<LockInfo>> {
+        let shown = self.inspector().show(name).await;
+        shown.map_err(|error| error.at(self.shared.backend.name(), "show", name))
     }
 
     /// Takes a name away from all who hold it, and says how many those were.
@@ -97,6 +100,30 @@ impl Inspect {
     pub async fn watch(&self, prefix: &str) -> Result<Watch> {
         let seen = sightings(self.list(prefix).await?);
         Ok(Watch { inspect: self.clone(), prefix: prefix.into(), seen, events: VecDeque::new() })
+    }
+
+    /// Looks until there is something to tell: whenever the store tells of a change, and once a second.
+    pub(crate) async fn until<T>(
+        &self,
+        mut look: impl AsyncFnMut() -> Result<Option<T>>,
+    ) -> Result<T> {
+        loop {
+            // Listening begins before looking, so that nothing falls in between.
+            let mut changed = self.inspector().changed();
+            let listening = std::future::poll_fn(|cx| {
+                std::task::Poll::Ready(changed.as_mut().poll(cx).is_ready())
+            });
+            let already = listening.await;
+            if let Some(seen) = look().await? {
+                return Ok(seen);
+            }
+            if !already {
+                tokio::select! {
+                    () = changed => {}
+                    () = tokio::time::sleep(LOOK_EVERY) => {}
+                }
+            }
+        }
     }
 }
 
@@ -168,30 +195,19 @@ impl Watch {
     ///
     /// If dropped, no event is lost.
     pub async fn next(&mut self) -> Result<Event> {
-        loop {
-            if let Some(event) = self.events.pop_front() {
-                return Ok(event);
-            }
-            {
-                // Listening begins before looking, so that nothing falls in between.
-                let mut changed = self.inspect.inspector().changed();
-                let listening = std::future::poll_fn(|cx| {
-                    std::task::Poll::Ready(changed.as_mut().poll(cx).is_ready())
-                });
-                let already = listening.await;
-                let now = sightings(self.inspect.list(&self.prefix).await?);
-                if now_differs(&mut self.events, &self.seen, &now) {
-                    self.seen = now;
-                    continue;
-                }
-                if !already {
-                    tokio::select! {
-                        () = changed => {}
-                        () = tokio::time::sleep(LOOK_EVERY) => {}
-                    }
-                }
-            }
+        let Self { inspect, prefix, seen, events } = self;
+        if let Some(event) = events.pop_front() {
+            return Ok(event);
         }
+        inspect
+            .until(async || {
+                let now = sightings(inspect.list(prefix).await?);
+                if now_differs(events, seen, &now) {
+                    *seen = now;
+                }
+                Ok(events.pop_front())
+            })
+            .await
     }
 }
 

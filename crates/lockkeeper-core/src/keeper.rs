@@ -14,6 +14,7 @@ use crate::backend::{Backend, Capabilities, ClaimSpec, Mode};
 use crate::background::Background;
 use crate::clock;
 use crate::driver::Plan;
+use crate::election::{self, Election};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fence::Fence;
 use crate::guard::Guard;
@@ -100,6 +101,11 @@ impl Keeper {
     /// Several mutexes at once: all or nothing, and never a deadlock with another who does the same.
     pub fn lock_all<N: Into<Arc<str>>>(&self, names: impl IntoIterator<Item = N>) -> LockAll {
         LockAll::new(self.clone(), names.into_iter().map(Name::new).collect(), self.options.clone())
+    }
+
+    /// An election, in which one of all who campaign leads at a time.
+    pub fn election(&self, name: impl AsRef<str>) -> Election {
+        Election::new(self.clone(), self.lock(election::lock_name(name.as_ref())))
     }
 
     fn lock(&self, name: impl Into<Arc<str>>) -> Lock {

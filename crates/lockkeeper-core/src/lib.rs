@@ -5,7 +5,8 @@
 //!
 //! Layers, top to bottom; each knows only the one below:
 //!
-//! - facades: [`Mutex`], [`RwLock`], [`Semaphore`], [`LockAll`], and their [`blocking`] twins;
+//! - facades: [`Mutex`], [`RwLock`], [`Semaphore`], [`LockAll`], and their [`blocking`] twins; on top of
+//!   them [`Election`];
 //! - the engine (private): ask, wait, hold, renew, release or lose;
 //! - the contract: [`Backend`], [`Claim`], [`Inspector`];
 //! - stores: [`Memory`] here, the others in crates of their own;
@@ -17,6 +18,7 @@ mod backoff;
 pub mod blocking;
 mod clock;
 mod driver;
+mod election;
 mod error;
 mod fence;
 mod finding;
@@ -44,6 +46,7 @@ pub use backend::{
     Kind, LockInfo, Mode, Party, Release, Renewal,
 };
 pub use background::Background;
+pub use election::{Election, Leader, Leadership, Observe};
 pub use error::{Error, ErrorKind, Result};
 pub use fence::Fence;
 pub use finding::{Finding, Verdict};

@@ -12,16 +12,21 @@
 //! }
 //! ```
 //!
-//! It is called as `helper URL NAME TTL_MS hold` or `helper URL NAME TTL_MS hammer COUNT`, and says
-//! what happens on standard output, a line each: `held FENCE`, `lost`, `released`; `hold …` for each
-//! finished [`Hold`](crate::history::Hold) of a hammer, then `done`. A `hold` ends when its standard
-//! input does.
+//! It is called as `helper URL NAME TTL_MS` and a task, and says what happens on standard output, a line
+//! each:
+//!
+//! - `hold`: takes the lock; `held FENCE`, then `lost` or `released`. Ends when its standard input does.
+//! - `hammer COUNT`: takes it so many times; `hold …` for each finished
+//!   [`Hold`](crate::history::Hold), then `done`.
+//! - `lead`: leads whenever it is elected; `campaigns` at first, `leads …` with a [`Hold`](crate::history::Hold) that has begun,
+//!   `led …` with the same when it has ended. Ends when its standard input does: `resigned`.
+//! - `work`: the same by `run_while_leader`; `works TERM`, and `stopped TERM` when the work was dropped.
 
 use std::io::Write as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use lockkeeper_core::{Error, ErrorKind, Fence, Keeper, Result};
+use lockkeeper_core::{Error, ErrorKind, Fence, Keeper, Mode, Result};
 use tokio::io::AsyncReadExt as _;
 
 use crate::history::History;
@@ -46,7 +51,7 @@ pub fn main(open: impl AsyncFnOnce(&str) -> Result<Keeper>) -> ExitCode {
 
 async fn work(arguments: &[String], open: impl AsyncFnOnce(&str) -> Result<Keeper>) -> Result<()> {
     let usage = || {
-        let message = "usage: helper URL NAME TTL_MS hold | hammer COUNT";
+        let message = "usage: helper URL NAME TTL_MS hold | hammer COUNT | lead | work";
         Error::new(ErrorKind::Config, message)
     };
     let [url, name, ttl, task @ ..] = arguments else { return Err(usage()) };
@@ -54,6 +59,8 @@ async fn work(arguments: &[String], open: impl AsyncFnOnce(&str) -> Result<Keepe
     let keeper = open(url).await?.ttl(ttl);
     match task {
         [hold] if hold == "hold" => hold_until_told(&keeper, name).await,
+        [lead] if lead == "lead" => lead_until_told(&keeper, name).await,
+        [work] if work == "work" => work_until_told(&keeper, name).await,
         [hammer, count] if hammer == "hammer" => {
             hammer_on(&keeper, name, count.parse().map_err(|_| usage())?).await
         }
@@ -64,16 +71,75 @@ async fn work(arguments: &[String], open: impl AsyncFnOnce(&str) -> Result<Keepe
 async fn hold_until_told(keeper: &Keeper, name: &str) -> Result<()> {
     let guard = keeper.mutex(name).lock().await?;
     say(&format!("held {}", guard.fence().map_or(0, Fence::get)));
-    let mut input = Vec::new();
-    let mut stdin = tokio::io::stdin();
     tokio::select! {
         () = guard.lost() => say("lost"),
-        _ = stdin.read_to_end(&mut input) => {
+        () = end_of_input() => {
             guard.release().await?;
             say("released");
         }
     }
     Ok(())
+}
+
+async fn end_of_input() {
+    let mut input = Vec::new();
+    // An input that cannot be read has ended.
+    let _ = tokio::io::stdin().read_to_end(&mut input).await;
+}
+
+async fn lead_until_told(keeper: &Keeper, name: &str) -> Result<()> {
+    let election = keeper.election(name);
+    let history = History::new();
+    let told = end_of_input();
+    tokio::pin!(told);
+    say("campaigns");
+    loop {
+        let leadership = tokio::select! {
+            leadership = election.campaign() => leadership?,
+            () = &mut told => return Ok(()),
+        };
+        let (owner, term) = (leadership.owner(), Some(leadership.term()));
+        let open = history.begin(name, owner, Mode::Exclusive, term);
+        say(&format!("leads {}", open.hold()));
+        let ended = tokio::select! {
+            () = leadership.lost() => false,
+            () = &mut told => true,
+        };
+        if let Some(deadline) = leadership.expires_at() {
+            open.until(deadline);
+        }
+        say(&format!("led {}", open.end()));
+        if ended {
+            leadership.resign().await?;
+            say("resigned");
+            return Ok(());
+        }
+    }
+}
+
+async fn work_until_told(keeper: &Keeper, name: &str) -> Result<()> {
+    /// The work of a term: it is done when it is dropped.
+    struct Work(Fence);
+
+    impl Drop for Work {
+        fn drop(&mut self) {
+            say(&format!("stopped {}", self.0));
+        }
+    }
+
+    let election = keeper.election(name);
+    let lead = election.run_while_leader(|term| async move {
+        say(&format!("works {term}"));
+        let _work = Work(term);
+        std::future::pending::<()>().await;
+    });
+    tokio::select! {
+        ended = lead => ended,
+        () = end_of_input() => {
+            keeper.close().await;
+            Ok(())
+        }
+    }
 }
 
 async fn hammer_on(keeper: &Keeper, name: &str, count: usize) -> Result<()> {

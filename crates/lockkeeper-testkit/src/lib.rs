@@ -5,6 +5,7 @@
 //! - [`history`]: a record of who held what when, and a check that no two held what they may not.
 //! - [`helper`]: a program that takes locks in a process of its own, to be killed.
 //! - [`server`]: real servers, started on free ports in temporary directories and stopped by pid.
+//! - [`log`]: what was logged.
 //! - [`proxy`]: a link to such a server that can be delayed, cut and frozen.
 //! - [`wait`]: for what should happen soon, with a panic that says what did not.
 //! - [`Flock`]: a small store of sessions, the counterpart of the memory store's leases.
@@ -14,6 +15,7 @@ mod faulty;
 mod flock;
 pub mod helper;
 pub mod history;
+pub mod log;
 pub mod proxy;
 #[cfg(unix)]
 pub mod server;

@@ -17,14 +17,15 @@ use crate::open;
 /// Cheap to clone; clones share everything. Belongs to the runtime in which it was made (or, if that
 /// was outside of one, first used): renewals and background releases run there.
 ///
-/// It makes locks ([`mutex`], [`rw_lock`], [`semaphore`], [`lock_all`]), runs work under one
-/// ([`with_lock`]), takes up a detached hold ([`adopt`]), looks into the store ([`inspect`]) and ends
+/// It makes locks ([`mutex`], [`rw_lock`], [`semaphore`], [`lock_all`]) and [elections][election], runs work
+/// under one ([`with_lock`]), takes up a detached hold ([`adopt`]), looks into the store ([`inspect`]) and ends
 /// in good order ([`close`]).
 ///
 /// [`mutex`]: lockkeeper_core::Keeper::mutex
 /// [`rw_lock`]: lockkeeper_core::Keeper::rw_lock
 /// [`semaphore`]: lockkeeper_core::Keeper::semaphore
 /// [`lock_all`]: lockkeeper_core::Keeper::lock_all
+/// [election]: lockkeeper_core::Keeper::election
 /// [`with_lock`]: lockkeeper_core::Keeper::with_lock
 /// [`adopt`]: lockkeeper_core::Keeper::adopt
 /// [`inspect`]: lockkeeper_core::Keeper::inspect

@@ -43,10 +43,12 @@
 //! | a writer beside anyone else; readers may be many | [`RwLock`] |
 //! | more than *n* at a time | [`Semaphore`] |
 //! | a change of several things by halves | [`LockAll`], from [`lock_all`] |
+//! | two who both act as the leader | [`Election`], from [`election`] |
 //! | a lock that ends with the process that took it | [`Guard::detach`] and [`adopt`] |
 //!
 //! [`lock_all`]: lockkeeper_core::Keeper::lock_all
 //! [`adopt`]: lockkeeper_core::Keeper::adopt
+//! [`election`]: lockkeeper_core::Keeper::election
 //!
 //! # What it does not promise
 //!
@@ -87,6 +89,9 @@ pub use lockkeeper_core::{
     State, Ticket,
 };
 
+// Who leads.
+pub use lockkeeper_core::{Election, Leader, Leadership, Observe};
+
 // Errors.
 pub use lockkeeper_core::{Error, ErrorKind, Result};
 
@@ -115,6 +120,11 @@ pub use lockkeeper_core::{
 #[cfg(all(doctest, feature = "memory"))]
 #[doc = include_str!("../../../README.md")]
 struct Readme;
+
+/// The code in the guide to elections.
+#[cfg(all(doctest, feature = "memory"))]
+#[doc = include_str!("../../../docs/guides/election.md")]
+struct ElectionGuide;
 
 /// The code on the pages of the stores.
 #[cfg(all(doctest, feature = "redis"))]

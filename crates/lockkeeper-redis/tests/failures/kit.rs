@@ -159,6 +159,11 @@ impl Process {
         }
     }
 
+    /// Ends its standard input, which tells it to end.
+    pub(crate) fn end_input(&mut self) {
+        drop(self.child.stdin.take());
+    }
+
     pub(crate) async fn kill9(&mut self) {
         self.child.kill().await.unwrap();
     }

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 
 mod connections;
+mod election;
 mod failover;
 mod kit;
 mod processes;
