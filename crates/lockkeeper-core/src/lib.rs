@@ -19,6 +19,7 @@ mod clock;
 mod driver;
 mod error;
 mod fence;
+mod fence_register;
 mod finding;
 mod guard;
 mod hold;
@@ -46,6 +47,7 @@ pub use backend::{
 pub use background::Background;
 pub use error::{Error, ErrorKind, Result};
 pub use fence::Fence;
+pub use fence_register::{FenceCheck, FenceRegister, FenceStore};
 pub use finding::{Finding, Verdict};
 pub use guard::Guard;
 pub use hold::{ReleaseOutcome, State};
