@@ -47,3 +47,8 @@ pub use lock_layer::{LockLayer, LockService};
 pub use problem::LockError;
 pub use problem_layer::{ProblemLayer, ProblemService};
 pub use target::{Key, NoKey};
+
+/// The code in the guide, so that it is compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/guides/fencing.md")]
+struct Guide;

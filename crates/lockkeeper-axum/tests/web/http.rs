@@ -180,7 +180,10 @@ impl Shop {
         let mut command = Command::new(example());
         command.args([redis, "127.0.0.1:0", millis]).kill_on_drop(true);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut process = command.spawn().unwrap();
+        let process = command.spawn();
+        let mut process = process.unwrap_or_else(|error| {
+            panic!("{error}: `cargo test -p lockkeeper-axum` builds the example, `--test` does not")
+        });
         let (mut line, output) = (String::new(), process.stdout.take().unwrap());
         soon("its address", BufReader::new(output).read_line(&mut line)).await.unwrap();
         let address = line.strip_prefix("listening on ").map(|address| address.trim().parse());

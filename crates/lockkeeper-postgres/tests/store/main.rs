@@ -8,6 +8,7 @@ mod connecting;
 mod inspection;
 mod keys;
 mod refusals;
+mod registers;
 #[cfg(feature = "tls")]
 mod tls;
 mod transactions;

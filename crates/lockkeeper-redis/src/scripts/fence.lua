@@ -4,6 +4,9 @@
 --   KEYS: the highest fence
 --   ARGV: the fence, how long it is remembered in ms
 local fence, highest = ARGV[1], redis.call('GET', KEYS[1])
+if highest and not highest:find('^[1-9]%d*$') then
+  return redis.error_reply('WRONGTYPE the highest fence is no number')
+end
 if highest and (#highest > #fence or (#highest == #fence and highest > fence)) then return highest end
 redis.call('SET', KEYS[1], fence, 'PX', ARGV[2])
 return fence

@@ -111,10 +111,20 @@ async fn a_register_whose_server_is_gone_lets_nothing_pass() {
 async fn a_key_that_is_something_else_is_an_error_and_stays() {
     let server = RedisServer::start_or_panic();
     let register = register(&server.url()).await;
-    server.command(&["RPUSH", KEY, "x"]);
-    let error = register.check("a", fence(7)).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Config, "{error}");
-    server.command(&["DEL", KEY]);
-    server.command(&["SET", KEY, "zzz"]);
-    assert!(register.check("a", Fence::MAX).await.unwrap().is_passed());
+    for other in [["RPUSH", KEY, "x"], ["SET", KEY, "x"], ["SET", KEY, "-1"], ["SET", KEY, ""]] {
+        server.command(&["DEL", KEY]);
+        server.command(&other);
+        let error = register.check("a", Fence::MAX).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+    }
+    assert_eq!(server.command(&["GET", KEY]), "");
+}
+
+#[tokio::test]
+async fn a_check_that_no_replica_has_does_not_count() {
+    let server = RedisServer::start_or_panic();
+    let url = format!("{}?min_replicas=1", server.url());
+    let error = soon("the answer", register(&url).await.check("a", fence(7))).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.to_string().contains("0 of 1 replicas"), "{error}");
 }
