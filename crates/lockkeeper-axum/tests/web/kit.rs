@@ -62,9 +62,9 @@ pub(crate) async fn refused(response: Response, status: StatusCode, reason: &str
 
 /// A place that handlers enter and may not leave before they are let out.
 #[derive(Clone)]
-pub(crate) struct Room(Arc<Inside>);
+pub(crate) struct Room(Arc<Counts>);
 
-struct Inside {
+struct Counts {
     entered: AtomicUsize,
     inside: AtomicUsize,
     most: AtomicUsize,
@@ -75,7 +75,7 @@ impl Room {
     pub(crate) fn new() -> Self {
         let zero = || AtomicUsize::new(0);
         let (entered, inside, most, door) = (zero(), zero(), zero(), Semaphore::new(0));
-        Self(Arc::new(Inside { entered, inside, most, door }))
+        Self(Arc::new(Counts { entered, inside, most, door }))
     }
 
     /// What a handler does.
