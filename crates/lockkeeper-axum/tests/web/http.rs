@@ -209,7 +209,7 @@ impl Shop {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
         let process = command.spawn();
         let mut process = process.unwrap_or_else(|error| {
-            panic!("{error}: `cargo test -p lockkeeper-axum` builds the example, `--test` does not")
+            panic!("{error}: cargo builds the example for all tests together, not for some of them")
         });
         let (mut line, output) = (String::new(), process.stdout.take().unwrap());
         soon("its address", BufReader::new(output).read_line(&mut line)).await.unwrap();

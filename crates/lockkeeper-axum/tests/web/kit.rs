@@ -81,6 +81,8 @@ impl Room {
     /// What a handler does.
     pub(crate) async fn stay(&self) {
         let _visit = Visit::new(self);
+        // Even if the door is open, others have the time to come in.
+        tokio::task::yield_now().await;
         self.0.door.acquire().await.unwrap().forget();
     }
 
