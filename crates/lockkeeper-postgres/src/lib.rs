@@ -25,6 +25,7 @@ mod claim;
 mod config;
 mod error;
 mod examine;
+mod fences;
 mod flight;
 mod inspect;
 mod key;
@@ -39,5 +40,6 @@ mod transaction;
 
 pub use backend::Postgres;
 pub use examine::examine;
+pub use fences::PostgresFences;
 pub use key::Key;
 pub use transaction::TransactionLock;

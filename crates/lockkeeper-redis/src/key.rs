@@ -65,6 +65,13 @@ impl Keys {
     }
 }
 
+/// The key of the highest fence of a name, and the slot that it is in. The end of it is one that no key of a
+/// lock has, so it is none whatever the prefix of that one.
+pub(crate) fn register_key(prefix: &str, name: &str) -> (String, u16) {
+    let keys = Keys::new(&format!("{prefix}:fence"), Kind::Lock, name);
+    (format!("{}:highest", keys.holder()), keys.slot())
+}
+
 fn encode(name: &str, into: &mut String) {
     for part in name.split_inclusive(['%', '}']) {
         match part.as_bytes().last() {
@@ -137,6 +144,14 @@ mod tests {
         }
         assert_eq!(name_of("lockkeeper", "lockkeeper:wake:1"), None);
         assert_eq!(name_of("lockkeeper", "other:{a}"), None);
+    }
+
+    #[test]
+    fn the_register_of_a_name_is_in_the_slot_of_its_lock_and_not_among_its_keys() {
+        let (key, slot) = register_key("lockkeeper", "orders/42");
+        assert_eq!(key, "lockkeeper:fence:{orders/42}:highest");
+        assert_eq!(slot, Keys::new("lockkeeper", Kind::Lock, "orders/42").slot());
+        assert_eq!(name_of("lockkeeper", &key), None);
     }
 
     /// Golden values of CLUSTER KEYSLOT on a real server.

@@ -24,6 +24,8 @@ pub(crate) static RENEW: LazyLock<Script> = script!("renew");
 pub(crate) static DOWNGRADE: LazyLock<Script> = script!("one" "common" "downgrade");
 pub(crate) static BREAK: LazyLock<Script> = script!("one" "common" "break");
 pub(crate) static LOOK: LazyLock<Script> = script!("look");
+/// Only few need it, and its first run brings it along.
+pub(crate) static FENCE: LazyLock<Script> = script!("fence");
 
 /// Those that a new connection makes sure of.
 pub(crate) fn all() -> [&'static Script; 5] {

@@ -2,6 +2,7 @@
 //!
 //! - [`mod@conformance`]: what every store must do, as tests that run on yours.
 //! - [`Faulty`]: a store around yours that loses answers, hangs or is down, on demand.
+//! - [`fences`]: what every register of fences must do.
 //! - [`history`]: a record of who held what when, and a check that no two held what they may not.
 //! - [`helper`]: a program that takes locks in a process of its own, to be killed.
 //! - [`server`]: real servers, started on free ports in temporary directories and stopped by pid.
@@ -12,6 +13,7 @@
 
 pub mod conformance;
 mod faulty;
+pub mod fences;
 mod flock;
 pub mod helper;
 pub mod history;

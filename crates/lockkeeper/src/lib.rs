@@ -95,6 +95,9 @@ pub use lockkeeper_core::{Election, Leader, Leadership, Observe};
 // Errors.
 pub use lockkeeper_core::{Error, ErrorKind, Result};
 
+// Fences, on the side of what a lock protects.
+pub use lockkeeper_core::{FenceCheck, FenceRegister, FenceStore};
+
 // A look into the store.
 pub use lockkeeper_core::{Event, Finding, Inspect, Kind, LockInfo, Party, Verdict, Watch, What};
 
@@ -104,11 +107,13 @@ pub use lockkeeper_core::{Memory, Prefixed, Quorum, Slots};
 pub use lockkeeper_file::{File, Options as FileOptions};
 
 #[cfg(feature = "redis")]
-pub use lockkeeper_redis::{Config as RedisConfig, Protocol as RedisProtocol, Redis, redlock};
+pub use lockkeeper_redis::{
+    Config as RedisConfig, Protocol as RedisProtocol, Redis, RedisFences, redlock,
+};
 
 // PostgreSQL.
 #[cfg(feature = "postgres")]
-pub use lockkeeper_postgres::{Key, Postgres, TransactionLock};
+pub use lockkeeper_postgres::{Key, Postgres, PostgresFences, TransactionLock};
 
 // The contract, for authors of stores.
 pub use lockkeeper_core::{

@@ -9,6 +9,7 @@ mod examining;
 mod inspection;
 mod keys;
 mod refusals;
+mod registers;
 #[cfg(feature = "tls")]
 mod tls;
 mod transactions;

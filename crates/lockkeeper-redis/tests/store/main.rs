@@ -12,6 +12,7 @@ mod plain_key;
 mod proxies;
 mod pushes;
 mod refusals;
+mod registers;
 mod regressions;
 mod replicas;
 mod scripts;

@@ -1,0 +1,76 @@
+//! A small shop: each order is paid by one request at a time, on however many instances.
+//!
+//! With a Redis server, in two terminals:
+//!
+//! ```sh
+//! cargo run -p lockkeeper-axum --example orders -- redis://127.0.0.1/ 127.0.0.1:3000
+//! cargo run -p lockkeeper-axum --example orders -- redis://127.0.0.1/ 127.0.0.1:3001
+//! ```
+//!
+//! and in a third, one after the other within five seconds. The second is answered with 409:
+//!
+//! ```sh
+//! curl -i -X POST http://127.0.0.1:3000/orders/42/pay &
+//! curl -i -X POST http://127.0.0.1:3001/orders/42/pay
+//! ```
+//!
+//! A third argument says how many milliseconds a payment takes. Without arguments there is one instance, with
+//! its locks in memory.
+#![allow(clippy::print_stdout, reason = "an example shows what happens")]
+
+use std::error::Error;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use axum::Router;
+use axum::extract::{Path, State};
+use axum::http::Method;
+use axum::routing::{get, post};
+use lockkeeper::Keeper;
+use lockkeeper_axum::{Held, LockLayer, ProblemLayer};
+
+/// How long a payment takes.
+#[derive(Clone, Copy)]
+struct Bank(Duration);
+
+async fn pay(Path(order_id): Path<String>, held: Held, State(bank): State<Bank>) -> String {
+    let began = since_1970();
+    // The bank does as it is told only if it has seen no higher fence for this order.
+    let fence = held.fence().map_or("none".to_owned(), |fence| fence.to_string());
+    tokio::time::sleep(bank.0).await;
+    format!("order {order_id} paid: fence {fence}, began {began}, ended {}\n", since_1970())
+}
+
+fn app(keeper: &Keeper, bank: Bank) -> Router {
+    let lock = LockLayer::new(keeper.clone()).key("order:{order_id}").methods([Method::POST]);
+    Router::new()
+        .route("/orders/{order_id}/pay", post(pay))
+        .route_layer(lock)
+        .route("/", get(async || "POST /orders/42/pay\n"))
+        .layer(ProblemLayer::new(keeper.clone()).show_holder())
+        .with_state(bank)
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let mut arguments = std::env::args().skip(1);
+    let mut argument = |otherwise: &str| arguments.next().unwrap_or_else(|| otherwise.to_owned());
+    let (url, address) = (argument("memory:"), argument("127.0.0.1:3000"));
+    let bank = Bank(Duration::from_millis(argument("5000").parse()?));
+
+    let keeper = Keeper::open(&url).await?.ttl(Duration::from_secs(60));
+    let listener = tokio::net::TcpListener::bind(address).await?;
+    println!("listening on {}", listener.local_addr()?);
+    let server = axum::serve(listener, app(&keeper, bank));
+    server.with_graceful_shutdown(interrupted()).await?;
+    keeper.close().await; // waits until everything is given back
+    Ok(())
+}
+
+async fn interrupted() {
+    let _ = tokio::signal::ctrl_c().await;
+}
+
+/// The time, in microseconds.
+fn since_1970() -> u128 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros()
+}

@@ -1,0 +1,296 @@
+//! Which requests a layer is for, and what name each of them is about.
+
+use std::fmt;
+use std::sync::Arc;
+
+use axum::extract::rejection::RawPathParamsRejection;
+use axum::extract::{FromRequestParts as _, RawPathParams};
+use axum::http::Method;
+use axum::http::request::Parts;
+
+use crate::problem::{Reason, Refusal};
+
+/// A layer that does not know yet what to lock: give it a key, and it is one.
+#[derive(Debug, Clone, Copy)]
+pub struct NoKey;
+
+/// What a layer locks: a template over path parameters, or a function of the request.
+#[derive(Clone)]
+pub struct Key(Source);
+
+#[derive(Clone)]
+enum Source {
+    Template(Arc<Template>),
+    Function(Arc<Function>),
+}
+
+type Function = dyn Fn(&Parts) -> Option<String> + Send + Sync;
+
+#[derive(Debug)]
+struct Template {
+    /// As it was written, to be told about.
+    text: String,
+    pieces: Vec<Piece>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Piece {
+    Text(String),
+    Parameter(String),
+}
+
+impl Key {
+    /// # Panics
+    ///
+    /// If it is no template.
+    #[track_caller]
+    pub(crate) fn template(text: &str) -> Self {
+        match parse(text) {
+            Ok(pieces) => {
+                Self(Source::Template(Arc::new(Template { text: text.to_owned(), pieces })))
+            }
+            Err(fault) => panic!("the key {text:?} is no template: {fault}"),
+        }
+    }
+
+    pub(crate) fn function(
+        function: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static,
+    ) -> Self {
+        Self(Source::Function(Arc::new(function)))
+    }
+
+    /// The name that a request is about; `None` if it is about none.
+    async fn name(&self, parts: &mut Parts) -> Result<Option<String>, Refusal> {
+        match &self.0 {
+            Source::Function(function) => Ok(function(parts)),
+            Source::Template(template) => template.fill_in(parts).await.map(Some),
+        }
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Source::Template(template) => fmt::Debug::fmt(&template.text, f),
+            Source::Function(_) => f.write_str("a function"),
+        }
+    }
+}
+
+/// The pieces of a template, or what is wrong with it. Braces are doubled to stand for themselves, as in
+/// `format!`.
+fn parse(text: &str) -> Result<Vec<Piece>, &'static str> {
+    let (mut pieces, mut plain) = (Vec::new(), String::new());
+    let mut rest = text.chars().peekable();
+    while let Some(character) = rest.next() {
+        if (character == '{' || character == '}') && rest.next_if_eq(&character).is_some() {
+            plain.push(character);
+        } else if character == '{' {
+            let mut name = String::new();
+            loop {
+                match rest.next() {
+                    Some('}') => break,
+                    Some('{') | None => return Err("a brace is not closed"),
+                    Some(character) => name.push(character),
+                }
+            }
+            // In a route, a parameter for the rest of the path is written with a star, which is not
+            // part of its name.
+            if name.is_empty() || name.starts_with('*') || name.trim() != name {
+                return Err("between braces stands the name of a path parameter, and nothing else");
+            }
+            if !plain.is_empty() {
+                pieces.push(Piece::Text(std::mem::take(&mut plain)));
+            }
+            pieces.push(Piece::Parameter(name));
+        } else if character == '}' {
+            return Err("a brace is closed that was not opened");
+        } else {
+            plain.push(character);
+        }
+    }
+    if !plain.is_empty() {
+        pieces.push(Piece::Text(plain));
+    }
+    if pieces.is_empty() { Err("it is empty") } else { Ok(pieces) }
+}
+
+impl Template {
+    async fn fill_in(&self, parts: &mut Parts) -> Result<String, Refusal> {
+        let mut name = String::with_capacity(self.text.len() + 16);
+        let mut parameters = None;
+        for piece in &self.pieces {
+            match piece {
+                Piece::Text(text) => name.push_str(text),
+                Piece::Parameter(parameter) => {
+                    if parameters.is_none() {
+                        parameters = Some(path_parameters(parts, &self.text).await?);
+                    }
+                    let all = parameters.iter().flatten();
+                    let Some((_, value)) = all.into_iter().find(|(name, _)| name == parameter)
+                    else {
+                        return Err(self.missing(parameter, parts));
+                    };
+                    name.push_str(value);
+                }
+            }
+        }
+        Ok(name)
+    }
+
+    fn missing(&self, parameter: &str, parts: &Parts) -> Refusal {
+        tracing::error!(
+            key = self.text,
+            parameter,
+            path = parts.uri.path(),
+            "the route has no such path parameter: put the layer on routes that have it, with \
+             route_layer"
+        );
+        Refusal::new(Reason::Broken, None)
+    }
+}
+
+async fn path_parameters(parts: &mut Parts, key: &str) -> Result<Vec<(String, String)>, Refusal> {
+    match RawPathParams::from_request_parts(parts, &()).await {
+        Ok(parameters) => {
+            let owned = parameters.iter().map(|(name, value)| (name.to_owned(), value.to_owned()));
+            Ok(owned.collect())
+        }
+        Err(RawPathParamsRejection::InvalidUtf8InPathParam(_)) => {
+            Err(Refusal::new(Reason::BadName, None))
+        }
+        Err(_) => {
+            tracing::error!(
+                key,
+                path = parts.uri.path(),
+                "no path parameters: no route was matched before this layer; put it on routes, with \
+                 route_layer, or use key_fn outside of axum"
+            );
+            Err(Refusal::new(Reason::Broken, None))
+        }
+    }
+}
+
+/// Which methods a layer is for.
+#[derive(Debug, Clone, Default)]
+pub(crate) enum Methods {
+    #[default]
+    AllButOptions,
+    Only(Vec<Method>),
+}
+
+impl Methods {
+    fn include(&self, method: &Method) -> bool {
+        match self {
+            Self::AllButOptions => method != Method::OPTIONS,
+            // axum answers HEAD with the handler of GET.
+            Self::Only(methods) if method == Method::HEAD => {
+                methods.iter().any(|one| one == Method::HEAD || one == Method::GET)
+            }
+            Self::Only(methods) => methods.contains(method),
+        }
+    }
+}
+
+/// Which requests, and the name of each.
+#[derive(Debug, Clone)]
+pub(crate) struct Target<K> {
+    pub(crate) key: K,
+    pub(crate) methods: Methods,
+}
+
+impl Target<Key> {
+    /// The name that a request is about; `None` if the layer is not for it.
+    pub(crate) async fn name(&self, parts: &mut Parts) -> Result<Option<String>, Refusal> {
+        if self.methods.include(&parts.method) { self.key.name(parts).await } else { Ok(None) }
+    }
+}
+
+/// The setters that both layers have.
+macro_rules! target_setters {
+    ($layer:ident) => {
+        /// Sets what the requests are about, from the route's path parameters: `"order:{order_id}"`.
+        ///
+        /// Parameters are percent-decoded, so `/orders/4%32` and `/orders/42` are about the same. Braces
+        /// that stand for themselves are doubled. Two requests with the same text are about the same,
+        /// whatever it was made of: write `"{a}/{b}"` only where no `/` can be in the values.
+        ///
+        /// A request to a route without such a parameter is answered with 500, and the log says what is
+        /// missing. That goes for a router's fallback, too: use `route_layer`, which leaves it alone.
+        ///
+        /// # Panics
+        ///
+        /// If it is no template: empty, or with braces that do not match.
+        #[track_caller]
+        pub fn key(self, template: &str) -> $layer<crate::Key> {
+            self.with_key(crate::Key::template(template))
+        }
+
+        /// Sets what the requests are about, by a function of the request: for services that are not
+        /// axum's, and for what is not in the path. Requests for which it says `None` are let through.
+        pub fn key_fn(
+            self,
+            key: impl Fn(&axum::http::request::Parts) -> Option<String> + Send + Sync + 'static,
+        ) -> $layer<crate::Key> {
+            self.with_key(crate::Key::function(key))
+        }
+
+        /// Sets which methods it is for; all others are let through. `GET` includes `HEAD`, which axum
+        /// answers with the same handler.
+        ///
+        /// If not set, it is for all but `OPTIONS`: that asks about a resource and does nothing to it,
+        /// and browsers give up if it is refused.
+        pub fn methods(mut self, methods: impl IntoIterator<Item = axum::http::Method>) -> Self {
+            self.target.methods = crate::target::Methods::Only(methods.into_iter().collect());
+            self
+        }
+    };
+}
+pub(crate) use target_setters;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(text: &str) -> Piece {
+        Piece::Text(text.to_owned())
+    }
+
+    fn parameter(name: &str) -> Piece {
+        Piece::Parameter(name.to_owned())
+    }
+
+    #[test]
+    fn a_template_is_text_with_parameters_in_braces() {
+        let cases = [
+            ("orders", vec![text("orders")]),
+            ("order:{id}", vec![text("order:"), parameter("id")]),
+            ("{a}{b}", vec![parameter("a"), parameter("b")]),
+            ("{{{a}}}", vec![text("{"), parameter("a"), text("}")]),
+            ("a{{b}}c", vec![text("a{b}c")]),
+            ("{größe}/🔒", vec![parameter("größe"), text("/🔒")]),
+        ];
+        for (template, pieces) in cases {
+            assert_eq!(parse(template), Ok(pieces), "{template}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_template_is_refused_when_the_layer_is_made() {
+        for bad in ["", "{", "}", "a{b", "a}b", "{}", "{a{b}}", "{ a}", "{*rest}", "{a}}", "{{a}"] {
+            assert!(parse(bad).is_err(), "{bad}");
+            assert!(std::panic::catch_unwind(|| Key::template(bad)).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_filter_on_get_is_one_on_head_and_options_is_let_through_unless_named() {
+        let all = Methods::default();
+        assert!(all.include(&Method::GET) && all.include(&Method::HEAD));
+        assert!(!all.include(&Method::OPTIONS));
+        let some = Methods::Only(vec![Method::GET, Method::OPTIONS]);
+        assert!(some.include(&Method::HEAD) && some.include(&Method::OPTIONS));
+        assert!(!some.include(&Method::POST));
+        assert!(!Methods::Only(vec![Method::POST]).include(&Method::HEAD));
+    }
+}

@@ -1,0 +1,9 @@
+//! Locks and fences around services: what is answered, and what is left afterwards.
+#![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
+
+mod fences;
+mod http;
+mod kit;
+mod layers;
+mod loss;
+mod problems;

@@ -1,0 +1,214 @@
+//! A register of fences.
+
+use std::fmt;
+
+use deadpool_postgres::{Object, Pool, PoolError};
+use lockkeeper_core::{BoxFuture, Error, Fence, FenceCheck, FenceStore, Name, Result};
+use tokio_postgres::error::SqlState;
+use tokio_postgres::types::Type;
+use tokio_postgres::{Client, GenericClient, Transaction};
+
+use crate::config::Settings;
+use crate::error::{config, translate, unavailable};
+use crate::tls::Tls;
+
+const TABLE: &str = include_str!("../sql/fence_table.sql");
+const CHECK: &str = include_str!("../sql/fence_check.sql");
+const HIGHEST: &str = include_str!("../sql/fence_highest.sql");
+
+/// Keeps the fences of a [`FenceRegister`](lockkeeper_core::FenceRegister) in the table `lockkeeper_fences`
+/// of a PostgreSQL database.
+///
+/// Each check is one statement, and survives a crash of the server as any committed row does. It has
+/// connections of its own, since a check may have to wait for another's transaction, and locks may not.
+///
+/// [`check_in`](Self::check_in) does it in a transaction of the caller's, which is the safer way: check and
+/// write are one.
+///
+/// A row stays for each name. Those that nobody can have been paused for are removed with
+/// `DELETE FROM lockkeeper_fences WHERE passed_at < now() - interval '30 days'`.
+///
+/// # Examples
+///
+/// ```
+/// use lockkeeper_core::{Fence, FenceRegister};
+/// use lockkeeper_postgres::PostgresFences;
+///
+/// # #[tokio::main]
+/// # async fn main() -> lockkeeper_core::Result<()> {
+/// # let server = lockkeeper_testkit::server::PostgresServer::start_or_panic();
+/// # let url = server.url();
+/// let fences = PostgresFences::new(&url)?;
+/// fences.create_table().await?; // or with your other migrations: docs/guides/fencing.md
+/// let register = FenceRegister::new(fences);
+/// assert!(register.check("orders/42", Fence::new(7).unwrap()).await?.is_passed());
+/// assert!(!register.check("orders/42", Fence::new(6).unwrap()).await?.is_passed());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct PostgresFences {
+    pool: Pool,
+}
+
+impl PostgresFences {
+    /// Fences at a URL, as [`Postgres::new`](crate::Postgres::new) takes it, without connecting yet. The
+    /// parameter `max_connections` says how many checks are under way at the same time.
+    ///
+    /// # Errors
+    ///
+    /// [`Config`](lockkeeper_core::ErrorKind::Config) if it is no such URL, or a parameter is not known.
+    pub fn new(url: &str) -> Result<Self> {
+        let Settings { driver, options, root } = Settings::parse(url)?;
+        let tls = Tls::new(root.as_deref(), driver.get_ssl_mode())?;
+        let pool = Pool::builder(tls.manager(driver)).max_size(options.max_connections).build();
+        Ok(Self { pool: pool.map_err(|error| config(error.to_string()))? })
+    }
+
+    /// Fences over the connections of a pool.
+    pub fn from_pool(pool: Pool) -> Self {
+        Self { pool }
+    }
+
+    /// Creates the table, if it is not there.
+    ///
+    /// # Errors
+    ///
+    /// [`Unavailable`](lockkeeper_core::ErrorKind::Unavailable) if the server is not there;
+    /// [`Config`](lockkeeper_core::ErrorKind::Config) if this role may not.
+    pub async fn create_table(&self) -> Result<()> {
+        let connection = Connection::get(&self.pool).await?;
+        let mut created = connection.client().batch_execute(TABLE).await;
+        let raced = [SqlState::UNIQUE_VIOLATION, SqlState::DUPLICATE_TABLE].map(Some);
+        if created.as_ref().is_err_and(|error| raced.contains(&error.code().cloned())) {
+            // Two who create it at the same time may both find that it is not there.
+            created = connection.client().batch_execute(TABLE).await;
+        }
+        connection.give_back();
+        created.map_err(translate)
+    }
+
+    /// Says whether whoever sends this fence may still write, and remembers the fence if the transaction is
+    /// committed.
+    ///
+    /// Until the transaction ends, every other check of that name waits for it. So what it writes is
+    /// written before a higher fence passes, or not at all.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidName`](lockkeeper_core::ErrorKind::InvalidName);
+    /// [`Config`](lockkeeper_core::ErrorKind::Config) if the table is not there;
+    /// [`Unavailable`](lockkeeper_core::ErrorKind::Unavailable) if the server fails, or two transactions
+    /// stand in each other's way. Roll back then.
+    ///
+    /// # Cancel safety
+    ///
+    /// If dropped, the server goes on. Drop the transaction, too.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use lockkeeper_core::{Fence, FenceCheck};
+    /// use lockkeeper_postgres::PostgresFences;
+    ///
+    /// async fn book(
+    ///     client: &mut tokio_postgres::Client,
+    ///     fence: Fence,
+    /// ) -> Result<bool, Box<dyn std::error::Error>> {
+    ///     let transaction = client.transaction().await?;
+    ///     let checked = PostgresFences::check_in(&transaction, "orders/42", fence).await?;
+    ///     if checked.is_passed() {
+    ///         transaction.execute("UPDATE orders SET booked = true WHERE id = 42", &[]).await?;
+    ///         transaction.commit().await?;
+    ///     }
+    ///     Ok(checked.is_passed())
+    /// }
+    /// ```
+    pub async fn check_in(
+        transaction: &Transaction<'_>,
+        name: &str,
+        fence: Fence,
+    ) -> Result<FenceCheck> {
+        check(transaction, &Name::new(name)?, fence).await.map_err(explain)
+    }
+}
+
+impl FenceStore for PostgresFences {
+    fn name(&self) -> &'static str {
+        "postgres"
+    }
+
+    fn check(&self, name: &Name, fence: Fence) -> BoxFuture<'_, Result<FenceCheck>> {
+        let name = name.clone();
+        Box::pin(async move {
+            let connection = Connection::get(&self.pool).await?;
+            let checked = check(connection.client(), &name, fence).await;
+            connection.give_back();
+            checked.map_err(explain)
+        })
+    }
+}
+
+impl fmt::Debug for PostgresFences {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The pool shows its configuration.
+        f.debug_struct("PostgresFences").finish_non_exhaustive()
+    }
+}
+
+async fn check(
+    client: &impl GenericClient,
+    name: &str,
+    fence: Fence,
+) -> Result<FenceCheck, tokio_postgres::Error> {
+    // It is below 2^63.
+    let number = fence.get().cast_signed();
+    let arguments = [(&name as _, Type::TEXT), (&number as _, Type::INT8)];
+    if !client.query_typed(CHECK, &arguments).await?.is_empty() {
+        return Ok(FenceCheck::Passed);
+    }
+    // Only to tell it. It can have risen meanwhile, or have been removed.
+    let highest = client.query_typed(HIGHEST, &arguments[..1]).await?;
+    let highest = highest.first().and_then(|row| Fence::new(row.get::<_, i64>(0).unsigned_abs()));
+    let highest = highest.filter(|highest| *highest > fence).unwrap_or(fence.next());
+    Ok(FenceCheck::Stale { highest })
+}
+
+fn explain(error: tokio_postgres::Error) -> Error {
+    if error.code() == Some(&SqlState::UNDEFINED_TABLE) {
+        let message = "there is no table lockkeeper_fences: call PostgresFences::create_table, or \
+                       see docs/guides/fencing.md";
+        return config(message).with_source(error);
+    }
+    translate(error)
+}
+
+/// A connection that goes back to its pool only when what was asked has been answered. One whose question
+/// was given up may be blocked for as long as another's transaction lasts.
+struct Connection(Option<Object>);
+
+impl Connection {
+    async fn get(pool: &Pool) -> Result<Self> {
+        match pool.get().await {
+            Ok(object) => Ok(Self(Some(object))),
+            Err(PoolError::Backend(error)) => Err(translate(error)),
+            Err(error) => Err(unavailable(error.to_string()).with_source(error)),
+        }
+    }
+
+    fn client(&self) -> &Client {
+        self.0.as_ref().expect("it is there until it is given back")
+    }
+
+    fn give_back(mut self) {
+        self.0.take();
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        if let Some(object) = self.0.take() {
+            drop(Object::take(object));
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! Registers of fences, and the SQL that the guide shows.
+
+use std::time::Duration;
+
+use lockkeeper_core::{ErrorKind, Fence, FenceCheck, FenceRegister};
+use lockkeeper_postgres::PostgresFences;
+use lockkeeper_testkit::fences::check_register;
+use tokio::task::JoinSet;
+use tokio_postgres::Client;
+
+use crate::kit::{client, client_at, eventually, name, soon, url};
+
+const GUIDE: &str = include_str!("../../../../docs/guides/fencing.md");
+
+fn fence(number: u64) -> Fence {
+    Fence::new(number).unwrap()
+}
+
+/// Fences on the shared server, whose table is there.
+async fn fences(parameters: &str) -> PostgresFences {
+    let fences = PostgresFences::new(&format!("{}?{parameters}", url())).unwrap();
+    soon("the table", fences.create_table()).await.unwrap();
+    fences
+}
+
+/// An empty database, and its URL.
+async fn database(what: &str) -> String {
+    let name = name(what).replace('-', "_");
+    client().await.batch_execute(&format!("CREATE DATABASE {name}")).await.unwrap();
+    let shared = url();
+    let (server, _) = shared.rsplit_once('/').unwrap();
+    format!("{server}/{name}")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_register_keeps_its_word_over_several_pools() {
+    let one = FenceRegister::new(fences("max_connections=8").await);
+    let other = FenceRegister::new(fences("max_connections=8").await);
+    check_register(&[one, other]).await;
+}
+
+#[tokio::test]
+async fn the_table_can_be_created_by_many_at_once() {
+    let url = database("created").await;
+    let mut creating = JoinSet::new();
+    for _ in 0..8 {
+        let fences = PostgresFences::new(&url).unwrap();
+        creating.spawn(async move { fences.create_table().await });
+    }
+    while let Some(created) = soon("the table", creating.join_next()).await {
+        created.unwrap().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_database_without_the_table_is_answered_with_what_to_do() {
+    let url = database("tableless").await;
+    let register = FenceRegister::new(PostgresFences::new(&url).unwrap());
+    let error = register.check("a", fence(1)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config);
+    assert!(error.to_string().contains("call PostgresFences::create_table"), "{error}");
+}
+
+#[tokio::test]
+async fn a_server_that_is_not_there_lets_nothing_pass_and_no_password_is_shown() {
+    let fences = PostgresFences::new("postgres://me:hunter2@127.0.0.1:1/app").unwrap();
+    assert!(!format!("{fences:?}").contains("hunter2"));
+    let register = FenceRegister::new(fences);
+    assert!(!format!("{register:?}").contains("hunter2"));
+    let error = soon("the answer", register.check("a", fence(1))).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_check_in_a_transaction_lets_no_other_pass_before_it_ends() {
+    let (register, name) = (FenceRegister::new(fences("").await), name("within"));
+    let (mut one, watch) = (client().await, client().await);
+    for commit in [false, true] {
+        let transaction = one.transaction().await.unwrap();
+        let checked = PostgresFences::check_in(&transaction, &name, fence(7)).await.unwrap();
+        assert!(checked.is_passed());
+        let other = tokio::spawn({
+            let (register, name) = (register.clone(), name.clone());
+            async move { register.check(name, fence(5)).await.unwrap() }
+        });
+        let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' \
+                     AND query LIKE '%INSERT INTO lockkeeper_fences%'";
+        eventually("the other waits", async || {
+            watch.query_one(waits, &[]).await.unwrap().get::<_, i64>(0) > 0
+        })
+        .await;
+        assert!(!other.is_finished());
+        let stale = FenceCheck::Stale { highest: fence(7) };
+        if commit {
+            transaction.commit().await.unwrap();
+            assert_eq!(soon("the other", other).await.unwrap(), stale);
+        } else {
+            transaction.rollback().await.unwrap();
+            assert_eq!(soon("the other", other).await.unwrap(), FenceCheck::Passed);
+        }
+    }
+    let transaction = one.transaction().await.unwrap();
+    let checked = PostgresFences::check_in(&transaction, &name, fence(6)).await.unwrap();
+    assert_eq!(checked, FenceCheck::Stale { highest: fence(7) });
+    // The transaction is as it was.
+    transaction.batch_execute("SELECT 1").await.unwrap();
+    let error = PostgresFences::check_in(&transaction, "", fence(6)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidName);
+}
+
+#[tokio::test]
+async fn a_check_that_is_given_up_does_not_stand_in_the_way_of_the_next() {
+    let (register, held) = (FenceRegister::new(fences("max_connections=1").await), name("held"));
+    let mut one = client().await;
+    let transaction = one.transaction().await.unwrap();
+    assert!(PostgresFences::check_in(&transaction, &held, fence(7)).await.unwrap().is_passed());
+    let blocked = register.check(held.as_str(), fence(8));
+    assert!(tokio::time::timeout(Duration::from_millis(50), blocked).await.is_err());
+    // There is only one connection, and the transaction still lasts.
+    let free = register.check(name("free"), fence(1));
+    assert!(soon("another name", free).await.unwrap().is_passed());
+    transaction.commit().await.unwrap();
+    assert!(soon("the name", register.check(held, fence(8))).await.unwrap().is_passed());
+}
+
+#[tokio::test]
+async fn a_stale_check_writes_nothing() {
+    let (register, name, watch) =
+        (FenceRegister::new(fences("").await), name("idle"), client().await);
+    assert!(register.check(name.as_str(), fence(7)).await.unwrap().is_passed());
+    let row = "SELECT xmin::text, ctid::text FROM lockkeeper_fences WHERE name = $1";
+    let before = watch.query_one(row, &[&name]).await.unwrap();
+    assert!(!register.check(name.as_str(), fence(6)).await.unwrap().is_passed());
+    let after = watch.query_one(row, &[&name]).await.unwrap();
+    for column in 0..2 {
+        assert_eq!(before.get::<_, &str>(column), after.get::<_, &str>(column));
+    }
+}
+
+/// The statements of the guide, in its order.
+fn statements() -> Vec<&'static str> {
+    let blocks = GUIDE.split("```sql\n").skip(1);
+    blocks.map(|block| block.split_once("\n```").unwrap().0).collect()
+}
+
+async fn write(client: &Client, statement: &str, state: &str, fence: i64, id: i32) -> u64 {
+    client.execute(statement, &[&state, &fence, &id]).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_guides_rows_refuse_a_lower_fence_however_many_write_at_once() {
+    let url = database("guide").await;
+    let client = client_at(&url).await;
+    let [column, update, insert, ..] = statements()[..] else { panic!("the guide has changed") };
+    let orders = "CREATE TABLE orders (id int PRIMARY KEY, state text NOT NULL);
+                  INSERT INTO orders VALUES (1, 'new')";
+    client.batch_execute(orders).await.unwrap();
+    client.batch_execute(column).await.unwrap();
+    for (statement, id) in [(update, 1), (insert, 1), (insert, 2)] {
+        let higher = 10 * i64::from(id) + i64::from(statement == insert);
+        assert_eq!(write(&client, statement, "paid", higher, id).await, 1, "{statement}");
+        assert_eq!(write(&client, statement, "sent", higher, id).await, 1, "{statement}");
+        assert_eq!(write(&client, statement, "late", higher - 1, id).await, 0, "{statement}");
+        let state = client.query_one("SELECT state FROM orders WHERE id = $1", &[&id]).await;
+        assert_eq!(state.unwrap().get::<_, &str>(0), "sent");
+    }
+    let mut writers = JoinSet::new();
+    for number in 1..=40 {
+        let (url, statement) = (url.clone(), if number % 2 == 0 { update } else { insert });
+        writers.spawn(async move {
+            let client = client_at(&url).await;
+            let fence = 100 + number * 7 % 41;
+            write(&client, statement, &fence.to_string(), fence, 1).await;
+        });
+    }
+    while let Some(written) = soon("the writers", writers.join_next()).await {
+        written.unwrap();
+    }
+    let row = client.query_one("SELECT state, fence FROM orders WHERE id = 1", &[]).await.unwrap();
+    assert_eq!((row.get::<_, &str>(0), row.get::<_, i64>(1)), ("140", 140));
+}
+
+#[tokio::test]
+async fn the_guides_register_is_the_one_that_the_library_makes_and_asks() {
+    let url = database("register").await;
+    let client = client_at(&url).await;
+    let [_, _, _, table, check, delete] = statements()[..] else { panic!("the guide has changed") };
+    client.batch_execute(table).await.unwrap();
+    let fences = PostgresFences::new(&url).unwrap();
+    fences.create_table().await.unwrap();
+    let register = FenceRegister::new(fences);
+    assert!(register.check("a", fence(7)).await.unwrap().is_passed());
+    for (number, passed) in [(6_i64, false), (7, true), (9, true)] {
+        let rows = client.query(check, &[&"a", &number]).await.unwrap();
+        assert_eq!(!rows.is_empty(), passed, "{number}");
+    }
+    let stale = FenceCheck::Stale { highest: fence(9) };
+    assert_eq!(register.check("a", fence(8)).await.unwrap(), stale);
+    // What is kept is what passed within a month.
+    let old = "UPDATE lockkeeper_fences SET passed_at = now() - interval '31 days'";
+    assert_eq!(client.execute(delete, &[]).await.unwrap(), 0);
+    client.batch_execute(old).await.unwrap();
+    assert_eq!(client.execute(delete, &[]).await.unwrap(), 1);
+    // Word for word what the library runs, but for its comments.
+    for (shown, file) in [
+        (table, include_str!("../../sql/fence_table.sql")),
+        (check, include_str!("../../sql/fence_check.sql")),
+    ] {
+        let file = file.lines().filter(|line| !line.starts_with("--")).collect::<Vec<_>>();
+        assert_eq!(shown, file.join("\n"));
+    }
+}

@@ -1,0 +1,105 @@
+//! A register of fences.
+
+use std::time::Duration;
+
+use lockkeeper_core::{BoxFuture, Error, ErrorKind, Fence, FenceCheck, FenceStore, Name, Result};
+
+use crate::backend::Redis;
+use crate::claim::unexpected;
+use crate::key::register_key;
+use crate::scripts::FENCE;
+
+/// How long a fence is remembered if nothing else is said.
+const USUALLY: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+/// How long at most: a thousand years.
+const AT_MOST: Duration = Duration::from_secs(1000 * 366 * 24 * 60 * 60);
+
+/// Keeps the fences of a [`FenceRegister`](lockkeeper_core::FenceRegister) on Redis: one node, Sentinel or
+/// Cluster.
+///
+/// The highest fence of `orders/42` is the value of the key `lockkeeper:fence:{orders/42}:highest`. Each
+/// check is one script. With [`Config::min_replicas`](crate::Config::min_replicas) it counts only when
+/// that many replicas have it.
+///
+/// # What it does not guarantee
+///
+/// A server that forgets (a restart without persistence, a failover to a replica that was behind, an
+/// eviction) lets a stale request pass once more.
+///
+/// # Examples
+///
+/// ```
+/// use lockkeeper_core::{Fence, FenceRegister};
+/// use lockkeeper_redis::{Config, Redis, RedisFences};
+///
+/// # #[tokio::main]
+/// # async fn main() -> lockkeeper_core::Result<()> {
+/// # let server = lockkeeper_testkit::server::RedisServer::start_or_panic();
+/// # let url = server.url();
+/// let redis = Redis::connect(Config::from_url(&url)?).await?;
+/// let register = FenceRegister::new(RedisFences::new(redis));
+/// assert!(register.check("orders/42", Fence::new(7).unwrap()).await?.is_passed());
+/// assert!(!register.check("orders/42", Fence::new(6).unwrap()).await?.is_passed());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+pub struct RedisFences {
+    redis: Redis,
+    keep_for: Duration,
+}
+
+impl RedisFences {
+    /// Fences on a store. It may be the one that has the locks, or another.
+    pub fn new(redis: Redis) -> Self {
+        Self { redis, keep_for: USUALLY }
+    }
+
+    /// Sets how long the highest fence of a name is remembered after the last check that it passed (30 days
+    /// if not set).
+    ///
+    /// A holder that was paused for longer than this is not found out. Less needs less memory, where there
+    /// are many names.
+    #[must_use]
+    pub fn keep_for(mut self, keep_for: Duration) -> Self {
+        self.keep_for = keep_for;
+        self
+    }
+
+    async fn ask(&self, name: &Name, fence: Fence) -> Result<FenceCheck> {
+        if self.keep_for < Duration::from_millis(1) || self.keep_for > AT_MOST {
+            let message = "fences are kept for a millisecond at least, a thousand years at most";
+            return Err(Error::new(ErrorKind::InvalidOption, message));
+        }
+        let store = &self.redis.store;
+        let (key, slot) = register_key(&store.prefix, name);
+        let keep_for = self.keep_for.as_millis().to_string();
+        let asked = store.nodes.run(
+            slot,
+            &FENCE,
+            |_| {},
+            |command, _| {
+                command.arg(1).arg(&key).arg(fence.get()).arg(&keep_for);
+            },
+        );
+        let (connection, answer) = asked.await?;
+        let highest = redis::from_redis_value::<u64>(answer.clone()).ok().and_then(Fence::new);
+        let highest = highest.ok_or_else(|| unexpected(&answer))?;
+        if highest > fence {
+            return Ok(FenceCheck::Stale { highest });
+        }
+        connection.replicated(store.min_replicas).await?;
+        Ok(FenceCheck::Passed)
+    }
+}
+
+impl FenceStore for RedisFences {
+    fn name(&self) -> &'static str {
+        "redis"
+    }
+
+    fn check(&self, name: &Name, fence: Fence) -> BoxFuture<'_, Result<FenceCheck>> {
+        let name = name.clone();
+        Box::pin(async move { self.ask(&name, fence).await })
+    }
+}

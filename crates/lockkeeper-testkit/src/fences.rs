@@ -1,0 +1,96 @@
+//! What every register of fences must do.
+
+use lockkeeper_core::{ErrorKind, Fence, FenceCheck, FenceRegister};
+use tokio::task::JoinSet;
+
+use crate::wait::soon;
+
+/// How many fences are checked at the same time, under each name.
+const AT_ONCE: u64 = 24;
+/// How many names.
+const NAMES: u64 = 12;
+
+/// Checks a register that may be reached in several ways, as by several processes. Each check is made
+/// through the next of them. All names that it uses start with `register`.
+///
+/// # Panics
+///
+/// If it does not keep its word.
+pub async fn check_register(ways: &[FenceRegister]) {
+    a_lower_fence_is_stale_and_the_same_passes_again(ways).await;
+    names_are_kept_apart(ways).await;
+    fences_are_compared_as_numbers_over_their_whole_range(ways).await;
+    of_many_at_once_the_highest_is_remembered(ways).await;
+    let refused = ways[0].check("", fence(1)).await;
+    assert_eq!(refused.map_err(|error| error.kind()), Err(ErrorKind::InvalidName));
+}
+
+fn fence(number: u64) -> Fence {
+    Fence::new(number).expect("a fence")
+}
+
+/// Asks each of the ways in turn.
+async fn check(ways: &[FenceRegister], name: &str, number: u64) -> FenceCheck {
+    let way = &ways[usize::try_from(number).unwrap_or(0) % ways.len()];
+    let checked = soon("a check", way.check(name, fence(number))).await;
+    checked.unwrap_or_else(|error| panic!("{error}"))
+}
+
+async fn a_lower_fence_is_stale_and_the_same_passes_again(ways: &[FenceRegister]) {
+    let stale = FenceCheck::Stale { highest: fence(7) };
+    let expected = [(5, FenceCheck::Passed), (5, FenceCheck::Passed), (7, FenceCheck::Passed)];
+    let expected = expected.into_iter().chain([(5, stale), (6, stale), (7, FenceCheck::Passed)]);
+    for (number, expected) in expected {
+        assert_eq!(check(ways, "register", number).await, expected, "{number}");
+    }
+}
+
+async fn names_are_kept_apart(ways: &[FenceRegister]) {
+    let long = format!("register {}", "x".repeat(1015));
+    let names =
+        ["register a", "register A", "register a ", "register {a}", "register a}", "register %7D"];
+    let names = names.into_iter().chain(["register 🔒", "register 'a'--", "register\na", &long]);
+    for (number, name) in (1..=9).rev().zip(names) {
+        assert_eq!(check(ways, name, number).await, FenceCheck::Passed, "{name:?}");
+        assert_eq!(check(ways, name, number).await, FenceCheck::Passed, "{name:?}");
+    }
+}
+
+async fn fences_are_compared_as_numbers_over_their_whole_range(ways: &[FenceRegister]) {
+    let max = Fence::MAX.get();
+    // Neither as text, nor as floating-point numbers.
+    let rising = [1, 9, 10, 99, 100, (1 << 53) - 1, 1 << 53, (1 << 53) + 1, max - 1, max];
+    for pair in rising.windows(2) {
+        assert_eq!(check(ways, "register range", pair[1]).await, FenceCheck::Passed);
+        let stale = FenceCheck::Stale { highest: fence(pair[1]) };
+        assert_eq!(check(ways, "register range", pair[0]).await, stale);
+    }
+}
+
+async fn of_many_at_once_the_highest_is_remembered(ways: &[FenceRegister]) {
+    let mut checks = JoinSet::new();
+    for round in 0..AT_ONCE {
+        for name in 0..NAMES {
+            // Each name sees all fences in an order of its own.
+            let number = 1 + (round * 7 + name * 5) % AT_ONCE;
+            let ways = ways.to_vec();
+            checks.spawn(async move {
+                let passed = check(&ways, &format!("register {name}"), number).await;
+                (name, number, passed)
+            });
+        }
+    }
+    while let Some(checked) = checks.join_next().await {
+        let (name, number, checked) = checked.expect("a check does not panic");
+        if number == AT_ONCE {
+            assert_eq!(checked, FenceCheck::Passed, "register {name}");
+        }
+        if let FenceCheck::Stale { highest } = checked {
+            assert!(highest > fence(number), "register {name}");
+        }
+    }
+    for name in 0..NAMES {
+        let stale = FenceCheck::Stale { highest: fence(AT_ONCE) };
+        assert_eq!(check(ways, &format!("register {name}"), AT_ONCE - 1).await, stale);
+    }
+}
