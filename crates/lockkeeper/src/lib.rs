@@ -67,6 +67,7 @@
 //!
 //! - `memory` (default): `memory:` URLs. Off, a production build cannot be configured to exclude
 //!   nobody but itself. The type [`Memory`] is always there, for tests.
+//! - `macros`: the attribute `#[locked]`, a function that runs under a lock, and `install`.
 //! - `redis`: `redis://`, `redis+sentinel://`, `redis+cluster://` and `redlock://` URLs.
 //! - `redis-tls`: the same over TLS, `rediss://`.
 //! - `file`: `file:` URLs and the store `File`: locks between the processes of one machine, on Unix.
@@ -75,6 +76,8 @@
 
 pub mod blocking;
 mod examine;
+#[cfg(feature = "macros")]
+mod install;
 mod keeper;
 mod open;
 
@@ -86,6 +89,16 @@ pub use lockkeeper_core::{
     Fence, Guard, Guards, Label, LockAll, Mutex, Name, Owner, ReleaseOutcome, RwLock, Semaphore,
     State, Ticket,
 };
+
+// The same as an attribute on a function, and re-entrancy.
+#[cfg(feature = "macros")]
+pub use install::install;
+pub use lockkeeper_core::{AnyKeeper, ScopedGuard, scope};
+#[cfg(feature = "macros")]
+pub use lockkeeper_macros::locked;
+
+// For hosts that load locks as a plugin.
+pub use lockkeeper_core::plugin;
 
 // Errors.
 pub use lockkeeper_core::{Error, ErrorKind, Result};
@@ -110,6 +123,17 @@ pub use lockkeeper_core::{
     Attempt, Backend, Background, BoxFuture, Capabilities, Change, Claim, ClaimSpec, Fences, Grant,
     Inspector, Mode, Release, Renewal,
 };
+
+/// What `#[locked]` writes calls to. It changes without notice.
+#[cfg(feature = "macros")]
+#[doc(hidden)]
+pub mod __private {
+    pub use crate::install::{installed, installed_blocking};
+    pub use lockkeeper_core::AnyKeeper;
+    pub use lockkeeper_core::locked::{
+        Wanted, run, run_blocking, run_blocking_reentrant, run_reentrant,
+    };
+}
 
 /// The code in the README, so that it is compiled and run.
 #[cfg(all(doctest, feature = "memory"))]
