@@ -162,9 +162,12 @@ impl KeeperPlugin {
         } else {
             match self.sessions.find(handle)? {
                 None => false,
-                Some(guard) => {
-                    let held = if_held(wait(guard.extend(ttl)))?.is_some();
-                    held && self.sessions.prolong(&guard, ttl)
+                Some(guard) if if_held(wait(guard.extend(ttl)))?.is_some() => {
+                    self.sessions.prolong(&guard, ttl)
+                }
+                Some(_) => {
+                    drop(self.sessions.take(handle)?);
+                    false
                 }
             }
         };

@@ -57,6 +57,7 @@ fn expand(options: &Options, function: ItemFn) -> Result<TokenStream> {
     };
     // Errors about the result's type point to where it stands.
     let runner = Ident::new(runner, output_span.resolved_at(Span::mixed_site()));
+    let awaited = quote_spanned!(runner.span()=> .await);
     let runner = quote_spanned!(runner.span()=> ::lockkeeper::__private::#runner);
     let body = if sig.asyncness.is_some() {
         quote! {
@@ -78,7 +79,7 @@ fn expand(options: &Options, function: ItemFn) -> Result<TokenStream> {
                 }
                 #block
             })
-            .await
+            #awaited
         }
     } else {
         quote!(#runner(#wanted, move || -> #output #block))

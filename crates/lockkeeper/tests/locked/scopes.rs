@@ -190,3 +190,14 @@ async fn functions_that_are_not_async_are_in_the_scope_of_those_that_call_them()
     assert_eq!(debit_blocking(&keeper, 0).unwrap_err().kind(), ErrorKind::TimedOut);
     assert!(is_free(&keeper, "account:5").await && is_free(&keeper, "account:0").await);
 }
+
+#[locked(key = "m", keeper = "keeper", permits = 2, wait = "0s", reentrant)]
+async fn of_two(keeper: &Keeper) -> Result<()> {
+    one_permit(keeper, 0).await
+}
+
+#[tokio::test]
+async fn a_semaphore_of_another_size_is_refused_inside() {
+    let error = scope(of_two(&keeper())).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidOption, "{error}");
+}
