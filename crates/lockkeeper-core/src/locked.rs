@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
@@ -88,7 +88,13 @@ impl Wanted {
 }
 
 /// Runs the body of an async function under its lock.
-pub async fn run<T: Outcome>(wanted: Result<Wanted>, body: impl Future<Output = T>) -> T
+///
+/// The body stays where the function has it: moved in here it would take its room twice, and a function
+/// that calls another, four times.
+pub async fn run<T: Outcome>(
+    wanted: Result<Wanted>,
+    body: Pin<&mut Option<impl Future<Output = T>>>,
+) -> T
 where
     T::Error: From<Error>,
 {
@@ -100,13 +106,16 @@ where
         Ok(guard) => guard,
         Err(error) => return T::from_result(Err(error.into())),
     };
-    let ended = under(&guard, pin!(body)).await;
+    let ended = under(&guard, None, body).await;
     guard.give_back().await;
     ended.outcome()
 }
 
 /// Runs the body of an async function that is re-entrant.
-pub async fn run_reentrant<T: Outcome>(wanted: Result<Wanted>, body: impl Future<Output = T>) -> T
+pub async fn run_reentrant<T: Outcome>(
+    wanted: Result<Wanted>,
+    body: Pin<&mut Option<impl Future<Output = T>>>,
+) -> T
 where
     T::Error: From<Error>,
 {
@@ -119,10 +128,7 @@ where
         Ok(guard) => guard,
         Err(error) => return T::from_result(Err(error.into())),
     };
-    let ended = match inner {
-        Some(inner) => under(guard.guard(), pin!(FRAME.scope(inner, body))).await,
-        None => under(guard.guard(), pin!(body)).await,
-    };
+    let ended = under(guard.guard(), inner.as_ref(), body).await;
     guard.give_back().await;
     ended.outcome()
 }
@@ -155,11 +161,8 @@ where
         Ok(guard) => guard,
         Err(error) => return T::from_result(Err(error.into())),
     };
-    let body = || match inner {
-        Some(inner) => FRAME.sync_scope(inner, body),
-        None => body(),
-    };
-    let ended = Ended::of(guard.guard(), catch_unwind(AssertUnwindSafe(body)));
+    let body = AssertUnwindSafe(|| within(inner.as_ref(), body));
+    let ended = Ended::of(guard.guard(), catch_unwind(body));
     blocking::wait(guard.give_back());
     ended.outcome()
 }
@@ -213,26 +216,39 @@ impl<T: Outcome> Ended<T> {
     }
 }
 
-/// Runs a body for as long as the lock is held. A panic is caught, to go on after the release.
-async fn under<T: Outcome>(
+/// Runs a body for as long as the lock is held, and drops it. A panic is caught, to go on after the
+/// release.
+async fn under<F: Future>(
     guard: &Guard,
-    mut body: Pin<&mut impl Future<Output = T>>,
-) -> Ended<T> {
+    frame: Option<&Arc<Frame>>,
+    mut body: Pin<&mut Option<F>>,
+) -> Ended<F::Output> {
     let mut returned = None;
-    let body = poll_fn(|cx| {
-        let polled = catch_unwind(AssertUnwindSafe(|| body.as_mut().poll(cx)));
-        match polled.map_err(Err) {
+    let work = poll_fn(|cx| {
+        let Some(body) = body.as_mut().as_pin_mut() else { return Poll::Ready(()) };
+        let polled = catch_unwind(AssertUnwindSafe(|| within(frame, || body.poll(cx))));
+        returned = Some(match polled {
             Ok(Poll::Pending) => return Poll::Pending,
-            Ok(Poll::Ready(output)) => returned = Some(Ok(output)),
-            Err(panic) => returned = Some(panic),
-        }
+            Ok(Poll::Ready(output)) => Ok(output),
+            Err(panic) => Err(panic),
+        });
         Poll::Ready(())
     });
-    let held = guard.while_held(body).await;
+    let held = guard.while_held(work).await;
+    // Gone before the lock is given back, and at once if it was lost.
+    within(frame, || body.set(None));
     match (returned, held) {
         (Some(Ok(output)), held) => Ended::Returned(output, held),
         (Some(Err(panic)), _) => Ended::Panicked(panic),
         (None, Err(lost)) => Ended::Cancelled(lost),
-        (None, Ok(())) => unreachable!("the body left what it returned"),
+        (None, Ok(())) => unreachable!("there is a body, and it left what it returned"),
+    }
+}
+
+/// Runs something in a frame, if there is one.
+fn within<T>(frame: Option<&Arc<Frame>>, work: impl FnOnce() -> T) -> T {
+    match frame {
+        Some(frame) => FRAME.sync_scope(frame.clone(), work),
+        None => work(),
     }
 }

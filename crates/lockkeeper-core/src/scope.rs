@@ -6,7 +6,7 @@
 
 use std::fmt;
 use std::future::Future;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
@@ -74,10 +74,16 @@ tokio::task_local! {
 /// .await
 /// # }
 /// ```
-pub async fn scope<F: Future>(work: F) -> F::Output {
-    // Looked up when it is first polled: a scope that is spawned belongs to its task, not to whoever
-    // made it.
-    FRAME.scope(Frame::inside(current()), work).await
+pub fn scope<F: Future>(work: F) -> impl Future<Output = F::Output> {
+    let frame = Frame::unknown();
+    // Boxed, because an async function would keep the room of its argument twice.
+    let work = Box::pin(FRAME.scope(frame.clone(), work));
+    async move {
+        // Looked up when it is first polled: a scope that is spawned belongs to its task, not to whoever
+        // made it.
+        frame.is_inside(current());
+        work.await
+    }
 }
 
 /// The innermost scope that the caller runs in.
@@ -87,14 +93,27 @@ pub(crate) fn current() -> Option<Arc<Frame>> {
 
 /// What has been locked in one scope, and the scope around it.
 pub(crate) struct Frame {
-    around: Option<Arc<Frame>>,
+    around: OnceLock<Arc<Frame>>,
     /// Weak, because a scope only knows of guards. When the last one goes, the lock goes.
     guards: Mutex<Vec<Weak<Guard>>>,
 }
 
 impl Frame {
+    fn unknown() -> Arc<Self> {
+        Arc::new(Self { around: OnceLock::new(), guards: Mutex::default() })
+    }
+
+    fn is_inside(&self, around: Option<Arc<Self>>) {
+        if let Some(around) = around {
+            // It is polled for the first time once.
+            let _ = self.around.set(around);
+        }
+    }
+
     pub(crate) fn inside(around: Option<Arc<Self>>) -> Arc<Self> {
-        Arc::new(Self { around, guards: Mutex::default() })
+        let frame = Self::unknown();
+        frame.is_inside(around);
+        frame
     }
 
     fn guards(&self) -> MutexGuard<'_, Vec<Weak<Guard>>> {
@@ -112,7 +131,7 @@ impl Frame {
         // Not upgraded under our own lock: what is upgraded may be the last, whose drop runs foreign code.
         let known = self.guards().clone();
         let here = known.iter().filter_map(Weak::upgrade).find(|guard| guard.is_of(lock, mode));
-        here.or_else(|| self.around.as_ref().and_then(|around| around.find(lock, mode)))
+        here.or_else(|| self.around.get().and_then(|around| around.find(lock, mode)))
     }
 }
 

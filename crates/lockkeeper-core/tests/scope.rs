@@ -192,8 +192,7 @@ async fn branches_with_scopes_of_their_own_exclude_each_other() {
         assert_eq!(guard.fence(), again.fence());
         guard.fence()
     };
-    let branches =
-        scope(async { tokio::join!(scope(branch()), scope(branch()), scope(branch())) });
+    let branches = scope(async { tokio::join!(scope(branch()), scope(branch()), scope(branch())) });
     let (one, two, three) = soon("the branches", branches).await;
     assert!(one < two && two < three, "{one:?} {two:?} {three:?}");
 }

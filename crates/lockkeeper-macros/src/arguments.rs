@@ -8,7 +8,8 @@ use syn::{Error, Expr, Ident, LitInt, LitStr, Result, Token};
 
 use crate::duration;
 
-const OPTIONS: &str = "the options are `key`, `keeper`, `mode`, `permits`, `wait`, `ttl` and `reentrant`";
+const OPTIONS: &str =
+    "the options are `key`, `keeper`, `mode`, `permits`, `wait`, `ttl` and `reentrant`";
 
 /// The options, checked as far as can be without the function.
 pub(crate) struct Options {
@@ -43,7 +44,8 @@ impl Options {
     pub(crate) fn parse(tokens: TokenStream) -> Result<Self> {
         let given = (|input: ParseStream<'_>| Given::parse(input)).parse2(tokens)?;
         let Some(key) = given.key else {
-            let message = "a `#[locked]` function needs a key: `#[locked(key = \"order:{order_id}\")]`";
+            let message =
+                "a `#[locked]` function needs a key: `#[locked(key = \"order:{order_id}\")]`";
             return Err(Error::new(Span::call_site(), message));
         };
         let kind = match (&given.mode, &given.permits) {
@@ -118,7 +120,9 @@ fn once<T>(place: &mut Option<T>, name: &Ident, value: T) -> Result<()> {
 fn text(input: ParseStream<'_>, name: &Ident) -> Result<LitStr> {
     input.parse::<Token![=]>()?;
     let text = input.parse::<LitStr>();
-    text.map_err(|error| Error::new(error.span(), format!("`{name}` is a string: `{name} = \"…\"`")))
+    text.map_err(|error| {
+        Error::new(error.span(), format!("`{name}` is a string: `{name} = \"…\"`"))
+    })
 }
 
 /// `= "…"`, with an expression inside.
@@ -169,7 +173,10 @@ mod tests {
         assert_eq!(options.key.value(), "a");
         assert!(options.keeper.is_some() && options.reentrant);
         assert!(matches!(options.kind, Kind::Permits(4)));
-        assert_eq!((options.wait, options.ttl), (Some(Duration::ZERO), Some(Duration::from_secs(15))));
+        assert_eq!(
+            (options.wait, options.ttl),
+            (Some(Duration::ZERO), Some(Duration::from_secs(15)))
+        );
 
         let plain = Options::parse(quote!(key = "a")).unwrap();
         assert!(plain.keeper.is_none() && plain.wait.is_none() && plain.ttl.is_none());

@@ -9,8 +9,8 @@ use syn::spanned::Spanned;
 use syn::visit::Visit;
 use syn::visit_mut::VisitMut;
 use syn::{
-    AttrStyle, Attribute, Error, FnArg, Ident, ItemFn, LitStr, Member, PatIdent, Result, ReturnType,
-    Safety, Signature, Type,
+    AttrStyle, Attribute, Error, FnArg, Ident, ItemFn, LitStr, Member, PatIdent, Result,
+    ReturnType, Safety, Signature, Type,
 };
 
 use crate::arguments::{Kind, Options};
@@ -44,8 +44,6 @@ fn expand(options: &Options, function: ItemFn) -> Result<TokenStream> {
     let key = key(&options.key, &sig)?;
     let made = wanted(options, &key, sig.asyncness.is_some());
     let wanted = Ident::new("wanted", Span::mixed_site());
-    let output_span = output.span();
-    let output = nameable(output);
     let (inner, outer): (Vec<Attribute>, Vec<Attribute>) =
         attrs.into_iter().partition(|attr| matches!(attr.style, AttrStyle::Inner(_)));
 
@@ -56,12 +54,14 @@ fn expand(options: &Options, function: ItemFn) -> Result<TokenStream> {
         (false, true) => "run_blocking_reentrant",
     };
     // Errors about the result's type point to where it stands.
-    let runner = Ident::new(runner, output_span.resolved_at(Span::mixed_site()));
-    let awaited = quote_spanned!(runner.span()=> .await);
-    let runner = quote_spanned!(runner.span()=> ::lockkeeper::__private::#runner);
+    let runner_span = output.span().resolved_at(Span::mixed_site());
+    let runner = Ident::new(runner, runner_span);
+    let runner = quote_spanned!(runner_span=> ::lockkeeper::__private::#runner);
+    let awaited = quote_spanned!(runner_span=> .await);
+    let (body, output) = (Ident::new("body", runner_span), nameable(output));
     let body = if sig.asyncness.is_some() {
         quote! {
-            #runner(#wanted, async move {
+            let #body = ::core::pin::pin!(::core::option::Option::Some(async move {
                 // So that `?` in the body knows what it is for.
                 #[allow(
                     unknown_lints,
@@ -78,8 +78,8 @@ fn expand(options: &Options, function: ItemFn) -> Result<TokenStream> {
                     return returned;
                 }
                 #block
-            })
-            #awaited
+            }));
+            #runner(#wanted, #body) #awaited
         }
     } else {
         quote!(#runner(#wanted, move || -> #output #block))
@@ -165,9 +165,7 @@ fn wanted(options: &Options, key: &TokenStream, is_async: bool) -> TokenStream {
     let parts = |duration: Duration| (duration.as_secs(), duration.subsec_nanos());
     let wait = options.wait.map(parts).map(|(secs, nanos)| quote!(.wait(#secs, #nanos)));
     let ttl = options.ttl.map(parts).map(|(secs, nanos)| quote!(.ttl(#secs, #nanos)));
-    let of = |keeper: TokenStream| {
-        quote!(::lockkeeper::__private::Wanted::new(#keeper, #key) #kind #wait #ttl)
-    };
+    let of = |keeper: TokenStream| quote!(::lockkeeper::__private::Wanted::new(#keeper, #key) #kind #wait #ttl);
     match (&options.keeper, is_async) {
         (Some(keeper), true) => {
             let span = keeper.span();
@@ -207,7 +205,8 @@ fn key(key: &LitStr, sig: &Signature) -> Result<TokenStream> {
         match piece {
             Piece::Text(text) => format.push_str(&text.replace('{', "{{").replace('}', "}}")),
             Piece::Argument { name, field } => {
-                let argument = arguments.find(&name).ok_or_else(|| wrong(arguments.unknown(&name)))?;
+                let argument =
+                    arguments.find(&name).ok_or_else(|| wrong(arguments.unknown(&name)))?;
                 // What is wrong with it is wrong with the key, but it is the argument that is meant.
                 let mut argument = argument.clone();
                 argument.set_span(key.span().resolved_at(argument.span()));
@@ -225,9 +224,10 @@ fn key(key: &LitStr, sig: &Signature) -> Result<TokenStream> {
 /// A field by its name or its number.
 fn member(field: &str, span: Span) -> Result<Member> {
     let plain = syn::parse_str(field);
-    let mut member: Member = plain
-        .or_else(|_| syn::parse_str(&format!("r#{field}")))
-        .map_err(|_| Error::new(span, format!("`{field}` in the key is not the name of a field")))?;
+    let mut member: Member =
+        plain.or_else(|_| syn::parse_str(&format!("r#{field}"))).map_err(|_| {
+            Error::new(span, format!("`{field}` in the key is not the name of a field"))
+        })?;
     match &mut member {
         Member::Named(name) => name.set_span(span),
         Member::Unnamed(index) => index.span = span,

@@ -110,8 +110,9 @@ mod tests {
     #[test]
     fn anything_but_an_argument_or_its_field_is_refused() {
         let bad = [
-            "", "a\0b", "{", "}", "a}b", "{a", "{}", "{ a }", "{_}", "{0}", "{a.}", "{.a}", "{a.b.c}",
-            "{a()}", "{a:?}", "{a.b()}", "{a + b}", "{{a}", "{a}}", "{a.1b}", "{r#a}", "{\"a\"}", "{a-b}",
+            "", "a\0b", "{", "}", "a}b", "{a", "{}", "{ a }", "{_}", "{0}", "{a.}", "{.a}",
+            "{a.b.c}", "{a()}", "{a:?}", "{a.b()}", "{a + b}", "{{a}", "{a}}", "{a.1b}", "{r#a}",
+            "{\"a\"}", "{a-b}",
         ];
         for key in bad {
             assert!(parse(key).is_err(), "{key:?} was taken for {:?}", parse(key));

@@ -151,13 +151,17 @@ async fn arguments_may_have_any_name() {
 }
 
 #[locked(key = "iterator", keeper = "keeper")]
-async fn returns_an_iterator(keeper: &Keeper) -> Result<impl Iterator<Item = u8> + use<>, AppError> {
+async fn returns_an_iterator(
+    keeper: &Keeper,
+) -> Result<impl Iterator<Item = u8> + use<>, AppError> {
     is_free(keeper, "else").await.then_some(()).ok_or(AppError::Declined)?;
     Ok([1, 2].into_iter())
 }
 
 #[locked(key = "iterator", keeper = "keeper")]
-fn returns_an_iterator_blocking(keeper: &Keeper) -> Result<impl Iterator<Item = u8> + use<>, AppError> {
+fn returns_an_iterator_blocking(
+    keeper: &Keeper,
+) -> Result<impl Iterator<Item = u8> + use<>, AppError> {
     Ok([1, 2].into_iter())
 }
 
@@ -249,7 +253,10 @@ async fn the_ttl_and_the_wait_are_as_asked_for() {
     let waiting = tokio::spawn(async move { remaining(&keeper).await });
     tokio::time::sleep(Duration::from_secs(1)).await;
     drop(guard);
-    assert!(waiting.await.unwrap().unwrap().is_some(), "it waits, whatever the keeper's own default");
+    assert!(
+        waiting.await.unwrap().unwrap().is_some(),
+        "it waits, whatever the keeper's own default"
+    );
 }
 
 /// A key that cannot be a name is an error of the call, like any other.

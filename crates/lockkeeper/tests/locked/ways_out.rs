@@ -51,8 +51,9 @@ fn leave_blocking(keeper: &Keeper, way: Way) -> Result<u8, AppError> {
 /// What a way out gives to the caller.
 fn check(way: Way, left: std::thread::Result<Result<u8, AppError>>) {
     match (way, left) {
-        (Way::Value, Ok(Ok(1))) | (Way::Return, Ok(Ok(2))) => {}
-        (Way::Question | Way::Error, Ok(Err(AppError::Declined))) => {}
+        (Way::Value, Ok(Ok(1)))
+        | (Way::Return, Ok(Ok(2)))
+        | (Way::Question | Way::Error, Ok(Err(AppError::Declined))) => {}
         (Way::Panic, Err(panic)) => {
             assert_eq!(*panic.downcast_ref::<&str>().unwrap(), "on purpose");
         }
@@ -64,10 +65,10 @@ fn check(way: Way, left: std::thread::Result<Result<u8, AppError>>) {
 #[tokio::test(start_paused = true)]
 async fn the_lock_is_given_back_before_the_caller_gets_the_result() {
     for way in WAYS {
-        let (healthy, faulty, faults) = faulty();
+        let (healthy, keeper, faults) = faulty();
         faults.always(Op::Release, Fault::SlowRequest(Duration::from_secs(3)));
         let caller = tokio::spawn(async move {
-            let left = leave(&faulty, way).await;
+            let left = leave(&keeper, way).await;
             (left, is_free(&healthy, "a").await, healthy)
         });
         match caller.await {
@@ -83,9 +84,9 @@ async fn the_lock_is_given_back_before_the_caller_gets_the_result() {
 /// A panic goes on only when the lock has been given back.
 #[tokio::test(start_paused = true)]
 async fn a_panic_waits_for_the_release() {
-    let (healthy, faulty, faults) = faulty();
+    let (healthy, keeper, faults) = faulty();
     faults.always(Op::Release, Fault::SlowRequest(Duration::from_secs(3)));
-    let left = tokio::spawn(async move { leave(&faulty, Way::Panic).await }).await;
+    let left = tokio::spawn(async move { leave(&keeper, Way::Panic).await }).await;
     check(Way::Panic, Err(left.unwrap_err().into_panic()));
     assert!(is_free(&healthy, "a").await);
 }
@@ -93,9 +94,9 @@ async fn a_panic_waits_for_the_release() {
 #[test]
 fn a_blocking_function_gives_its_lock_back_in_every_way_too() {
     for way in WAYS {
-        let (healthy, faulty, faults) = faulty();
+        let (healthy, keeper, faults) = faulty();
         faults.always(Op::Release, Fault::SlowRequest(Duration::from_millis(20)));
-        let left = std::panic::catch_unwind(AssertUnwindSafe(|| leave_blocking(&faulty, way)));
+        let left = std::panic::catch_unwind(AssertUnwindSafe(|| leave_blocking(&keeper, way)));
         assert!(lockkeeper::blocking::wait(is_free(&healthy, "a")), "{way:?}");
         check(way, left);
     }
@@ -104,9 +105,9 @@ fn a_blocking_function_gives_its_lock_back_in_every_way_too() {
 #[tokio::test(start_paused = true)]
 async fn a_release_that_fails_masks_neither_value_nor_error() {
     for way in WAYS {
-        let (healthy, faulty, faults) = faulty();
+        let (healthy, keeper, faults) = faulty();
         faults.always(Op::Release, Fault::Refused);
-        let left = tokio::spawn(async move { leave(&faulty, way).await }).await;
+        let left = tokio::spawn(async move { leave(&keeper, way).await }).await;
         check(way, left.map_err(tokio::task::JoinError::into_panic));
         drop(healthy);
     }
@@ -180,11 +181,11 @@ fn lose_blocking(keeper: &Keeper, own: Option<AppError>) -> Result<(), AppError>
 
 #[tokio::test(start_paused = true)]
 async fn a_lease_that_ran_out_is_an_error_even_if_the_body_came_to_its_end() {
-    let (_, faulty, faults) = faulty();
+    let (_, keeper, faults) = faulty();
     faults.always(Op::Renew, Fault::Refused);
-    let late = run_late(&faulty, None).await.unwrap_err();
+    let late = run_late(&keeper, None).await.unwrap_err();
     assert_eq!(late.kind(), Some(ErrorKind::Lost));
-    let late = run_late(&faulty, Some(AppError::Declined)).await.unwrap_err();
+    let late = run_late(&keeper, Some(AppError::Declined)).await.unwrap_err();
     assert!(late.kind() == Some(ErrorKind::Lost), "cancelled before it could say anything");
 }
 
@@ -244,7 +245,7 @@ async fn without_a_wait_contention_is_the_ordinary_error_and_with_one_it_is_wait
 
 #[tokio::test(start_paused = true)]
 async fn a_store_that_is_down_is_an_error() {
-    let (_, faulty, faults) = faulty();
+    let (_, keeper, faults) = faulty();
     faults.everything(Fault::Refused);
-    assert_eq!(at_once(&faulty).await.unwrap_err().kind(), Some(ErrorKind::Unavailable));
+    assert_eq!(at_once(&keeper).await.unwrap_err().kind(), Some(ErrorKind::Unavailable));
 }

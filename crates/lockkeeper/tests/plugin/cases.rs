@@ -33,7 +33,7 @@ pub(crate) fn check(store: &Store<'_>) {
         ("where a handle is good", another_plugin),
     ];
     for (name, case) in cases {
-        println!("case: {name}");
+        eprintln!("case: {name}");
         case(store);
     }
 }

@@ -18,9 +18,8 @@ use crate::cases::{Store, check};
 #[test]
 fn it_does_what_it_must_on_memory() {
     let memory = Memory::new();
-    let plugin = || -> Box<dyn LockPlugin> {
-        Box::new(KeeperPlugin::new(Keeper::new(memory.clone())))
-    };
+    let plugin =
+        || -> Box<dyn LockPlugin> { Box::new(KeeperPlugin::new(Keeper::new(memory.clone()))) };
     check(&Store { plugin: &plugin, leases: true });
 }
 
