@@ -43,6 +43,7 @@
 //! | a writer beside anyone else; readers may be many | [`RwLock`] |
 //! | more than *n* at a time | [`Semaphore`] |
 //! | a change of several things by halves | [`LockAll`], from [`lock_all`] |
+//! | two at a time in a whole function | `#[locked]`, with the feature `macros` |
 //! | a lock that ends with the process that took it | [`Guard::detach`] and [`adopt`] |
 //!
 //! [`lock_all`]: lockkeeper_core::Keeper::lock_all
@@ -57,7 +58,8 @@
 //! - **Exclusion, if clocks jump.** Leases are counted on this machine's clock and on the store's. An
 //!   allowance of 1 % and 2 ms covers their drift; nothing covers one that jumps or runs at
 //!   another speed.
-//! - **Re-entrancy.** Two guards exclude each other, even in one task.
+//! - **Re-entrancy by itself.** Two guards exclude each other, even in one task. Within a [`scope`](fn@scope),
+//!   those who ask for it count up.
 //! - **That the store keeps its word.** A store that forgets what it acknowledged gives a lock twice.
 //!   What each one guarantees stands in `docs/backends`.
 //! - **Other processes, on [`Memory`].** It excludes only the process that it lives in; files exclude
@@ -144,3 +146,8 @@ struct Readme;
 #[cfg(all(doctest, feature = "redis"))]
 #[doc = include_str!("../../../docs/backends/redis.md")]
 struct RedisPage;
+
+/// The code in the guide to functions under a lock.
+#[cfg(all(doctest, feature = "macros"))]
+#[doc = include_str!("../../../docs/guides/locked.md")]
+struct LockedGuide;

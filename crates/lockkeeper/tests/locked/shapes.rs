@@ -259,6 +259,22 @@ async fn the_ttl_and_the_wait_are_as_asked_for() {
     );
 }
 
+macro_rules! made {
+    ($name:ident, $argument:ident) => {
+        #[locked(key = "made:{x}", keeper = "keeper")]
+        async fn $name(keeper: &Keeper, $argument: u8) -> Result<Vec<String>> {
+            let _ = $argument;
+            Ok(held(keeper).await)
+        }
+    };
+}
+made!(made, x);
+
+#[tokio::test]
+async fn a_function_that_a_macro_makes_is_locked() {
+    assert_eq!(made(&keeper(), 3).await.unwrap(), ["made:3"]);
+}
+
 /// A key that cannot be a name is an error of the call, like any other.
 #[locked(key = "{name}", keeper = "keeper")]
 async fn any_name(keeper: &Keeper, name: &str) -> Result<()> {

@@ -27,8 +27,12 @@ async fn count_async(keeper: &impl AnyKeeper) -> Result<()> {
 }
 
 /// From a runtime with one thread, which is blocked meanwhile, and from threads without one.
-#[tokio::test(flavor = "current_thread")]
-async fn threads_and_tasks_exclude_each_other_whatever_their_keeper_is() {
+#[test]
+fn threads_and_tasks_exclude_each_other_whatever_their_keeper_is() {
+    in_a_runtime(exclude_each_other());
+}
+
+async fn exclude_each_other() {
     let store: Arc<dyn lockkeeper::Backend> = Arc::new(Memory::new());
     let keeper = Keeper::from_backend(store.clone());
     let blocking = blocking::Keeper::from_backend(store);
@@ -60,9 +64,21 @@ fn work_for(keeper: &Keeper, long: Duration) -> Result<()> {
 }
 
 /// The runtime of the keeper is blocked: the lock is renewed all the same.
-#[tokio::test(flavor = "current_thread")]
-async fn a_lock_is_renewed_while_its_function_blocks_the_only_thread() {
-    work_for(&keeper(), Duration::from_millis(900)).unwrap();
+#[test]
+fn a_lock_is_renewed_while_its_function_blocks_the_only_thread() {
+    in_a_runtime(async { work_for(&keeper(), Duration::from_millis(900)).unwrap() });
+}
+
+/// Runs a future on a runtime with a single thread, which it may block, for at most half a minute.
+#[track_caller]
+fn in_a_runtime(future: impl Future<Output = ()> + Send + 'static) {
+    let (done, is_done) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(future);
+        done.send(()).unwrap();
+    });
+    is_done.recv_timeout(Duration::from_secs(30)).expect("it panicked, or blocks for ever");
 }
 
 #[locked(key = "a", keeper = "keeper", wait = "50ms")]
@@ -71,11 +87,13 @@ fn try_for_a_while(keeper: &Keeper) -> Result<()> {
 }
 
 /// The timer of the wait cannot be one of the runtime that is blocked.
-#[tokio::test(flavor = "current_thread")]
-async fn a_wait_ends_even_if_it_blocks_the_only_thread() {
-    let keeper = keeper();
-    let _guard = keeper.mutex("a").lock().await.unwrap();
-    assert_eq!(try_for_a_while(&keeper).unwrap_err().kind(), ErrorKind::TimedOut);
+#[test]
+fn a_wait_ends_even_if_it_blocks_the_only_thread() {
+    in_a_runtime(async {
+        let keeper = keeper();
+        let _guard = keeper.mutex("a").lock().await.unwrap();
+        assert_eq!(try_for_a_while(&keeper).unwrap_err().kind(), ErrorKind::TimedOut);
+    });
 }
 
 #[locked(key = "a", keeper = "keeper")]
@@ -83,7 +101,9 @@ fn spawns(keeper: &Keeper) -> Result<tokio::runtime::RuntimeFlavor> {
     Ok(tokio::runtime::Handle::current().runtime_flavor())
 }
 
-#[tokio::test(flavor = "current_thread")]
-async fn a_body_runs_in_the_runtime_of_its_caller() {
-    assert_eq!(spawns(&keeper()).unwrap(), tokio::runtime::RuntimeFlavor::CurrentThread);
+#[test]
+fn a_body_runs_in_the_runtime_of_its_caller() {
+    in_a_runtime(async {
+        assert_eq!(spawns(&keeper()).unwrap(), tokio::runtime::RuntimeFlavor::CurrentThread);
+    });
 }

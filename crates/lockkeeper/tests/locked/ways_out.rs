@@ -2,12 +2,12 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use lockkeeper::{ErrorKind, Keeper, locked};
 use lockkeeper_testkit::wait::soon;
-use lockkeeper_testkit::{Fault, Op};
+use lockkeeper_testkit::{Fault, Faults, Op};
 use tokio::sync::oneshot;
 
 use crate::kit::{AppError, faulty, held, is_free, keeper};
@@ -160,6 +160,38 @@ async fn a_body_is_cancelled_when_its_lock_is_lost_and_the_error_says_so() {
     let error = soon("the body ends", task).await.unwrap().unwrap_err();
     assert_eq!(error.kind(), Some(ErrorKind::Lost));
     assert!(dropped.load(Ordering::SeqCst), "the body is gone before the caller is told");
+}
+
+/// Remembers how many releases had been asked for when it was dropped.
+struct Counts(Faults, Arc<AtomicUsize>);
+
+impl Drop for Counts {
+    fn drop(&mut self) {
+        self.1.store(self.0.asked(Op::Release), Ordering::SeqCst);
+    }
+}
+
+#[locked(key = "a", keeper = "keeper", ttl = "10s")]
+async fn drop_something(keeper: &Keeper, counts: Counts, way: Way) -> Result<(), AppError> {
+    let _counts = counts;
+    tokio::task::yield_now().await;
+    match way {
+        Way::Panic => panic!("on purpose"),
+        Way::Error | Way::Question => Err(AppError::Declined),
+        Way::Value | Way::Return => Ok(()),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_body_has_is_gone_before_the_lock_is_given_back() {
+    for way in WAYS {
+        let (_, keeper, faults) = faulty();
+        let released = Arc::new(AtomicUsize::new(usize::MAX));
+        let counts = Counts(faults.clone(), released.clone());
+        let call = async move { drop_something(&keeper, counts, way).await };
+        let _ = tokio::spawn(call).await;
+        assert_eq!(released.load(Ordering::SeqCst), 0, "{way:?}");
+    }
 }
 
 #[locked(key = "a", keeper = "keeper", ttl = "10s")]
