@@ -1,6 +1,8 @@
 //! The keeper of the whole process: one test, because it is installed once.
 #![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 
+use std::time::Duration;
+
 use lockkeeper::{ErrorKind, Keeper, Memory, Result, locked};
 use lockkeeper_testkit::wait::soon;
 
@@ -22,7 +24,7 @@ async fn without_a_keeper_of_the_process_an_error_says_what_to_do_and_a_second_o
         assert!(message.contains("call lockkeeper::install(keeper)"), "{message}");
     }
 
-    let keeper = Keeper::new(Memory::new());
+    let keeper = Keeper::new(Memory::new()).max_wait(Duration::from_secs(30));
     lockkeeper::install(keeper.clone()).unwrap();
     let error = lockkeeper::install(Keeper::new(Memory::new())).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config);

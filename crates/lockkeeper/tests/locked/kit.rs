@@ -1,5 +1,7 @@
 //! What these tests share.
 
+use std::time::Duration;
+
 use lockkeeper::{Error, ErrorKind, Keeper, Memory};
 use lockkeeper_testkit::{Faults, Faulty};
 
@@ -30,11 +32,16 @@ impl AppError {
 pub(crate) fn faulty() -> (Keeper, Keeper, Faults) {
     let memory = Memory::new();
     let (store, faults) = Faulty::new(memory.clone());
-    (Keeper::new(memory), Keeper::new(store), faults)
+    (bounded(Keeper::new(memory)), bounded(Keeper::new(store)), faults)
 }
 
 pub(crate) fn keeper() -> Keeper {
-    Keeper::new(Memory::new())
+    bounded(Keeper::new(Memory::new()))
+}
+
+/// Whoever would wait for ever, does so for half a minute.
+fn bounded(keeper: Keeper) -> Keeper {
+    keeper.max_wait(Duration::from_secs(30))
 }
 
 /// Whether nobody holds a lock or waits for it.

@@ -201,13 +201,10 @@ async fn lose(keeper: &Keeper, own: Option<AppError>) -> Result<(), AppError> {
     own.map_or(Ok(()), Err)
 }
 
-#[locked(key = "a", keeper = "keeper", ttl = "10s")]
+#[locked(key = "a", keeper = "keeper", ttl = "50ms")]
 fn lose_blocking(keeper: &Keeper, own: Option<AppError>) -> Result<(), AppError> {
-    lockkeeper::blocking::wait(async {
-        keeper.inspect()?.break_lock("a").await?;
-        keeper.mutex("a").lock().await?.release().await
-    })?;
-    std::thread::sleep(Duration::from_millis(200));
+    // Past the lease, which nobody can renew.
+    std::thread::sleep(Duration::from_millis(100));
     own.map_or(Ok(()), Err)
 }
 
@@ -230,7 +227,8 @@ async fn run_late(keeper: &Keeper, own: Option<AppError>) -> Result<(), AppError
 /// A blocking body cannot be stopped: it comes to its end, and its own error counts before the loss.
 #[test]
 fn a_blocking_body_that_lost_its_lock_returns_its_own_error_or_the_loss() {
-    let keeper = keeper();
+    let (_, keeper, faults) = faulty();
+    faults.always(Op::Renew, Fault::Refused);
     let lost = lose_blocking(&keeper, None).unwrap_err();
     assert_eq!(lost.kind(), Some(ErrorKind::Lost));
     let own = lose_blocking(&keeper, Some(AppError::Declined)).unwrap_err();
