@@ -20,6 +20,8 @@
 //! # }
 //! ```
 
+mod scoped;
+
 use std::future::Future;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,13 +30,15 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::Duration;
 
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::{Builder, EnterGuard, Runtime};
 
 use crate::backend::{Backend, LockInfo};
 use crate::error::Result;
 use crate::hold::ReleaseOutcome;
 use crate::inspect::Event;
 use crate::ticket::Ticket;
+
+pub use self::scoped::{ScopedGuard, scope};
 
 /// The runtime of all blocking keepers. Never shut down: releases in the background always run.
 fn runtime() -> &'static Runtime {
@@ -44,6 +48,11 @@ fn runtime() -> &'static Runtime {
         builder.worker_threads(1).thread_name("lockkeeper").enable_all();
         builder.build().expect("the operating system gives a thread")
     })
+}
+
+/// Makes timers and tasks of this scope belong to the runtime of all blocking keepers.
+pub(crate) fn enter() -> EnterGuard<'static> {
+    runtime().enter()
 }
 
 /// Blocks this thread until the future is ready.
@@ -61,7 +70,7 @@ pub fn wait<F: Future>(future: F) -> F::Output {
             self.thread.unpark();
         }
     }
-    let _entered = runtime().enter();
+    let _entered = enter();
     let unpark = Arc::new(Unpark { thread: std::thread::current(), woken: AtomicBool::new(false) });
     let waker = Waker::from(unpark.clone());
     // Inside a task of some runtime its budget for polls would run out, and never be filled again
@@ -126,7 +135,7 @@ impl Keeper {
 
     /// A keeper on a store that others use too.
     pub fn from_backend(backend: Arc<dyn Backend>) -> Self {
-        let _entered = runtime().enter();
+        let _entered = enter();
         Self(crate::Keeper::from_backend(backend))
     }
 

@@ -13,6 +13,7 @@ use crate::clock::Moment;
 use crate::error::{Error, Result};
 use crate::fence::Fence;
 use crate::hold::{Ending, ReleaseOutcome, Request, State};
+use crate::keeper::Lock;
 use crate::name::Label;
 use crate::options::{check_ttl, invalid};
 use crate::owner::Owner;
@@ -273,6 +274,22 @@ impl Guard {
             return Ok(ReleaseOutcome::AlreadyLost);
         }
         Releasing::new(self.driver.clone()).await
+    }
+
+    /// Gives the lock back after work that is done: that the release failed is not its error, and logged.
+    pub(crate) async fn give_back(self) {
+        if let Err(error) = self.release().await {
+            tracing::warn!(%error, "work done, release failed");
+        }
+    }
+
+    /// Whether this is a hold of that lock, or of that semaphore.
+    pub(crate) fn is_of(&self, lock: &Lock, mode: Mode) -> bool {
+        let hold = &self.driver.hold;
+        // The store and not the keeper: a keeper and its blocking twin have the same.
+        Arc::ptr_eq(&hold.shared.backend, &lock.shared.backend)
+            && hold.asked_mode.kind() == mode.kind()
+            && lock.name.as_ref().is_ok_and(|name| *name == hold.name)
     }
 
     /// Who holds, for people.

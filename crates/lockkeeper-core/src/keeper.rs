@@ -108,7 +108,11 @@ impl Keeper {
         Election::new(self.clone(), self.lock(election::lock_name(name.as_ref())))
     }
 
-    fn lock(&self, name: impl Into<Arc<str>>) -> Lock {
+    pub(crate) fn options(&self) -> &Options {
+        &self.options
+    }
+
+    pub(crate) fn lock(&self, name: impl Into<Arc<str>>) -> Lock {
         let options = self.options.clone();
         Lock { shared: self.shared.clone(), name: Name::new(name), options }
     }
@@ -151,9 +155,7 @@ impl Keeper {
     ) -> Result<T> {
         let guard = self.mutex(name).lock().await?;
         let output = guard.while_held(work(&guard)).await;
-        if let Err(error) = guard.release().await {
-            tracing::warn!(%error, "work done, release failed");
-        }
+        guard.give_back().await;
         output
     }
 
@@ -246,17 +248,29 @@ impl Keeper {
     ///
     /// Dropping it stops the waiting, not the releases. The keeper stays closed.
     pub async fn close(&self) {
-        self.shared.closed.cancel();
-        // Those who wait leave the queue before this returns, even if nobody polls them.
-        let pending = std::mem::take(&mut *self.shared.pending());
-        for driver in pending.iter().filter_map(Weak::upgrade) {
-            if driver.hold.close() {
-                driver.nudge();
+        self.shared.close();
+        // Looked for only now: a twin that is being made finds that all is closed, or is found here.
+        let twin = self.shared.twin.get();
+        if let Some(twin) = twin {
+            twin.close();
+        }
+        for shared in [Some(&self.shared), twin].into_iter().flatten() {
+            if let Some(background) = shared.background.get() {
+                background.settled().await;
             }
         }
-        if let Some(background) = self.shared.background.get() {
-            background.settled().await;
+    }
+
+    /// A keeper on the same store, with the same options, that belongs to the runtime in which this is
+    /// called.
+    pub(crate) fn twin(&self) -> Self {
+        let new = || Arc::new(Shared::new(self.shared.backend.clone()));
+        let shared = self.shared.twin.get_or_init(new).clone();
+        if self.shared.closed.is_cancelled() {
+            shared.close();
         }
+        let _ = shared.background();
+        Self { shared, options: self.options.clone() }
     }
 }
 
@@ -366,6 +380,8 @@ pub(crate) struct Shared {
     /// Drivers of acquires that wait.
     pending: std::sync::Mutex<Vec<Weak<Driver>>>,
     runtime_gone: AtomicBool,
+    /// The same for blocking code, where it is used from there, too.
+    twin: OnceLock<Arc<Shared>>,
 }
 
 impl Shared {
@@ -383,6 +399,19 @@ impl Shared {
             came: Arc::default(),
             pending: std::sync::Mutex::default(),
             runtime_gone: AtomicBool::new(false),
+            twin: OnceLock::new(),
+        }
+    }
+
+    /// Lets nobody in any more.
+    fn close(&self) {
+        self.closed.cancel();
+        // Those who wait leave the queue before all is settled, even if nobody polls them.
+        let pending = std::mem::take(&mut *self.pending());
+        for driver in pending.iter().filter_map(Weak::upgrade) {
+            if driver.hold.close() {
+                driver.nudge();
+            }
         }
     }
 

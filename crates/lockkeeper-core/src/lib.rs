@@ -12,6 +12,7 @@
 //! - stores: [`Memory`] here, the others in crates of their own;
 //! - around them: [`Prefixed`], [`Slots`], [`Quorum`].
 
+mod any_keeper;
 mod backend;
 mod background;
 mod backoff;
@@ -29,19 +30,24 @@ mod inspect;
 mod join;
 mod keeper;
 mod lock_all;
+#[doc(hidden)]
+pub mod locked;
 mod memory;
 mod mutex;
 mod name;
 mod options;
 mod owner;
+pub mod plugin;
 mod polling;
 mod prefixed;
 mod quorum;
 mod rwlock;
+mod scope;
 mod semaphore;
 mod slots;
 mod ticket;
 
+pub use any_keeper::AnyKeeper;
 pub use backend::{
     Attempt, Backend, BoxFuture, Capabilities, Change, Claim, ClaimSpec, Fences, Grant, Inspector,
     Kind, LockInfo, Mode, Party, Release, Renewal,
@@ -64,6 +70,7 @@ pub use owner::Owner;
 pub use prefixed::Prefixed;
 pub use quorum::Quorum;
 pub use rwlock::RwLock;
+pub use scope::{ScopedGuard, scope};
 pub use semaphore::Semaphore;
 pub use slots::Slots;
 pub use ticket::Ticket;

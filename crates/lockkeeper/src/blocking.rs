@@ -24,10 +24,10 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{Backend, Result, blocking};
+use lockkeeper_core::{AnyKeeper, Backend, Result, blocking};
 
 pub use lockkeeper_core::blocking::{
-    Guard, Guards, Inspect, LockAll, Mutex, RwLock, Semaphore, Watch, wait,
+    Guard, Guards, Inspect, LockAll, Mutex, RwLock, ScopedGuard, Semaphore, Watch, scope, wait,
 };
 
 use crate::open;
@@ -57,6 +57,12 @@ impl Keeper {
     /// As the async twin's.
     pub fn open(url: &str) -> Result<Self> {
         wait(open::open(url)).map(Self::from_backend)
+    }
+
+    /// The blocking twin of an async keeper: the same store, the same options. See the
+    /// [core's](lockkeeper_core::blocking::Keeper::of) for what of it still needs the other's runtime.
+    pub fn of(keeper: &crate::Keeper) -> Self {
+        Self(blocking::Keeper::of(keeper))
     }
 
     /// Sets how long a lock lasts in the store without renewal. As the async twin's.
@@ -89,6 +95,16 @@ impl Deref for Keeper {
 
     fn deref(&self) -> &blocking::Keeper {
         &self.0
+    }
+}
+
+impl AnyKeeper for Keeper {
+    fn as_async(&self) -> &lockkeeper_core::Keeper {
+        self.0.as_async()
+    }
+
+    fn to_blocking(&self) -> blocking::Keeper {
+        self.0.clone()
     }
 }
 

@@ -8,7 +8,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{Backend, Result};
+use lockkeeper_core::{AnyKeeper, Backend, Result, blocking};
 
 use crate::open;
 
@@ -149,6 +149,16 @@ impl Deref for Keeper {
 
     fn deref(&self) -> &lockkeeper_core::Keeper {
         &self.0
+    }
+}
+
+impl AnyKeeper for Keeper {
+    fn as_async(&self) -> &lockkeeper_core::Keeper {
+        &self.0
+    }
+
+    fn to_blocking(&self) -> blocking::Keeper {
+        self.0.to_blocking()
     }
 }
 

@@ -44,6 +44,7 @@
 //! | more than *n* at a time | [`Semaphore`] |
 //! | a change of several things by halves | [`LockAll`], from [`lock_all`] |
 //! | two who both act as the leader | [`Election`], from [`election`] |
+//! | two at a time in a whole function | `#[locked]`, with the feature `macros` |
 //! | a lock that ends with the process that took it | [`Guard::detach`] and [`adopt`] |
 //!
 //! [`lock_all`]: lockkeeper_core::Keeper::lock_all
@@ -59,7 +60,8 @@
 //! - **Exclusion, if clocks jump.** Leases are counted on this machine's clock and on the store's. An
 //!   allowance of 1 % and 2 ms covers their drift; nothing covers one that jumps or runs at
 //!   another speed.
-//! - **Re-entrancy.** Two guards exclude each other, even in one task.
+//! - **Re-entrancy by itself.** Two guards exclude each other, even in one task. Within a [`scope`](fn@scope),
+//!   those who ask for it count up.
 //! - **That the store keeps its word.** A store that forgets what it acknowledged gives a lock twice.
 //!   What each one guarantees stands in `docs/backends`.
 //! - **Other processes, on [`Memory`].** It excludes only the process that it lives in; files exclude
@@ -69,6 +71,7 @@
 //!
 //! - `memory` (default): `memory:` URLs. Off, a production build cannot be configured to exclude
 //!   nobody but itself. The type [`Memory`] is always there, for tests.
+//! - `macros`: the attribute `#[locked]`, a function that runs under a lock, and `install`.
 //! - `redis`: `redis://`, `redis+sentinel://`, `redis+cluster://` and `redlock://` URLs.
 //! - `redis-tls`: the same over TLS, `rediss://`.
 //! - `file`: `file:` URLs and the store `File`: locks between the processes of one machine, on Unix.
@@ -77,6 +80,8 @@
 
 pub mod blocking;
 mod examine;
+#[cfg(feature = "macros")]
+mod install;
 mod keeper;
 mod open;
 
@@ -91,6 +96,15 @@ pub use lockkeeper_core::{
 
 // Who leads.
 pub use lockkeeper_core::{Election, Leader, Leadership, Observe};
+// The same as an attribute on a function, and re-entrancy.
+#[cfg(feature = "macros")]
+pub use install::install;
+pub use lockkeeper_core::{AnyKeeper, ScopedGuard, scope};
+#[cfg(feature = "macros")]
+pub use lockkeeper_macros::locked;
+
+// For hosts that load locks as a plugin.
+pub use lockkeeper_core::plugin;
 
 // Errors.
 pub use lockkeeper_core::{Error, ErrorKind, Result};
@@ -121,6 +135,17 @@ pub use lockkeeper_core::{
     Inspector, Mode, Release, Renewal,
 };
 
+/// What `#[locked]` writes calls to. It changes without notice.
+#[cfg(feature = "macros")]
+#[doc(hidden)]
+pub mod __private {
+    pub use crate::install::{installed, installed_blocking};
+    pub use lockkeeper_core::AnyKeeper;
+    pub use lockkeeper_core::locked::{
+        Wanted, run, run_blocking, run_blocking_reentrant, run_reentrant,
+    };
+}
+
 /// The code in the README, so that it is compiled and run.
 #[cfg(all(doctest, feature = "memory"))]
 #[doc = include_str!("../../../README.md")]
@@ -135,3 +160,8 @@ struct ElectionGuide;
 #[cfg(all(doctest, feature = "redis"))]
 #[doc = include_str!("../../../docs/backends/redis.md")]
 struct RedisPage;
+
+/// The code in the guide to functions under a lock.
+#[cfg(all(doctest, feature = "macros"))]
+#[doc = include_str!("../../../docs/guides/locked.md")]
+struct LockedGuide;

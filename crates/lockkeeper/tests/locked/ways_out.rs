@@ -1,0 +1,281 @@
+//! However a body ends, its lock is given back first; and what the caller gets.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use lockkeeper::{ErrorKind, Keeper, locked};
+use lockkeeper_testkit::wait::soon;
+use lockkeeper_testkit::{Fault, Faults, Op};
+use tokio::sync::oneshot;
+
+use crate::kit::{AppError, faulty, held, is_free, keeper};
+
+#[derive(Debug, Clone, Copy)]
+enum Way {
+    Value,
+    Return,
+    Question,
+    Error,
+    Panic,
+}
+
+const WAYS: [Way; 5] = [Way::Value, Way::Return, Way::Question, Way::Error, Way::Panic];
+
+#[locked(key = "a", keeper = "keeper")]
+async fn leave(keeper: &Keeper, way: Way) -> Result<u8, AppError> {
+    tokio::task::yield_now().await;
+    assert_eq!(held(keeper).await, ["a"]);
+    match way {
+        Way::Value => Ok(1),
+        Way::Return => return Ok(2),
+        Way::Question => Err(AppError::Declined)?,
+        Way::Error => Err(AppError::Declined),
+        Way::Panic => panic!("on purpose"),
+    }
+}
+
+#[locked(key = "a", keeper = "keeper")]
+fn leave_blocking(keeper: &Keeper, way: Way) -> Result<u8, AppError> {
+    assert_eq!(lockkeeper::blocking::wait(held(keeper)), ["a"]);
+    match way {
+        Way::Value => Ok(1),
+        Way::Return => return Ok(2),
+        Way::Question => Err(AppError::Declined)?,
+        Way::Error => Err(AppError::Declined),
+        Way::Panic => panic!("on purpose"),
+    }
+}
+
+/// What a way out gives to the caller.
+fn check(way: Way, left: std::thread::Result<Result<u8, AppError>>) {
+    match (way, left) {
+        (Way::Value, Ok(Ok(1)))
+        | (Way::Return, Ok(Ok(2)))
+        | (Way::Question | Way::Error, Ok(Err(AppError::Declined))) => {}
+        (Way::Panic, Err(panic)) => {
+            assert_eq!(*panic.downcast_ref::<&str>().unwrap(), "on purpose");
+        }
+        (way, left) => panic!("{way:?} gave {left:?}"),
+    }
+}
+
+/// A release takes its time here: whoever does not wait for it finds the lock held.
+#[tokio::test(start_paused = true)]
+async fn the_lock_is_given_back_before_the_caller_gets_the_result() {
+    for way in WAYS {
+        let (healthy, keeper, faults) = faulty();
+        faults.always(Op::Release, Fault::SlowRequest(Duration::from_secs(3)));
+        let caller = tokio::spawn(async move {
+            let left = leave(&keeper, way).await;
+            (left, is_free(&healthy, "a").await, healthy)
+        });
+        match caller.await {
+            Ok((left, free, _)) => {
+                assert!(free, "{way:?}: the caller has the result, and the lock is held");
+                check(way, Ok(left));
+            }
+            Err(error) => check(way, Err(error.into_panic())),
+        }
+    }
+}
+
+/// A panic goes on only when the lock has been given back.
+#[tokio::test(start_paused = true)]
+async fn a_panic_waits_for_the_release() {
+    let (healthy, keeper, faults) = faulty();
+    faults.always(Op::Release, Fault::SlowRequest(Duration::from_secs(3)));
+    let left = tokio::spawn(async move { leave(&keeper, Way::Panic).await }).await;
+    check(Way::Panic, Err(left.unwrap_err().into_panic()));
+    assert!(is_free(&healthy, "a").await);
+}
+
+#[test]
+fn a_blocking_function_gives_its_lock_back_in_every_way_too() {
+    for way in WAYS {
+        let (healthy, keeper, faults) = faulty();
+        faults.always(Op::Release, Fault::SlowRequest(Duration::from_millis(20)));
+        let left = std::panic::catch_unwind(AssertUnwindSafe(|| leave_blocking(&keeper, way)));
+        assert!(lockkeeper::blocking::wait(is_free(&healthy, "a")), "{way:?}");
+        check(way, left);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_that_fails_masks_neither_value_nor_error() {
+    for way in WAYS {
+        let (healthy, keeper, faults) = faulty();
+        faults.always(Op::Release, Fault::Refused);
+        let left = tokio::spawn(async move { leave(&keeper, way).await }).await;
+        check(way, left.map_err(tokio::task::JoinError::into_panic));
+        drop(healthy);
+    }
+}
+
+/// Tells when it is dropped.
+struct Dropped(Arc<AtomicBool>);
+
+impl Drop for Dropped {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+#[locked(key = "a", keeper = "keeper", ttl = "10s")]
+async fn hang(
+    keeper: &Keeper,
+    started: oneshot::Sender<()>,
+    dropped: Dropped,
+) -> Result<(), AppError> {
+    let _dropped = dropped;
+    started.send(()).unwrap();
+    std::future::pending().await
+}
+
+#[tokio::test]
+async fn a_dropped_future_gives_its_lock_back() {
+    let keeper = keeper();
+    let dropped = Arc::new(AtomicBool::new(false));
+    let (started, is_started) = oneshot::channel();
+    let (other, body) = (keeper.clone(), Dropped(dropped.clone()));
+    let task = tokio::spawn(async move { hang(&other, started, body).await });
+    soon("the body starts", is_started).await.unwrap();
+    assert!(!is_free(&keeper, "a").await);
+    task.abort();
+    assert!(task.await.unwrap_err().is_cancelled());
+    assert!(dropped.load(Ordering::SeqCst));
+    drop(soon("the lock", keeper.mutex("a").lock()).await.unwrap());
+}
+
+#[tokio::test]
+async fn a_body_is_cancelled_when_its_lock_is_lost_and_the_error_says_so() {
+    let keeper = keeper();
+    let dropped = Arc::new(AtomicBool::new(false));
+    let (started, is_started) = oneshot::channel();
+    let (other, body) = (keeper.clone(), Dropped(dropped.clone()));
+    let task = tokio::spawn(async move { hang(&other, started, body).await });
+    soon("the body starts", is_started).await.unwrap();
+    keeper.inspect().unwrap().break_lock("a").await.unwrap();
+    let error = soon("the body ends", task).await.unwrap().unwrap_err();
+    assert_eq!(error.kind(), Some(ErrorKind::Lost));
+    assert!(dropped.load(Ordering::SeqCst), "the body is gone before the caller is told");
+}
+
+/// Remembers how many releases had been asked for when it was dropped.
+struct Counts(Faults, Arc<AtomicUsize>);
+
+impl Drop for Counts {
+    fn drop(&mut self) {
+        self.1.store(self.0.asked(Op::Release), Ordering::SeqCst);
+    }
+}
+
+#[locked(key = "a", keeper = "keeper", ttl = "10s")]
+async fn drop_something(keeper: &Keeper, counts: Counts, way: Way) -> Result<(), AppError> {
+    let _counts = counts;
+    tokio::task::yield_now().await;
+    match way {
+        Way::Panic => panic!("on purpose"),
+        Way::Error | Way::Question => Err(AppError::Declined),
+        Way::Value | Way::Return => Ok(()),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_body_has_is_gone_before_the_lock_is_given_back() {
+    for way in WAYS {
+        let (_, keeper, faults) = faulty();
+        let released = Arc::new(AtomicUsize::new(usize::MAX));
+        let counts = Counts(faults.clone(), released.clone());
+        let call = async move { drop_something(&keeper, counts, way).await };
+        let _ = tokio::spawn(call).await;
+        assert_eq!(released.load(Ordering::SeqCst), 0, "{way:?}");
+    }
+}
+
+#[locked(key = "a", keeper = "keeper", ttl = "10s")]
+async fn lose(keeper: &Keeper, own: Option<AppError>) -> Result<(), AppError> {
+    // Without an await after it: the body ends by itself, and too late.
+    keeper.inspect()?.break_lock("a").await?;
+    own.map_or(Ok(()), Err)
+}
+
+#[locked(key = "a", keeper = "keeper", ttl = "50ms")]
+fn lose_blocking(keeper: &Keeper, own: Option<AppError>) -> Result<(), AppError> {
+    // Past the lease, which nobody can renew.
+    std::thread::sleep(Duration::from_millis(100));
+    own.map_or(Ok(()), Err)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_ran_out_is_an_error_even_if_the_body_came_to_its_end() {
+    let (_, keeper, faults) = faulty();
+    faults.always(Op::Renew, Fault::Refused);
+    let late = run_late(&keeper, None).await.unwrap_err();
+    assert_eq!(late.kind(), Some(ErrorKind::Lost));
+    let late = run_late(&keeper, Some(AppError::Declined)).await.unwrap_err();
+    assert!(late.kind() == Some(ErrorKind::Lost), "cancelled before it could say anything");
+}
+
+#[locked(key = "late", keeper = "keeper", ttl = "10s")]
+async fn run_late(keeper: &Keeper, own: Option<AppError>) -> Result<(), AppError> {
+    tokio::time::sleep(Duration::from_secs(11)).await;
+    own.map_or(Ok(()), Err)
+}
+
+/// A blocking body cannot be stopped: it comes to its end, and its own error counts before the loss.
+#[test]
+fn a_blocking_body_that_lost_its_lock_returns_its_own_error_or_the_loss() {
+    let (_, keeper, faults) = faulty();
+    faults.always(Op::Renew, Fault::Refused);
+    let lost = lose_blocking(&keeper, None).unwrap_err();
+    assert_eq!(lost.kind(), Some(ErrorKind::Lost));
+    let own = lose_blocking(&keeper, Some(AppError::Declined)).unwrap_err();
+    assert_eq!(own.kind(), None, "{own:?}");
+}
+
+#[tokio::test]
+async fn an_error_of_the_body_is_not_masked_by_a_loss() {
+    let keeper = keeper();
+    for _ in 0..20 {
+        // By the time that the body returns, the loss may be known or not.
+        let own = lose(&keeper, Some(AppError::Declined)).await.unwrap_err();
+        assert_eq!(own.kind(), None, "{own:?}");
+    }
+}
+
+#[locked(key = "a", keeper = "keeper", wait = "0s")]
+async fn at_once(keeper: &Keeper) -> Result<(), AppError> {
+    Ok(())
+}
+
+#[locked(key = "a", keeper = "keeper")]
+async fn patiently(keeper: &Keeper) -> Result<(), AppError> {
+    Ok(())
+}
+
+#[tokio::test]
+async fn without_a_wait_contention_is_the_ordinary_error_and_with_one_it_is_waited_for() {
+    let keeper = keeper();
+    let guard = keeper.mutex("a").lock().await.unwrap();
+    let AppError::Locking(error) = at_once(&keeper).await.unwrap_err() else { panic!() };
+    assert_eq!(error.kind(), ErrorKind::TimedOut);
+    assert!(error.is_retryable());
+    assert_eq!(error.name(), Some("a"));
+    let mut waiting = Box::pin(patiently(&keeper));
+    tokio::select! {
+        biased;
+        _ = &mut waiting => panic!("it does not wait"),
+        () = tokio::task::yield_now() => {}
+    }
+    drop(guard);
+    soon("the lock", waiting).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_is_down_is_an_error() {
+    let (_, keeper, faults) = faulty();
+    faults.everything(Fault::Refused);
+    assert_eq!(at_once(&keeper).await.unwrap_err().kind(), Some(ErrorKind::Unavailable));
+}

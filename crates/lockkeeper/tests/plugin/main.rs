@@ -1,0 +1,88 @@
+//! The plugin trait: the same cases on every kind of store, leases and sessions.
+#![cfg(unix)]
+#![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
+
+mod cases;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockkeeper::blocking::Keeper;
+use lockkeeper::plugin::{KeeperPlugin, LockPlugin};
+use lockkeeper::{Backend, Memory};
+use lockkeeper_testkit::server::{PostgresServer, RedisServer};
+use lockkeeper_testkit::{Fault, Faulty, Flock};
+
+use crate::cases::{Store, check};
+
+#[test]
+fn it_does_what_it_must_on_memory() {
+    let memory = Memory::new();
+    let plugin =
+        || -> Box<dyn LockPlugin> { Box::new(KeeperPlugin::new(Keeper::new(memory.clone()))) };
+    check(&Store { plugin: &plugin, leases: true });
+}
+
+/// An async keeper, made in a runtime whose only thread the plugin blocks.
+#[tokio::test(flavor = "current_thread")]
+async fn it_does_what_it_must_on_the_twin_of_an_async_keeper() {
+    let keeper = lockkeeper::Keeper::new(Memory::new());
+    let plugin = || -> Box<dyn LockPlugin> { Box::new(KeeperPlugin::new(&keeper)) };
+    check(&Store { plugin: &plugin, leases: true });
+}
+
+#[test]
+fn it_does_what_it_must_on_locked_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let plugin = || -> Box<dyn LockPlugin> {
+        let store: Arc<dyn Backend> = Arc::new(Flock::new(dir.path()));
+        Box::new(KeeperPlugin::new(Keeper::from_backend(store)))
+    };
+    check(&Store { plugin: &plugin, leases: false });
+}
+
+fn on(url: &str) -> Box<dyn LockPlugin> {
+    Box::new(KeeperPlugin::new(Keeper::open(url).unwrap()))
+}
+
+#[test]
+fn it_does_what_it_must_on_redis_and_a_dead_server_is_an_error() {
+    let mut server = RedisServer::start_or_panic();
+    let plugin = || on(&server.url());
+    check(&Store { plugin: &plugin, leases: true });
+    assert_eq!(server.command(&["DBSIZE"]).trim().trim_start_matches(':'), "0", "a key is left");
+    let plugin = plugin();
+    server.kill9();
+    let error = plugin.try_lock("a", Duration::from_secs(2)).unwrap_err();
+    assert!(error.starts_with("redis: lock \"a\": "), "{error}");
+}
+
+#[test]
+fn it_does_what_it_must_on_postgres_and_a_dead_server_is_an_error() {
+    let mut server = PostgresServer::with_args(&["-c", "fsync=off"]).unwrap();
+    let plugin = || on(&server.url());
+    check(&Store { plugin: &plugin, leases: false });
+    let plugin = plugin();
+    server.kill9();
+    let error = plugin.try_lock("a", Duration::from_secs(2)).unwrap_err();
+    assert!(error.starts_with("postgres: lock \"a\": "), "{error}");
+}
+
+#[test]
+fn a_store_that_is_down_is_an_error_and_not_contention_nor_a_loss() {
+    let (store, faults) = Faulty::new(Memory::new());
+    let plugin = KeeperPlugin::new(Keeper::new(store));
+    let ttl = Duration::from_secs(60);
+    let handle = plugin.try_lock("a", ttl).unwrap().unwrap();
+    faults.everything(Fault::Refused);
+    for error in [
+        plugin.try_lock("b", ttl).unwrap_err(),
+        plugin.renew(&handle, ttl).unwrap_err(),
+        plugin.release(handle.clone()).unwrap_err(),
+    ] {
+        assert!(error.contains("connection refused") && !error.contains('\n'), "{error}");
+    }
+    faults.none();
+    assert_eq!(plugin.try_lock("a", ttl).unwrap(), None, "held all the while");
+    plugin.release(handle).unwrap();
+}
