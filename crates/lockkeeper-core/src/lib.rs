@@ -29,6 +29,7 @@ mod lock_all;
 mod memory;
 mod mutex;
 mod name;
+mod observe;
 mod options;
 mod owner;
 mod polling;
@@ -55,6 +56,8 @@ pub use lock_all::{Guards, LockAll};
 pub use memory::Memory;
 pub use mutex::Mutex;
 pub use name::{Label, Name};
+#[cfg(feature = "metrics")]
+pub use observe::describe_metrics;
 pub use owner::Owner;
 pub use prefixed::Prefixed;
 pub use quorum::Quorum;
