@@ -45,7 +45,7 @@ pub(crate) fn renewal_failed(hold: &Hold, error: &Error) {
     hold.watch.in_span(|| {
         tracing::warn!(store, %name, %error, "renewal failed, lock at risk");
     });
-    hold.watch.renewal_failed(hold);
+    Watch::renewal_failed(hold);
 }
 
 /// A hold is lost.

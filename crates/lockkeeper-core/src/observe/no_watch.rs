@@ -36,7 +36,7 @@ impl Watch {
         Renewing
     }
 
-    pub(crate) fn renewal_failed(&self, _: &Hold) {}
+    pub(crate) fn renewal_failed(_: &Hold) {}
 
     pub(crate) fn in_span(&self, event: impl FnOnce()) {
         event();

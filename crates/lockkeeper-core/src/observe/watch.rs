@@ -180,7 +180,7 @@ impl Watch {
         Renewing(spans::renew(hold, &self.span()))
     }
 
-    pub(crate) fn renewal_failed(&self, hold: &Hold) {
+    pub(crate) fn renewal_failed(hold: &Hold) {
         meters::renewal_failed(hold);
     }
 

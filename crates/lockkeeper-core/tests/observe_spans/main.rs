@@ -1,12 +1,16 @@
-//! Spans say what waits, holds and renews, and how that ended.
+//! Spans say what waits, holds and renews, and how that ended; in paused time.
+#![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 
+mod collector;
+#[path = "../common/mod.rs"]
+mod common;
+
+use collector::Collector;
+use common::{Pair, pair, secs};
 use lockkeeper_core::{Fence, Keeper, Memory};
 use lockkeeper_testkit::{Fault, Op};
 use tokio::time::sleep;
 use tracing::{Instrument, Level};
-
-use crate::collector::Collector;
-use crate::common::{Pair, pair, secs};
 
 const WAIT: &str = "lockkeeper.wait";
 const HOLD: &str = "lockkeeper.hold";
@@ -14,7 +18,7 @@ const RENEW: &str = "lockkeeper.renew";
 
 #[tokio::test(start_paused = true)]
 async fn waiting_and_holding_are_spans_inside_of_the_callers() {
-    let (collector, _here) = Collector::here(Level::TRACE);
+    let collector = Collector::here(Level::TRACE);
     let keeper = Keeper::new(Memory::new()).label("web-1");
     let request = tracing::info_span!("request");
     let guard = keeper.mutex("orders/42").lock().instrument(request).await.unwrap();
@@ -46,7 +50,7 @@ async fn waiting_and_holding_are_spans_inside_of_the_callers() {
 
 #[tokio::test(start_paused = true)]
 async fn a_renewal_is_a_span_inside_of_its_hold_and_says_how_it_went() {
-    let (collector, _here) = Collector::here(Level::TRACE);
+    let collector = Collector::here(Level::TRACE);
     let Pair { faulty, faults, .. } = pair();
     let guard = faulty.mutex("a").lock().await.unwrap();
     faults.once(Op::Renew, Fault::Refused);
@@ -76,7 +80,7 @@ async fn a_renewal_is_a_span_inside_of_its_hold_and_says_how_it_went() {
 
 #[tokio::test(start_paused = true)]
 async fn a_loss_ends_the_span_of_its_hold_with_the_reason() {
-    let (collector, _here) = Collector::here(Level::TRACE);
+    let collector = Collector::here(Level::TRACE);
     let Pair { faulty, faults, .. } = pair();
     let guard = faulty.mutex("a").lock().await.unwrap();
     faults.everything(Fault::Hangs);
@@ -94,7 +98,7 @@ async fn a_loss_ends_the_span_of_its_hold_with_the_reason() {
 
 #[tokio::test(start_paused = true)]
 async fn a_wait_in_vain_ends_its_span_and_begins_no_hold() {
-    let (collector, _here) = Collector::here(Level::TRACE);
+    let collector = Collector::here(Level::TRACE);
     let Pair { faulty, faults, healthy } = pair();
     let held = healthy.mutex("a").lock().await.unwrap();
     faulty.mutex("a").try_lock().await.unwrap();
@@ -119,7 +123,7 @@ async fn a_wait_in_vain_ends_its_span_and_begins_no_hold() {
 
 #[tokio::test(start_paused = true)]
 async fn a_name_cannot_forge_lines() {
-    let (collector, _here) = Collector::here(Level::TRACE);
+    let collector = Collector::here(Level::TRACE);
     let keeper = Keeper::new(Memory::new());
     drop(keeper.mutex("a\nWARN lock lost").lock().await.unwrap());
     assert_eq!(collector.spans(WAIT)[0].field("name"), "a\\nWARN lock lost");
@@ -127,7 +131,7 @@ async fn a_name_cannot_forge_lines() {
 
 #[tokio::test(start_paused = true)]
 async fn a_subscriber_for_warnings_sees_the_events_and_no_spans() {
-    let (collector, _here) = Collector::here(Level::INFO);
+    let collector = Collector::here(Level::INFO);
     let Pair { faulty, faults, .. } = pair();
     let guard = faulty.mutex("a").lock().await.unwrap();
     faults.once(Op::Renew, Fault::Refused);

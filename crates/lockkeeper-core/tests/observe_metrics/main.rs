@@ -1,24 +1,28 @@
-//! Every metric changes by exactly what happened.
+//! Every metric changes by exactly what happened, in paused time.
+#![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
+
+#[path = "../common/mod.rs"]
+mod common;
+mod recorder;
 
 use std::future::Future;
 use std::pin::pin;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Waker};
 use std::time::Duration;
 
-use ::metrics::Unit;
+use common::{Pair, pair, secs};
 use lockkeeper_core::{ErrorKind, Keeper, Memory, ReleaseOutcome, describe_metrics};
 use lockkeeper_testkit::{Fault, Op};
+use metrics::Unit;
+use recorder::Recorded;
 use tokio::time::sleep;
-
-use crate::common::{Pair, pair, secs};
-use crate::recorder::Recorded;
 
 /// Polls a future a number of times, letting everything else run in between, and drops it.
 async fn poll_and_drop(future: impl Future, polls: usize) {
     let mut future = pin!(future);
     for _ in 0..polls {
         let mut cx = Context::from_waker(Waker::noop());
-        if let Poll::Ready(_) = future.as_mut().poll(&mut cx) {
+        if future.as_mut().poll(&mut cx).is_ready() {
             return;
         }
         sleep(Duration::from_millis(400)).await;

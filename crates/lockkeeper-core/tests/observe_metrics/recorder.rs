@@ -3,16 +3,19 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ::metrics::{
+use metrics::{
     Counter, CounterFn, Gauge, Histogram, HistogramFn, Key, KeyName, LocalRecorderGuard, Metadata,
     Recorder, SharedString, Unit, set_default_local_recorder,
 };
+
+/// A metric's name and unit.
+pub(crate) type Described = (String, Option<Unit>);
 
 /// Everything that was recorded, as text, with what was counted or measured.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Recorded {
     values: Arc<Mutex<BTreeMap<String, Vec<f64>>>>,
-    described: Arc<Mutex<Vec<(String, Option<Unit>)>>>,
+    described: Arc<Mutex<Vec<Described>>>,
 }
 
 impl Recorded {
@@ -29,9 +32,10 @@ impl Recorded {
             .map(|(key, values)| {
                 // Paused time is as fine as a timer's tick.
                 let measured = values.iter().map(|seconds| format!("{seconds:.1} s"));
-                let text = match key.contains("_total ") {
-                    true => values.len().to_string(),
-                    false => measured.collect::<Vec<_>>().join(", "),
+                let text = if key.contains("_total ") {
+                    values.len().to_string()
+                } else {
+                    measured.collect::<Vec<_>>().join(", ")
                 };
                 format!("{key}: {text}")
             })
@@ -45,7 +49,7 @@ impl Recorded {
         of.map(|(_, values)| values.len()).sum()
     }
 
-    pub(crate) fn described(&self) -> Vec<(String, Option<Unit>)> {
+    pub(crate) fn described(&self) -> Vec<Described> {
         self.described.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
