@@ -49,3 +49,14 @@ pub(crate) struct Renewing;
 impl Renewing {
     pub(crate) fn answered(self, _: &Hold, _: &Result<Renewal>) {}
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_watch_that_is_off_takes_no_room() {
+        assert_eq!(size_of::<Watch>(), 0);
+        assert_eq!(size_of::<Renewing>(), 0);
+    }
+}

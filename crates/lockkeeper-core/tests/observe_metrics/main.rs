@@ -67,6 +67,7 @@ async fn a_waiter_counts_once_as_contended_and_tells_how_long_it_waited() {
     let waiter = tokio::spawn(async move { mutex.lock().await.unwrap() });
     // Longer than a refresh of its place in the queue: that is not contention once more.
     sleep(secs(25)).await;
+    assert_eq!(recorded.count("contended_total memory exclusive"), 1);
     recorded.changes();
     drop(guard);
     let guard = waiter.await.unwrap();
@@ -355,6 +356,27 @@ async fn a_renewal_that_fails_and_heals_is_counted_and_nothing_else() {
     assert_eq!(changes[0], "hold_seconds memory exclusive released: 100.0 s");
     assert!(changes[1].starts_with("remaining_lease_seconds"), "{changes:?}");
     assert_eq!(changes.len(), 2, "{changes:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_renewal_that_a_release_cuts_short_has_not_failed() {
+    let recorded = Recorded::default();
+    let _here = recorded.here();
+    let Pair { faulty, faults, .. } = pair();
+    let guard = faulty.mutex("a").lock().await.unwrap();
+    faults.once(Op::Renew, Fault::Hangs);
+    sleep(secs(11)).await;
+    assert_eq!(faults.asked(Op::Renew), 1, "it is under way");
+    recorded.changes();
+    guard.release().await.unwrap();
+    faulty.close().await;
+    assert_eq!(
+        recorded.changes(),
+        [
+            "hold_seconds memory exclusive released: 11.0 s",
+            "remaining_lease_seconds memory exclusive: 18.7 s"
+        ]
+    );
 }
 
 #[tokio::test(start_paused = true)]
