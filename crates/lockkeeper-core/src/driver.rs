@@ -25,6 +25,7 @@ use crate::backoff::Backoff;
 use crate::clock::{Moment, sleep_until};
 use crate::error::Error;
 use crate::hold::{Hold, ReleaseOutcome};
+use crate::observe;
 
 /// How an acquire goes about it.
 #[derive(Debug, Clone, Copy)]
@@ -99,9 +100,7 @@ impl Job {
             Some(Release::Released) => ReleaseOutcome::Released,
             Some(Release::WasNotHeld) => ReleaseOutcome::AlreadyLost,
             None => {
-                let (store, name) =
-                    (self.hold.shared.backend.name(), self.hold.name.escape_debug());
-                tracing::warn!(store, %name, "release never confirmed, lock left to expire");
+                observe::release_unconfirmed(&self.hold);
                 return;
             }
         };

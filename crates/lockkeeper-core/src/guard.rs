@@ -300,7 +300,7 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        if self.driver.hold.end(Ending::Release) {
+        if self.driver.hold.end(Ending::Drop) {
             self.driver.let_go();
         }
     }

@@ -14,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::fence::Fence;
 use crate::keeper::Shared;
 use crate::name::{Label, Name};
+use crate::observe::{self, Watch};
 use crate::options::drift;
 use crate::owner::Owner;
 
@@ -66,6 +67,8 @@ pub(crate) enum Request {
 pub(crate) enum Ending {
     /// Give it back to the store.
     Release,
+    /// The same, because whoever wanted or had it is gone.
+    Drop,
     /// Leave it in the store, to be adopted.
     Detach,
 }
@@ -73,7 +76,7 @@ pub(crate) enum Ending {
 // Why a hold was lost, as it stands in errors and logs.
 pub(crate) const LEASE_RAN_OUT: &str = "its lease ran out";
 pub(crate) const TAKEN_AWAY: &str = "the store no longer has it";
-const HELD_TOO_LONG: &str = "it was held for max_hold";
+pub(crate) const HELD_TOO_LONG: &str = "it was held for max_hold";
 pub(crate) const RUNTIME_GONE: &str = "its runtime was shut down";
 pub(crate) const STORE_PANICKED: &str = "the store panicked";
 
@@ -86,6 +89,7 @@ pub(crate) struct Hold {
     pub(crate) label: Label,
     /// How it was asked for; a downgrade changes only `mode()`.
     pub(crate) asked_mode: Mode,
+    pub(crate) watch: Watch,
     inner: Mutex<Inner>,
 }
 
@@ -144,7 +148,8 @@ impl Hold {
             lost_because: LEASE_RAN_OUT,
             lost: None,
         };
-        Self { shared, name, owner, label, asked_mode: mode, inner: Mutex::new(inner) }
+        let (watch, inner) = (Watch::new(), Mutex::new(inner));
+        Self { shared, name, owner, label, asked_mode: mode, watch, inner }
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
@@ -232,15 +237,19 @@ impl Hold {
             return false;
         }
         inner.ending = Some(ending);
-        if ending == Ending::Release && !inner.done {
+        if ending != Ending::Detach && !inner.done {
             inner.under_way = self.shared.token();
         }
         if inner.is_live() {
             // A hold that ran out before it was given back was lost, even if nobody looked.
-            if inner.held && inner.has_expired(Moment::now()) {
+            let now = inner.held.then(Moment::now);
+            if now.is_some_and(|now| inner.has_expired(now)) {
                 self.mark_lost(inner, LEASE_RAN_OUT);
             } else {
                 inner.state = State::Released;
+                let left = now.zip(inner.deadline()).map(|(now, deadline)| deadline.since(now));
+                drop(inner);
+                self.watch.ended(self, ending, left);
             }
         }
         true
@@ -294,6 +303,7 @@ impl Hold {
 
     /// Tells the acquire that it got the lock.
     pub(crate) fn succeed(&self) {
+        self.watch.granted(self);
         let mut inner = self.inner();
         inner.held = true;
         inner.under_way = None;
@@ -313,6 +323,7 @@ impl Hold {
     /// Tells the acquire that it did not get the lock, unless it has gone. What is still under way
     /// then is a release.
     pub(crate) fn fail(&self, verdict: Verdict) {
+        self.watch.not_granted(self, &verdict);
         if self.end(Ending::Release) {
             Self::give(self.inner(), verdict);
         }
@@ -384,11 +395,12 @@ impl Hold {
         let now = Moment::now();
         inner.lost_because = match inner.latest {
             _ if !inner.has_expired(now) => why,
-            Some(latest) if inner.deadline() == Some(latest) => HELD_TOO_LONG,
+            // The last renewal before it was cut short to end then, less drift.
+            Some(latest) if inner.ends_within(drift(inner.ttl), latest) => HELD_TOO_LONG,
             _ => LEASE_RAN_OUT,
         };
         let (why, held) = (inner.lost_because, inner.held);
-        let fence = inner.fence.map(Fence::get);
+        let fence = inner.fence;
         let token = inner.lost.clone();
         // Wakers run foreign code: not under our lock.
         drop(inner);
@@ -396,9 +408,9 @@ impl Hold {
             token.cancel();
         }
         if held {
-            let (store, name) = (self.shared.backend.name(), self.name.escape_debug());
-            tracing::warn!(store, %name, fence, why, "lock lost");
+            observe::lost(self, fence, why);
         }
+        self.watch.lost(self, why);
         State::Lost
     }
 
@@ -469,6 +481,11 @@ impl Inner {
             (Some(lease_end), Some(latest)) => Some(lease_end.min(latest)),
             (lease_end, latest) => lease_end.or(latest),
         }
+    }
+
+    /// Whether it ends by a moment, or at most so long before.
+    fn ends_within(&self, time: Duration, moment: Moment) -> bool {
+        self.deadline().is_some_and(|deadline| moment.since(deadline) <= time)
     }
 
     fn has_expired(&self, now: Moment) -> bool {

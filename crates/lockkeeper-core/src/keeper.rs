@@ -23,6 +23,7 @@ use crate::inspect::Inspect;
 use crate::lock_all::LockAll;
 use crate::mutex::Mutex;
 use crate::name::Name;
+use crate::observe::Watch;
 use crate::options::{Options, check_lease, option_setters};
 use crate::owner::Owner;
 use crate::polling::{Acquire, Acquired, Driver};
@@ -320,7 +321,8 @@ impl Lock {
     async fn start(&self, mode: Mode, wait: Wait) -> Result<Acquired> {
         // A store whose answers are always there would never let other tasks of this thread run.
         tokio::task::coop::consume_budget().await;
-        self.claim(mode, wait)?.await
+        let claim = self.claim(mode, wait);
+        claim.inspect_err(|error| Watch::turned_away(&self.shared, mode, error))?.await
     }
 
     fn claim(&self, mode: Mode, wait: Wait) -> Result<Acquire> {

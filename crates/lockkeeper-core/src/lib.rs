@@ -35,6 +35,7 @@ pub mod locked;
 mod memory;
 mod mutex;
 mod name;
+mod observe;
 mod options;
 mod owner;
 pub mod plugin;
@@ -66,6 +67,8 @@ pub use lock_all::{Guards, LockAll};
 pub use memory::Memory;
 pub use mutex::Mutex;
 pub use name::{Label, Name};
+#[cfg(feature = "metrics")]
+pub use observe::describe_metrics;
 pub use owner::Owner;
 pub use prefixed::Prefixed;
 pub use quorum::Quorum;

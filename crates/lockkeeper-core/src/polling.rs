@@ -240,7 +240,7 @@ impl Future for Acquire {
 impl Drop for Acquire {
     fn drop(&mut self) {
         if let Some(driver) = self.driver.take() {
-            driver.hold.end(Ending::Release);
+            driver.hold.end(Ending::Drop);
             driver.nudge();
         }
     }

@@ -77,6 +77,8 @@
 //! - `file`: `file:` URLs and the store `File`: locks between the processes of one machine, on Unix.
 //! - `postgres`: `postgres:` URLs, locks on a PostgreSQL server; `postgres-tls`: the same, with TLS.
 //! - `serde`: tickets, fences and what inspection tells can be written and read.
+//! - `metrics`: counters and histograms by the facade of the `metrics` crate; `spans`: spans of `tracing`. What
+//!   they tell stands in `docs/guides/observability.md`. Off, they cost nothing.
 
 pub mod blocking;
 mod examine;
@@ -111,6 +113,9 @@ pub use lockkeeper_core::{Error, ErrorKind, Result};
 
 // Fences, on the side of what a lock protects.
 pub use lockkeeper_core::{FenceCheck, FenceRegister, FenceStore};
+// What locks do, as metrics.
+#[cfg(feature = "metrics")]
+pub use lockkeeper_core::describe_metrics;
 
 // A look into the store.
 pub use lockkeeper_core::{Event, Finding, Inspect, Kind, LockInfo, Party, Verdict, Watch, What};

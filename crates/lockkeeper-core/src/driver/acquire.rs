@@ -9,6 +9,7 @@ use crate::clock::{Moment, sleep_until};
 use crate::error::{Error, ErrorKind, Result};
 use crate::hold::{Hold, LEASE_RAN_OUT, Verdict};
 use crate::keeper::Shared;
+use crate::observe;
 
 /// An attempt that takes longer has nothing left to give, whatever the ttl.
 const LONGEST_ANSWER: Duration = Duration::from_secs(30);
@@ -23,6 +24,7 @@ impl Job {
             return Err(Left::Nothing);
         }
         let start = Moment::now();
+        self.hold.watch.asking(&self.hold, self.plan, start);
         let until = self.plan.wait.and_then(|wait| start.checked_add(wait));
         match self.ask(start, until, None).await {
             Ok(Attempt::Granted(grant)) if self.accepts(start, grant) => {
@@ -47,6 +49,9 @@ impl Job {
         let mut failures = Backoff::new(Duration::from_millis(50), (ttl / 10).min(MAX_POLL));
 
         loop {
+            if let Ok(Attempt::Contended { .. }) = answer {
+                self.hold.watch.contended(&self.hold);
+            }
             let pause = match answer {
                 Ok(Attempt::Granted(grant)) if self.accepts(sent, grant) => {
                     return self.unless_ended(Granted { sent, grant });
@@ -168,7 +173,7 @@ impl Job {
         }
         let patient = contended.is_some_and(|last| Moment::now().since(last) < ttl);
         if patient && error.is_retryable() {
-            tracing::debug!(name = %self.hold.name.escape_debug(), %error, "asking again");
+            observe::asking_again(&self.hold, &error);
             return Ok(());
         }
         let error = self.hold.error("lock", error);
@@ -178,6 +183,7 @@ impl Job {
 
     pub(super) async fn adopt(&mut self) -> Result<Granted, Left> {
         let sent = Moment::now();
+        self.hold.watch.asking(&self.hold, self.plan, sent);
         let ttl = self.hold.ttl();
         let longest = ttl.min(LONGEST_ANSWER);
         let mut renewal = self.claim.renew(ttl);

@@ -8,12 +8,13 @@ use crate::backoff::Backoff;
 use crate::clock::{Moment, sleep_until};
 use crate::error::{Error, ErrorKind, Result};
 use crate::hold::{Ending, Request, TAKEN_AWAY};
+use crate::observe;
 
 impl Job {
     pub(super) async fn keep(&mut self, mut pulse: Pulse) -> Left {
         loop {
             match self.hold.ending() {
-                Some(Ending::Release) => return Left::Something,
+                Some(Ending::Release | Ending::Drop) => return Left::Something,
                 Some(Ending::Detach) => return Left::Nothing,
                 None => {}
             }
@@ -112,6 +113,18 @@ impl Job {
     /// Renews once. An error, or no answer, is neither a renewal nor a loss: the hold is at risk, and
     /// the next try is soon.
     async fn renew(&mut self, ttl: Duration, step: Step, pulse: &mut Pulse) -> Result<Renewal> {
+        let renewing = self.hold.watch.renewing(&self.hold);
+        let answer = self.send_renewal(ttl, step, pulse).await;
+        renewing.answered(&self.hold, &answer);
+        answer
+    }
+
+    async fn send_renewal(
+        &mut self,
+        ttl: Duration,
+        step: Step,
+        pulse: &mut Pulse,
+    ) -> Result<Renewal> {
         let sent = Moment::now();
         let (lease, last) = match self.hold.latest() {
             // The store frees it then by itself: there is nothing to renew after this.
@@ -159,8 +172,7 @@ impl Job {
 
     fn at_risk(&self, error: &Error, pulse: &mut Pulse) {
         if self.hold.ending().is_none() {
-            let (store, name) = (self.hold.shared.backend.name(), self.hold.name.escape_debug());
-            tracing::warn!(store, %name, %error, "renewal failed, lock at risk");
+            observe::renewal_failed(&self.hold, error);
             self.hold.at_risk();
         }
         pulse.failed(self.hold.deadline());

@@ -1,0 +1,438 @@
+//! Every metric changes by exactly what happened, in paused time.
+#![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
+
+#[path = "../common/mod.rs"]
+mod common;
+mod recorder;
+
+use std::future::Future;
+use std::pin::pin;
+use std::task::{Context, Waker};
+use std::time::Duration;
+
+use common::{Pair, pair, secs};
+use lockkeeper_core::{ErrorKind, Keeper, Memory, ReleaseOutcome, describe_metrics};
+use lockkeeper_testkit::{Fault, Op};
+use metrics::Unit;
+use recorder::Recorded;
+use tokio::time::sleep;
+
+/// Polls a future a number of times, letting everything else run in between, and drops it.
+async fn poll_and_drop(future: impl Future, polls: usize) {
+    let mut future = pin!(future);
+    for _ in 0..polls {
+        let mut cx = Context::from_waker(Waker::noop());
+        if future.as_mut().poll(&mut cx).is_ready() {
+            return;
+        }
+        sleep(Duration::from_millis(400)).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_that_is_free_counts_as_granted_at_once_and_its_hold_when_it_is_given_back() {
+    let recorded = Recorded::default();
+    let _here = recorded.here();
+    let keeper = Keeper::new(Memory::new());
+    let guard = keeper.mutex("a").lock().await.unwrap();
+    assert_eq!(
+        recorded.changes(),
+        [
+            "acquisitions_total memory exclusive granted_at_once: 1",
+            "wait_seconds memory exclusive granted_at_once: 0.0 s"
+        ]
+    );
+
+    sleep(secs(5)).await;
+    assert_eq!(recorded.changes(), [""; 0], "a hold counts when it ends");
+    guard.release().await.unwrap();
+    assert_eq!(
+        recorded.changes(),
+        [
+            "hold_seconds memory exclusive released: 5.0 s",
+            "remaining_lease_seconds memory exclusive: 24.7 s"
+        ]
+    );
+    keeper.close().await;
+    assert_eq!(recorded.changes(), [""; 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_counts_once_as_contended_and_tells_how_long_it_waited() {
+    let recorded = Recorded::default();
+    let _here = recorded.here();
+    let keeper = Keeper::new(Memory::new());
+    let guard = keeper.mutex("a").lock().await.unwrap();
+    let mutex = keeper.mutex("a");
+    let waiter = tokio::spawn(async move { mutex.lock().await.unwrap() });
+    // Longer than a refresh of its place in the queue: that is not contention once more.
+    sleep(secs(25)).await;
+    assert_eq!(recorded.count("contended_total memory exclusive"), 1);
+    recorded.changes();
+    drop(guard);
+    let guard = waiter.await.unwrap();
+    assert_eq!(
+        recorded.changes(),
+        [
+            "acquisitions_total memory exclusive granted_after_wait: 1",
+            "hold_seconds memory exclusive dropped: 25.0 s",
+            // Renewed after 10 and after 20 seconds.
+            "remaining_lease_seconds memory exclusive: 24.7 s",
+            "wait_seconds memory exclusive granted_after_wait: 25.0 s",
+        ]
+    );
+    drop(guard);
+    keeper.close().await;
+    recorded.changes();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_try_in_vain_is_not_a_wait_that_timed_out() {
+    let recorded = Recorded::default();
+    let _here = recorded.here();
+    let keeper = Keeper::new(Memory::new());
+    let _held = keeper.mutex("a").lock().await.unwrap();
+    recorded.changes();
+
+    assert!(keeper.mutex("a").try_lock().await.unwrap().is_none());
+    assert_eq!(
+        recorded.changes(),
+        [
+            "acquisitions_total memory exclusive not_acquired: 1",
+            "contended_total memory exclusive: 1",
+            "wait_seconds memory exclusive not_acquired: 0.0 s",
+        ]
+    );
+    assert!(keeper.mutex("a").try_lock_for(secs(2)).await.unwrap().is_none());
+    let error = keeper.mutex("a").max_wait(secs(3)).lock().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut);
+    assert_eq!(
+        recorded.changes(),
+        [
+            "acquisitions_total memory exclusive timed_out: 2",
+            "contended_total memory exclusive: 2",
+            "wait_seconds memory exclusive timed_out: 2.0 s, 3.0 s",
+        ]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_fails_is_told_from_a_lock_that_is_held() {
+    let recorded = Recorded::default();
+    let _here = recorded.here();
+    let Pair { faulty, faults, .. } = pair();
+    faults.once(Op::Attempt, Fault::Refused);
+    faulty.mutex("a").lock().await.unwrap_err();
+    faulty.close().await;
+    assert_eq!(
+        recorded.changes(),
+        [
+            "acquisitions_total memory exclusive failed: 1",
+            "wait_seconds memory exclusive failed: 0.0 s"
+        ]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dropped_acquire_is_cancelled_whether_it_waits_or_is_granted_too_late() {
+    let recorded = Recorded::default();
+    let _here = recorded.here();
+    let Pair { faulty, faults, healthy } = pair();
+    let held = healthy.mutex("a").lock().await.unwrap();
+    recorded.changes();
+    let mutex = faulty.mutex("a");
+    tokio::time::timeout(secs(4), mutex.lock()).await.unwrap_err();
+    assert_eq!(
+        recorded.changes(),
+        [
+            "acquisitions_total memory exclusive cancelled: 1",
+            "contended_total memory exclusive: 1",
+            "wait_seconds memory exclusive cancelled: 4.0 s",
+        ]
+    );
+    held.release().await.unwrap();
+    recorded.changes();
+
+    faults.once(Op::Attempt, Fault::SlowAnswer(secs(3)));
+    tokio::time::timeout(secs(1), mutex.lock()).await.unwrap_err();
+    faulty.close().await;
+    assert_eq!(
+        recorded.changes(),
+        [
+            "acquisitions_total memory exclusive cancelled: 1",
+            "wait_seconds memory exclusive cancelled: 1.0 s",
+        ],
+        "the grant that came too late is no hold"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_acquire_that_is_dropped_after_any_poll_has_one_outcome_and_each_grant_one_hold() {
+    let recorded = Recorded::default();
+    let _here = recorded.here();
+    for fault in [None, Some(Fault::SlowAnswer(secs(1))), Some(Fault::LostAnswer)] {
+        for polls in 1..12 {
+            let Pair { faulty, faults, healthy } = pair();
+            let held = healthy.mutex("a").lock().await.unwrap();
+            if let Some(fault) = fault {
+                faults.always(Op::Attempt, fault);
+            }
+            recorded.changes();
+            let waits = async {
+                let guard = faulty.mutex("a").lock().await;
+                sleep(secs(1)).await;
+                drop(guard);
+            };
+            let release = async {
+                sleep(secs(2)).await;
+                held.release().await.unwrap();
+            };
+            tokio::join!(poll_and_drop(waits, polls), release);
+            faulty.close().await;
+            let context = format!("{fault:?}, {polls} polls");
+            let granted = recorded.count("acquisitions_total memory exclusive granted");
+            assert_eq!(recorded.count("acquisitions_total"), 1, "{context}");
+            assert_eq!(recorded.count("wait_seconds"), 1, "{context}");
+            // The other hold is the one that was waited for.
+            assert_eq!(recorded.count("hold_seconds"), granted + 1, "{context}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_acquire_ended_by_close_and_one_after_it_are_closed() {
+    let recorded = Recorded::default();
+    let _here = recorded.here();
+    let keeper = Keeper::new(Memory::new());
+    let _held = keeper.mutex("a").lock().await.unwrap();
+    let mutex = keeper.mutex("a");
+    let waiter = tokio::spawn(async move { mutex.lock().await.unwrap_err() });
+    sleep(secs(3)).await;
+    recorded.changes();
+    keeper.close().await;
+    assert_eq!(waiter.await.unwrap().kind(), ErrorKind::Closed);
+    assert_eq!(
+        recorded.changes(),
+        [
+            "acquisitions_total memory exclusive closed: 1",
+            "wait_seconds memory exclusive closed: 3.0 s"
+        ]
+    );
+    keeper.mutex("b").lock().await.unwrap_err();
+    keeper.mutex("").lock().await.unwrap_err();
+    assert_eq!(
+        recorded.changes(),
+        [
+            "acquisitions_total memory exclusive closed: 1",
+            "acquisitions_total memory exclusive rejected: 1",
+        ],
+        "without a wait: nobody was asked"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hold_that_is_detached_is_neither_released_nor_lost_and_is_adopted_later() {
+    let recorded = Recorded::default();
+    let _here = recorded.here();
+    let keeper = Keeper::new(Memory::new());
+    let guard = keeper.mutex("a").lock().await.unwrap();
+    sleep(secs(2)).await;
+    recorded.changes();
+    let ticket = guard.detach().unwrap();
+    assert_eq!(recorded.changes(), ["hold_seconds memory exclusive detached: 2.0 s"]);
+
+    let guard = keeper.adopt(ticket.clone()).await.unwrap();
+    guard.release().await.unwrap();
+    keeper.adopt(ticket).await.unwrap_err();
+    assert_eq!(
+        recorded.changes(),
+        [
+            "acquisitions_total memory exclusive adopted: 1",
+            "acquisitions_total memory exclusive failed: 1",
+            "hold_seconds memory exclusive released: 0.0 s",
+            "remaining_lease_seconds memory exclusive: 29.7 s",
+            "wait_seconds memory exclusive adopted: 0.0 s",
+            "wait_seconds memory exclusive failed: 0.0 s",
+        ]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hold_whose_renewals_fail_is_lost_once_because_its_lease_ran_out() {
+    let recorded = Recorded::default();
+    let _here = recorded.here();
+    let Pair { faulty, faults, .. } = pair();
+    let guard = faulty.mutex("a").lock().await.unwrap();
+    recorded.changes();
+    faults.everything(Fault::Hangs);
+    guard.lost().await;
+    let failed = recorded.count("renewals_failed_total memory exclusive");
+    let asked = faults.asked(Op::Renew);
+    assert!(failed >= 2, "{failed}");
+    // The last one may be under way.
+    assert!(asked - failed <= 1, "{failed} of {asked}");
+    let changes = recorded.changes();
+    assert_eq!(
+        changes[..2],
+        [
+            "hold_seconds memory exclusive lost: 29.7 s",
+            "losses_total memory exclusive lease_ran_out: 1",
+        ]
+    );
+    assert_eq!(changes.len(), 3, "{changes:?}");
+
+    faults.none();
+    assert_eq!(guard.release().await.unwrap(), ReleaseOutcome::AlreadyLost);
+    faulty.close().await;
+    assert_eq!(recorded.changes(), [""; 0], "a hold ends once");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_ended_a_hold_against_the_holders_will_is_told_apart() {
+    let recorded = Recorded::default();
+    let _here = recorded.here();
+    let keeper = Keeper::new(Memory::new());
+    let guard = keeper.mutex("a").lock().await.unwrap();
+    sleep(secs(1)).await;
+    recorded.changes();
+    keeper.inspect().unwrap().break_lock("a").await.unwrap();
+    guard.lost().await;
+    assert_eq!(
+        recorded.changes(),
+        [
+            "hold_seconds memory exclusive lost: 1.0 s",
+            "losses_total memory exclusive taken_away: 1",
+        ]
+    );
+
+    let guard = keeper.mutex("b").max_hold(secs(40)).lock().await.unwrap();
+    recorded.changes();
+    guard.lost().await;
+    assert_eq!(
+        recorded.changes(),
+        ["hold_seconds memory exclusive lost: 39.8 s", "losses_total memory exclusive max_hold: 1"],
+        "renewed three times, the last time for what was left"
+    );
+    let guard = keeper.mutex("c").max_hold(secs(30)).lock().await.unwrap();
+    recorded.changes();
+    guard.lost().await;
+    assert_eq!(recorded.changes()[1], "losses_total memory exclusive max_hold: 1");
+}
+
+#[test]
+fn a_runtime_that_is_shut_down_loses_what_it_kept() {
+    let recorded = Recorded::default();
+    let _here = recorded.here();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let guard = runtime.block_on(async {
+        let guard = Keeper::new(Memory::new()).mutex("a").lock().await.unwrap();
+        // Until the steward has given it a tender.
+        sleep(Duration::from_millis(10)).await;
+        guard
+    });
+    recorded.changes();
+    drop(runtime);
+    let changes = recorded.changes();
+    assert_eq!(changes[1..], ["losses_total memory exclusive runtime_gone: 1"]);
+    assert!(changes[0].starts_with("hold_seconds memory exclusive lost"), "{changes:?}");
+    drop(guard);
+    assert_eq!(recorded.changes(), [""; 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_renewal_that_fails_and_heals_is_counted_and_nothing_else() {
+    let recorded = Recorded::default();
+    let _here = recorded.here();
+    let Pair { faulty, faults, .. } = pair();
+    let guard = faulty.mutex("a").lock().await.unwrap();
+    recorded.changes();
+    faults.once(Op::Renew, Fault::Refused);
+    faults.once(Op::Renew, Fault::LostAnswer);
+    sleep(secs(100)).await;
+    assert_eq!(recorded.changes(), ["renewals_failed_total memory exclusive: 2"]);
+    assert!(guard.is_held());
+    guard.release().await.unwrap();
+    let changes = recorded.changes();
+    assert_eq!(changes[0], "hold_seconds memory exclusive released: 100.0 s");
+    assert!(changes[1].starts_with("remaining_lease_seconds"), "{changes:?}");
+    assert_eq!(changes.len(), 2, "{changes:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_renewal_that_a_release_cuts_short_has_not_failed() {
+    let recorded = Recorded::default();
+    let _here = recorded.here();
+    let Pair { faulty, faults, .. } = pair();
+    let guard = faulty.mutex("a").lock().await.unwrap();
+    faults.once(Op::Renew, Fault::Hangs);
+    sleep(secs(11)).await;
+    assert_eq!(faults.asked(Op::Renew), 1, "it is under way");
+    recorded.changes();
+    guard.release().await.unwrap();
+    faulty.close().await;
+    assert_eq!(
+        recorded.changes(),
+        [
+            "hold_seconds memory exclusive released: 11.0 s",
+            "remaining_lease_seconds memory exclusive: 18.7 s"
+        ]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_near_miss_shows_in_what_was_left_of_the_lease() {
+    let recorded = Recorded::default();
+    let _here = recorded.here();
+    let Pair { faulty, faults, .. } = pair();
+    let guard = faulty.mutex("a").lock().await.unwrap();
+    faults.always(Op::Renew, Fault::Refused);
+    sleep(Duration::from_millis(29_500)).await;
+    recorded.changes();
+    guard.release().await.unwrap();
+    assert_eq!(
+        recorded.changes(),
+        [
+            "hold_seconds memory exclusive released: 29.5 s",
+            "remaining_lease_seconds memory exclusive: 0.2 s"
+        ]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn readers_and_permits_are_told_apart_and_names_and_labels_never_are() {
+    let recorded = Recorded::default();
+    let _here = recorded.here();
+    let keeper = Keeper::new(Memory::new()).label("secretary");
+    let reader = keeper.rw_lock("orders/42").read().await.unwrap();
+    let permit = keeper.semaphore("orders/42", 4).acquire().await.unwrap();
+    let writer = keeper.rw_lock("orders/43").write().await.unwrap();
+    writer.downgrade().await.unwrap();
+    for guard in [reader, permit, writer] {
+        guard.release().await.unwrap();
+    }
+    let changes = recorded.changes();
+    for mode in ["shared", "permits", "exclusive"] {
+        let count = changes.iter().filter(|change| change.contains(&format!("memory {mode}")));
+        assert_eq!(count.count(), 4, "{mode}: {changes:?}");
+    }
+    assert_eq!(changes.len(), 12, "a downgraded writer stays what it was asked for: {changes:?}");
+    let text = changes.concat();
+    assert!(!text.contains("orders") && !text.contains("secretary"), "{text}");
+}
+
+#[test]
+fn every_metric_has_a_description_and_a_unit() {
+    let recorded = Recorded::default();
+    let _here = recorded.here();
+    describe_metrics();
+    let described = recorded.described();
+    for (name, unit) in &described {
+        let expected = if name.ends_with("_seconds") { Unit::Seconds } else { Unit::Count };
+        assert_eq!(*unit, Some(expected), "{name}");
+    }
+    let page = include_str!("../../../../docs/guides/observability.md");
+    for (name, _) in &described {
+        assert!(page.contains(&format!("| `{name}` |")), "{name} is not on the page");
+    }
+    assert_eq!(described.len(), 7);
+}

@@ -1,0 +1,129 @@
+//! A recorder of metrics that tells what has changed since it was last asked.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use metrics::{
+    Counter, CounterFn, Gauge, Histogram, HistogramFn, Key, KeyName, LocalRecorderGuard, Metadata,
+    Recorder, SharedString, Unit, set_default_local_recorder,
+};
+
+/// A metric's name and unit.
+pub(crate) type Described = (String, Option<Unit>);
+
+/// Everything that was recorded, as text, with what was counted or measured.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Recorded {
+    values: Arc<Mutex<BTreeMap<String, Vec<f64>>>>,
+    described: Arc<Mutex<Vec<Described>>>,
+}
+
+impl Recorded {
+    /// Records what this thread does, for as long as the guard lives.
+    pub(crate) fn here(&self) -> LocalRecorderGuard<'_> {
+        set_default_local_recorder(self)
+    }
+
+    /// What has changed since the last look, sorted: `losses_total memory exclusive taken_away: 1`.
+    pub(crate) fn changes(&self) -> Vec<String> {
+        let mut values = self.values.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut *values)
+            .into_iter()
+            .map(|(key, values)| {
+                // Paused time is as fine as a timer's tick.
+                let measured = values.iter().map(|seconds| format!("{seconds:.1} s"));
+                let text = if key.contains("_total ") {
+                    values.len().to_string()
+                } else {
+                    measured.collect::<Vec<_>>().join(", ")
+                };
+                format!("{key}: {text}")
+            })
+            .collect()
+    }
+
+    /// How often something was counted or measured whose text begins so.
+    pub(crate) fn count(&self, begins: &str) -> usize {
+        let values = self.values.lock().unwrap_or_else(PoisonError::into_inner);
+        let of = values.iter().filter(|(key, _)| key.starts_with(begins));
+        of.map(|(_, values)| values.len()).sum()
+    }
+
+    pub(crate) fn described(&self) -> Vec<Described> {
+        self.described.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn series(&self, key: &Key) -> Arc<Series> {
+        let name = key.name().strip_prefix("lockkeeper_").unwrap();
+        let mut text = name.to_owned();
+        for (label, known) in key.labels().zip(["store", "mode", ""]) {
+            if known.is_empty() {
+                assert!(["outcome", "reason"].contains(&label.key()), "{key}");
+            } else {
+                assert_eq!(label.key(), known, "{key}");
+            }
+            text = format!("{text} {}", label.value());
+        }
+        Arc::new(Series { text, recorded: self.clone() })
+    }
+
+    fn describe(&self, key: &KeyName, unit: Option<Unit>) {
+        let mut described = self.described.lock().unwrap_or_else(PoisonError::into_inner);
+        described.push((key.as_str().to_owned(), unit));
+    }
+}
+
+impl Recorder for Recorded {
+    fn describe_counter(&self, key: KeyName, unit: Option<Unit>, _: SharedString) {
+        self.describe(&key, unit);
+    }
+
+    fn describe_gauge(&self, key: KeyName, unit: Option<Unit>, _: SharedString) {
+        self.describe(&key, unit);
+    }
+
+    fn describe_histogram(&self, key: KeyName, unit: Option<Unit>, _: SharedString) {
+        self.describe(&key, unit);
+    }
+
+    fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
+        Counter::from_arc(self.series(key))
+    }
+
+    fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
+        panic!("{key}: there are no gauges")
+    }
+
+    fn register_histogram(&self, key: &Key, _: &Metadata<'_>) -> Histogram {
+        Histogram::from_arc(self.series(key))
+    }
+}
+
+struct Series {
+    text: String,
+    recorded: Recorded,
+}
+
+impl Series {
+    fn push(&self, value: f64) {
+        let mut values = self.recorded.values.lock().unwrap_or_else(PoisonError::into_inner);
+        values.entry(self.text.clone()).or_default().push(value);
+    }
+}
+
+impl CounterFn for Series {
+    fn increment(&self, value: u64) {
+        assert_eq!(value, 1, "things happen one by one");
+        self.push(1.0);
+    }
+
+    fn absolute(&self, value: u64) {
+        panic!("set to {value}: counters only grow")
+    }
+}
+
+impl HistogramFn for Series {
+    fn record(&self, value: f64) {
+        self.push(value);
+    }
+}
