@@ -31,6 +31,7 @@ mod mutex;
 mod name;
 mod options;
 mod owner;
+mod pending;
 mod polling;
 mod prefixed;
 mod quorum;
