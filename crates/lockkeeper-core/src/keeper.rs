@@ -35,7 +35,8 @@ use crate::ticket::Ticket;
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// A shorter sleep is a thread that was held up between two clocks.
 const FLICKER: Duration = Duration::from_millis(10);
-/// How long the steward lets newcomers wait. Until then nobody listens whether the store tells of a
+/// How long the steward lets newcomers wait: not a millisecond, since a timer that close makes every wait
+/// for the store dearer. Until then nobody listens whether the store tells of a
 /// loss; the deadline counts all the same.
 const ROUND: Duration = Duration::from_millis(10);
 
@@ -521,7 +522,7 @@ impl Drop for Estate {
 /// One task for each keeper, from its first guard or wait on.
 ///
 /// It gives every new guard a tender, in rounds: a lock that is given back before the next round, as
-/// most are, never costs a task. Between rounds it sleeps for a tick of tokio's timer, and when nobody
+/// most are, never costs a task. Between rounds it sleeps for a moment, and when nobody
 /// came it waits to be told. And it tells everybody when the machine has slept, because a timer is
 /// then late by as long as it did, and looks for acquires that nobody polls any more.
 async fn steward(estate: Estate) {
