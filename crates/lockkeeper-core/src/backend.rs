@@ -240,7 +240,9 @@ pub enum Attempt {
     /// Others hold.
     Contended {
         /// When it may be worth asking again even without a notice: the remaining lease of whoever
-        /// stands in the way, as far as this claim need care.
+        /// stands in the way, as far as this claim need care. Zero if nobody can tell this claim, and
+        /// nobody knows when: then the engine asks again, with growing pauses, as it does on a store
+        /// without [`push`](Capabilities::push).
         retry_after: Option<Duration>,
     },
 }

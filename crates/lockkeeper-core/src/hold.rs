@@ -275,6 +275,15 @@ impl Hold {
         verdict
     }
 
+    /// Wakes whoever is to take the verdict, even though there may be none yet.
+    pub(crate) fn wake_acquirer(&self) {
+        // Not under our lock: wakers run foreign code.
+        let acquirer = self.inner().acquirer.clone();
+        if let Some(waker) = acquirer {
+            waker.wake();
+        }
+    }
+
     // What the driver tells.
 
     /// Whether the driver has been asked for anything.
@@ -414,15 +423,20 @@ impl Hold {
         State::Lost
     }
 
-    /// Tells the releaser what became of it; only the first word counts.
+    /// Tells the releaser what became of it; only the first word counts. One that drives finds it by
+    /// itself; if the tender drives, it is woken.
     pub(crate) fn released(&self, outcome: Result<ReleaseOutcome>) {
+        self.tell_releaser(outcome, |inner| inner.tended);
+    }
+
+    fn tell_releaser(&self, outcome: Result<ReleaseOutcome>, wake: impl FnOnce(&Inner) -> bool) {
         let mut inner = self.inner();
         let outcome = match inner.state {
             State::Lost => Ok(ReleaseOutcome::AlreadyLost),
             _ => outcome,
         };
         inner.outcome.get_or_insert(outcome);
-        let releaser = inner.releaser.take();
+        let releaser = inner.releaser.take().filter(|_| wake(&inner));
         drop(inner);
         if let Some(waker) = releaser {
             waker.wake();
@@ -466,7 +480,7 @@ impl Hold {
     /// The driver was dropped before its end: nobody renews any more.
     pub(crate) fn abandoned(&self, why: &'static str) {
         self.lose(why);
-        self.released(Err(self.error("release", Shared::runtime_gone())));
+        self.tell_releaser(Err(self.error("release", Shared::runtime_gone())), |_| true);
         self.finished();
     }
 }

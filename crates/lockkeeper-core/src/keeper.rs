@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tokio::runtime::{EnterGuard, Handle};
 use tokio::sync::Notify;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
@@ -26,6 +27,7 @@ use crate::name::Name;
 use crate::observe::Watch;
 use crate::options::{Options, check_lease, option_setters};
 use crate::owner::Owner;
+use crate::pending::Pending;
 use crate::polling::{Acquire, Acquired, Driver};
 use crate::rwlock::RwLock;
 use crate::semaphore::Semaphore;
@@ -35,9 +37,10 @@ use crate::ticket::Ticket;
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// A shorter sleep is a thread that was held up between two clocks.
 const FLICKER: Duration = Duration::from_millis(10);
-/// How long the steward lets newcomers wait. Until then nobody listens whether the store tells of a
+/// How long the steward lets newcomers wait: not a millisecond, since a timer that close makes every wait
+/// for the store dearer. Until then nobody listens whether the store tells of a
 /// loss; the deadline counts all the same.
-const ROUND: Duration = Duration::from_millis(1);
+const ROUND: Duration = Duration::from_millis(10);
 
 /// The entry: a store with default options, from which locks are made.
 ///
@@ -229,8 +232,7 @@ impl Keeper {
     /// # }
     /// ```
     pub fn waiting(&self) -> Vec<Owner> {
-        let pending = self.shared.pending();
-        let living = pending.iter().filter_map(Weak::upgrade);
+        let living = self.shared.pending.living().into_iter();
         living.filter(|driver| driver.hold.is_waiting()).map(|driver| driver.hold.owner).collect()
     }
 
@@ -379,8 +381,8 @@ pub(crate) struct Shared {
     /// Drivers of new guards, for the steward, and how it is told of them.
     newcomers: std::sync::Mutex<Vec<Arc<Driver>>>,
     came: Arc<Notify>,
-    /// Drivers of acquires that wait.
-    pending: std::sync::Mutex<Vec<Weak<Driver>>>,
+    /// Acquires that wait.
+    pending: Pending,
     runtime_gone: AtomicBool,
     /// The same for blocking code, where it is used from there, too.
     twin: OnceLock<Arc<Shared>>,
@@ -399,7 +401,7 @@ impl Shared {
             steward_is_up: AtomicBool::new(false),
             newcomers: std::sync::Mutex::default(),
             came: Arc::default(),
-            pending: std::sync::Mutex::default(),
+            pending: Pending::default(),
             runtime_gone: AtomicBool::new(false),
             twin: OnceLock::new(),
         }
@@ -409,8 +411,7 @@ impl Shared {
     fn close(&self) {
         self.closed.cancel();
         // Those who wait leave the queue before all is settled, even if nobody polls them.
-        let pending = std::mem::take(&mut *self.pending());
-        for driver in pending.iter().filter_map(Weak::upgrade) {
+        for driver in self.pending.take() {
             if driver.hold.close() {
                 driver.nudge();
             }
@@ -495,9 +496,7 @@ impl Shared {
     pub(crate) fn entrust(self: &Arc<Self>, driver: &Arc<Driver>) -> bool {
         self.newcomers().push(driver.clone());
         if !self.steward_is_up.swap(true, Ordering::SeqCst) {
-            if !self.has_steward.swap(true, Ordering::Relaxed) {
-                self.spawn(steward(Estate(Arc::downgrade(self))));
-            }
+            self.employ_steward();
             self.came.notify_one();
         }
         // The steward was dropped with its runtime; it may have missed this one.
@@ -522,17 +521,18 @@ impl Shared {
         !newcomers.is_empty()
     }
 
-    /// Remembers an acquire that goes on, for `close`.
-    pub(crate) fn list(&self, driver: &Arc<Driver>) {
-        let mut pending = self.pending();
-        if pending.len() == pending.capacity() {
-            pending.retain(|driver| driver.strong_count() > 0);
-        }
-        pending.push(Arc::downgrade(driver));
+    /// Remembers an acquire that goes on, for `close` and for the steward.
+    pub(crate) fn list(self: &Arc<Self>, driver: &Arc<Driver>) {
+        self.pending.add(driver);
+        self.employ_steward();
     }
 
-    fn pending(&self) -> MutexGuard<'_, Vec<Weak<Driver>>> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    fn employ_steward(self: &Arc<Self>) {
+        if !self.has_steward.load(Ordering::Relaxed)
+            && !self.has_steward.swap(true, Ordering::Relaxed)
+        {
+            self.spawn(steward(Estate(Arc::downgrade(self))));
+        }
     }
 
     /// Whether the runtime has been shut down: then a task ends as soon as it is spawned.
@@ -580,14 +580,15 @@ impl Drop for Estate {
     }
 }
 
-/// One task for each keeper, from its first guard on.
+/// One task for each keeper, from its first guard or wait on.
 ///
 /// It gives every new guard a tender, in rounds: a lock that is given back before the next round, as
-/// most are, never costs a task. Between rounds it sleeps for a tick of tokio's timer, and when nobody
+/// most are, never costs a task. Between rounds it sleeps for a moment, and when nobody
 /// came it waits to be told. And it tells everybody when the machine has slept, because a timer is
-/// then late by as long as it did.
+/// then late by as long as it did, and looks for acquires that nobody polls any more.
 async fn steward(estate: Estate) {
     let mut asleep = clock::asleep();
+    let mut looked = Instant::now();
     let Some(came) = estate.0.upgrade().map(|shared| shared.came.clone()) else { return };
     loop {
         tokio::select! {
@@ -602,6 +603,10 @@ async fn steward(estate: Estate) {
                 tracing::info!(slept = ?now.saturating_sub(asleep), "the machine has slept");
                 asleep = now;
                 shared.woke.notify_waiters();
+            }
+            if looked.elapsed() >= LOOK_EVERY {
+                looked = Instant::now();
+                shared.pending.give_up_the_forgotten();
             }
             if !shared.take_in() {
                 shared.steward_is_up.store(false, Ordering::SeqCst);

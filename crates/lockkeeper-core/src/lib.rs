@@ -38,6 +38,7 @@ mod name;
 mod observe;
 mod options;
 mod owner;
+mod pending;
 pub mod plugin;
 mod polling;
 mod prefixed;

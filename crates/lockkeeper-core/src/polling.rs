@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -24,6 +24,20 @@ pub(crate) struct Driver {
     seat: Mutex<Seat>,
     /// Somebody wanted the tender to look while the seat was taken.
     look_again: AtomicBool,
+    /// What the acquire did since somebody last looked: see [`Attention`].
+    attention: AtomicU8,
+}
+
+/// Whether somebody polls an acquire.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Attention {
+    /// Nobody has, since the last look.
+    None,
+    /// Its caller has.
+    Polled,
+    /// It has ended, or was dropped.
+    Over,
 }
 
 struct Seat {
@@ -42,7 +56,24 @@ impl Driver {
             hold,
             seat: Mutex::new(Seat { future: Some(future), tended: false, tender: None }),
             look_again: AtomicBool::new(false),
+            attention: AtomicU8::new(Attention::Polled as u8),
         })
+    }
+
+    fn heed(&self, attention: Attention) {
+        self.attention.store(attention as u8, Ordering::Relaxed);
+    }
+
+    /// Whether its acquire was polled since this was last asked.
+    pub(crate) fn attention(&self) -> Attention {
+        let (polled, none) = (Attention::Polled as u8, Attention::None as u8);
+        let swap =
+            self.attention.compare_exchange(polled, none, Ordering::Relaxed, Ordering::Relaxed);
+        match swap {
+            Ok(_) => Attention::Polled,
+            Err(now) if now == none => Attention::None,
+            Err(_) => Attention::Over,
+        }
     }
 
     fn seat(&self) -> MutexGuard<'_, Seat> {
@@ -195,12 +226,14 @@ impl Future for Acquire {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let driver = self.driver.clone().expect("an acquire is not polled after it was ready");
+        driver.heed(Attention::Polled);
         let step = AssertUnwindSafe(|| driver.poll(cx).is_ready());
         if let Err(panic) = std::panic::catch_unwind(step) {
             // A timer panics when its runtime has been shut down. That is no reason for us to.
             if driver.hold.shared.runtime_is_gone() {
                 driver.abandon(RUNTIME_GONE);
                 self.driver = None;
+                driver.heed(Attention::Over);
                 return Poll::Ready(Err(Shared::runtime_gone()));
             }
             std::panic::resume_unwind(panic);
@@ -213,6 +246,7 @@ impl Future for Acquire {
             return Poll::Pending;
         };
         self.driver = None;
+        driver.heed(Attention::Over);
         Poll::Ready(match verdict {
             Verdict::Granted => {
                 // A tender that is there already must look again: our polls took its wake-ups.
@@ -240,6 +274,7 @@ impl Future for Acquire {
 impl Drop for Acquire {
     fn drop(&mut self) {
         if let Some(driver) = self.driver.take() {
+            driver.heed(Attention::Over);
             driver.hold.end(Ending::Drop);
             driver.nudge();
         }

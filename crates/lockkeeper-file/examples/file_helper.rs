@@ -1,12 +1,13 @@
-//! The testkit's helper on files, and two more tasks, each until its input ends: `file_helper URL gc`
-//! tidies up, `file_helper URL permit` holds the one permit of the semaphore `gpu`.
+//! The testkit's helper on files, and three more tasks, each until its input ends: `file_helper URL gc`
+//! tidies up, `file_helper URL permit` holds the one permit of the semaphore `gpu`, `file_helper URL start`
+//! locks `a` and starts a program.
 
 use std::io::Read as _;
-use std::process::ExitCode;
+use std::process::{ExitCode, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use lockkeeper_core::blocking::wait;
-use lockkeeper_core::{Keeper, Result};
+use lockkeeper_core::{Error, ErrorKind, Keeper, Result};
 use lockkeeper_file::File;
 use lockkeeper_testkit::helper;
 
@@ -15,6 +16,7 @@ fn main() -> ExitCode {
     let done = match &arguments[..] {
         [url, task] if task == "gc" => wait(tidy_up(url)),
         [url, task] if task == "permit" => wait(hold_permit(url)),
+        [url, task] if task == "start" => start_program(url),
         _ => return helper::main(async |url| Ok(Keeper::new(File::from_url(url)?))),
     };
     match done {
@@ -26,7 +28,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Removes idle files without a pause, and says in the end how many.
+/// Removes idle files without a pause, and says how many it has removed.
 #[expect(clippy::print_stdout, reason = "that is how it says so")]
 async fn tidy_up(url: &str) -> Result<()> {
     static ENDED: AtomicBool = AtomicBool::new(false);
@@ -37,9 +39,12 @@ async fn tidy_up(url: &str) -> Result<()> {
     let store = File::from_url(url)?;
     let mut removed = 0;
     while !ENDED.load(Ordering::Acquire) {
-        removed += store.gc().await?;
+        let more = store.gc().await?;
+        if more > 0 {
+            removed += more;
+            println!("removed {removed}");
+        }
     }
-    println!("removed {removed}");
     Ok(())
 }
 
@@ -50,5 +55,20 @@ async fn hold_permit(url: &str) -> Result<()> {
     println!("held");
     let _ = std::io::stdin().read(&mut [0]);
     permit.release().await?;
+    Ok(())
+}
+
+/// Starts a program while it holds a lock, and says which process that is.
+#[expect(clippy::print_stdout, reason = "that is how it says so")]
+fn start_program(url: &str) -> Result<()> {
+    let keeper = lockkeeper_core::blocking::Keeper::new(File::from_url(url)?);
+    let guard = keeper.mutex("a").lock()?;
+    let mut sleep = std::process::Command::new("sleep");
+    sleep.arg("600").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let started = sleep.spawn();
+    let started = started.map_err(|error| Error::new(ErrorKind::Config, error.to_string()))?;
+    println!("started {}", started.id());
+    let _ = std::io::stdin().read(&mut [0]);
+    guard.release()?;
     Ok(())
 }

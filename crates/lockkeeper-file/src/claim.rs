@@ -184,7 +184,8 @@ impl FileClaim {
         let (Some(open), Some(watcher)) = (&self.file, &self.store.watcher) else {
             return Err(io::ErrorKind::Unsupported.into());
         };
-        if self.listener.as_ref().is_none_or(|listening| listening.id != open.id) {
+        let stale = |listening: &Listening| listening.id != open.id || listening.listener.is_deaf();
+        if self.listener.as_ref().is_none_or(stale) {
             self.listener = None;
             let listener = watcher.listen(&self.path)?;
             self.listener = Some(Listening { listener, id: open.id, heard: None });
@@ -229,6 +230,9 @@ impl FileClaim {
             let alone = self.held.is_none() && self.spec.queue && self.spec.mode != Mode::Shared;
             let mut rung = pin!(bell.rung(if alone { Wake::One } else { Wake::All }));
             rung.as_mut().enable();
+            if listening.listener.is_deaf() {
+                continue;
+            }
             if let Some(change) = self.look() {
                 if let Some(listening) = &mut self.listener {
                     listening.heard = Some(bell.rings());
@@ -269,8 +273,7 @@ impl Claim for FileClaim {
             }
             // Whoever waits and cannot listen has to look.
             let deaf = self.spec.queue && self.store.watcher.is_some() && self.listen().is_err();
-            let pause = || Duration::from_millis(fastrand::u64(5..50));
-            Ok(Attempt::Contended { retry_after: deaf.then(pause) })
+            Ok(Attempt::Contended { retry_after: deaf.then_some(Duration::ZERO) })
         })
     }
 

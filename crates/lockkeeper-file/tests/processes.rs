@@ -6,7 +6,7 @@ mod common;
 use std::path::Path;
 use std::process::Stdio;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use common::{helper, soon, store, url};
@@ -29,8 +29,12 @@ struct Process {
 
 impl Process {
     fn start(dir: &Path, arguments: &[&str]) -> Self {
+        Self::start_at(&url(dir), arguments)
+    }
+
+    fn start_at(url: &str, arguments: &[&str]) -> Self {
         let mut command = Command::new(helper());
-        command.arg(url(dir)).args(arguments);
+        command.arg(url).args(arguments);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
         let mut child = command.spawn().unwrap();
         let stdin = child.stdin.take();
@@ -71,21 +75,37 @@ fn keeper(store: &File) -> Keeper {
 async fn eight_processes_hammer_while_another_removes_idle_files_and_never_two_hold() {
     let (_store, dir) = store();
     let mut tidying = Process::start(dir.path(), &["gc"]);
-    let start = |_| Process::start(dir.path(), &["a", "30000", "hammer", "100"]);
-    let mut hammers: Vec<_> = (0..8).map(start).collect();
-    let history = History::new();
-    for hammer in &mut hammers {
-        while let Some(line) = hammer.line().await {
-            match line.strip_prefix("hold ") {
-                Some(hold) => history.add(hold.parse().unwrap()),
-                None => assert_eq!(line, "done"),
+    let removed = Arc::new(AtomicUsize::new(0));
+    let counting = tokio::spawn({
+        let removed = removed.clone();
+        async move {
+            while let Ok(Some(line)) = tidying.lines.next_line().await {
+                let count = line.strip_prefix("removed ").unwrap().parse().unwrap();
+                removed.store(count, Ordering::SeqCst);
             }
         }
-    }
-    assert_eq!(history.assert_clean().holds, 800);
-    drop(tidying.stdin.take());
-    let removed: usize = tidying.says("removed").await.parse().unwrap();
-    eprintln!("{removed} files were removed around 800 holds");
+    });
+    let history = History::new();
+    let mut rounds = 0;
+    // Until enough files were removed while they hammered.
+    soon("some files to be removed", async {
+        while rounds < 2 || removed.load(Ordering::SeqCst) < 20 {
+            rounds += 1;
+            let start = |_| Process::start(dir.path(), &["a", "30000", "hammer", "50"]);
+            let mut hammers: Vec<_> = (0..8).map(start).collect();
+            for hammer in &mut hammers {
+                while let Some(line) = hammer.line().await {
+                    match line.strip_prefix("hold ") {
+                        Some(hold) => history.add(hold.parse().unwrap()),
+                        None => assert_eq!(line, "done"),
+                    }
+                }
+            }
+        }
+    })
+    .await;
+    assert_eq!(history.assert_clean().holds, rounds * 400);
+    counting.abort();
 }
 
 #[tokio::test]
@@ -110,18 +130,37 @@ async fn a_holder_killed_with_nine_wakes_the_next_and_is_no_longer_shown() {
     }
 }
 
+/// A process that is killed unlocks nothing itself: what it has started must not have the file.
 #[tokio::test]
 async fn a_program_that_is_started_does_not_carry_the_lock() {
-    let (store, _dir) = store();
-    let keeper = keeper(&store);
-    let guard = keeper.mutex("a").lock().await.unwrap();
-    let mut sleep = Command::new("sleep");
-    let mut child = sleep.arg("600").kill_on_drop(true).spawn().unwrap();
-    guard.release().await.unwrap();
-    let again = keeper.mutex("a").try_lock().await.unwrap();
-    assert!(again.is_some(), "the child holds it");
-    assert!(child.try_wait().unwrap().is_none(), "the child still runs");
-    child.kill().await.unwrap();
+    for (query, carried) in [("", false), ("?inherit=on", true)] {
+        let (store, dir) = store();
+        let mutex = keeper(&store).mutex("a");
+        let mut holder = Process::start_at(&format!("{}{query}", url(dir.path())), &["start"]);
+        let pid: i32 = holder.says("started").await.parse().unwrap();
+        let started = Started(Pid::from_raw(pid).unwrap());
+        assert!(mutex.try_lock().await.unwrap().is_none());
+        holder.child.kill().await.unwrap();
+        if carried {
+            assert!(mutex.try_lock().await.unwrap().is_none(), "it was to be carried");
+            rustix::process::test_kill_process(started.0).expect("what was started still runs");
+            drop(started);
+            soon("the lock", mutex.lock()).await.unwrap().release().await.unwrap();
+        } else {
+            let guard = soon("the lock", mutex.lock()).await.unwrap();
+            rustix::process::test_kill_process(started.0).expect("what was started still runs");
+            guard.release().await.unwrap();
+        }
+    }
+}
+
+/// A process that nobody else ends.
+struct Started(Pid);
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        let _ = kill_process(self.0, Signal::KILL);
+    }
 }
 
 /// A program that is being started has a copy of every open file, for a moment.

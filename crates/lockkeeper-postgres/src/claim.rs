@@ -1,6 +1,5 @@
 //! One claim on one lock.
 
-use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -8,7 +7,6 @@ use std::time::Duration;
 use lockkeeper_core::{
     Attempt, BoxFuture, Change, Claim, ClaimSpec, Fence, Grant, Mode, Release, Renewal, Result,
 };
-use tokio::sync::futures::OwnedNotified;
 use tokio::time::Instant;
 
 use crate::backend::Store;
@@ -18,10 +16,6 @@ use crate::link::{Seat, gone};
 use crate::links::Guest;
 use crate::queue::Entry;
 
-/// How often a waiter looks that the server cannot let wait, because there may be no more connections.
-const LOOK_AGAIN: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(250)];
-/// How long a waiter puts up with there being no connection that it could even look with.
-const STARVED: Duration = Duration::from_secs(10);
 /// How long a claim that is dropped may take to end before its connection does.
 const LAST_WORDS: Duration = Duration::from_secs(10);
 /// How much longer the server lets a waiter wait than it wants to: its own clock is to be the first.
@@ -40,10 +34,21 @@ pub(crate) struct PgClaim {
     asked: Instant,
     /// When the first one did.
     began: Instant,
-    /// Ready when somebody here has let go, for a claim that the server does not let wait.
-    notice: Option<Pin<Box<OwnedNotified>>>,
-    pause: Duration,
-    starved: Option<Instant>,
+    /// How often somebody here had let go when the last ask began.
+    releases: u64,
+    /// Whether that found others of this process before it in the queue.
+    behind: bool,
+    lack: Lack,
+}
+
+/// What an ask had no connection for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lack {
+    Nothing,
+    /// To wait on: it can only look now and then.
+    Waiting,
+    /// To look with, even.
+    Looking,
 }
 
 enum State {
@@ -74,9 +79,9 @@ impl PgClaim {
             state: State::Nothing,
             asked: now,
             began: now,
-            notice: None,
-            pause: LOOK_AGAIN[0],
-            starved: None,
+            releases: 0,
+            behind: false,
+            lack: Lack::Nothing,
         }
     }
 
@@ -86,11 +91,6 @@ impl PgClaim {
 
     fn guest(&self) -> Guest<'_> {
         Guest { key: self.key, ttl: self.spec.ttl, label: self.spec.label.as_str() }
-    }
-
-    fn entry(&mut self) -> &Entry {
-        let Self { entry, store, spec, key, .. } = self;
-        entry.get_or_insert_with(|| store.locals.enter(*key, spec))
     }
 
     async fn ask(&mut self) -> Result<Attempt> {
@@ -153,13 +153,15 @@ impl PgClaim {
 
     /// Takes the first step of an ask; `None` if there is an answer to be awaited now.
     async fn start(&mut self) -> Result<Option<Attempt>> {
-        let (queue, mode) = (self.spec.queue, self.spec.mode);
-        self.entry();
-        let Some(entry) = &self.entry else { return Ok(None) };
+        let Self { entry, store, spec, key, .. } = self;
+        let entry = entry.get_or_insert_with(|| store.locals.enter(*key, spec));
+        let mode = spec.mode;
         // Before anything is looked at, so that no release is missed.
-        self.notice = Some(Box::pin(entry.released()));
-        if queue {
-            if !entry.queue(&self.spec) {
+        self.releases = entry.releases();
+        let lacked = std::mem::replace(&mut self.lack, Lack::Nothing);
+        if spec.queue {
+            self.behind = !entry.queue(spec);
+            if self.behind {
                 return Ok(Some(contended(None)));
             }
             if let Some(flight) = entry.sent() {
@@ -173,14 +175,14 @@ impl PgClaim {
             return Ok(Some(contended(None)));
         }
         let Some(seat) = self.store.links.shared(self.guest()).await? else {
-            let since = *self.starved.get_or_insert(self.asked);
-            if !queue || since.elapsed() > STARVED {
+            self.lack = Lack::Looking;
+            // Whoever can wait has its place now, and there may be a connection soon. But the engine is not
+            // to believe for ever that it is others who hold the lock.
+            if !self.spec.queue || lacked == Lack::Looking {
                 return Err(self.store.links.exhausted());
             }
-            let pause = self.next_pause();
-            return Ok(Some(contended(Some(pause))));
+            return Ok(Some(UNTOLD));
         };
-        self.starved = None;
         self.state = State::Asking(Flight::attempt(seat, self.shared(), self.store.fenced));
         Ok(None)
     }
@@ -190,8 +192,8 @@ impl PgClaim {
         if self.begin_to_wait().await? {
             return Ok(contended(None));
         }
-        let pause = self.next_pause();
-        Ok(contended(Some(pause)))
+        self.lack = Lack::Waiting;
+        Ok(UNTOLD)
     }
 
     /// Sends the wait; false if there is no connection for it.
@@ -199,7 +201,9 @@ impl PgClaim {
         let Some(seat) = self.store.links.own(self.guest()).await? else { return Ok(false) };
         let limit =
             self.spec.max_wait.map(|limit| limit.saturating_sub(self.began.elapsed()) + GRACE);
-        self.entry().waits_on(Some(seat.link.pid));
+        if let Some(entry) = &self.entry {
+            entry.waits_on(Some(seat.link.pid));
+        }
         let flight = Flight::wait(seat, self.shared(), self.store.fenced, limit);
         self.state = State::Waiting(flight.send(&mut Context::from_waker(Waker::noop())));
         Ok(true)
@@ -236,18 +240,11 @@ impl PgClaim {
             entry.hold(&self.spec, granted.fence, seat.link.clone());
             self.leave_queue();
             self.state = State::Held(Hold { seat, fence: granted.fence, downgraded: false });
-            self.notice = None;
         } else {
             seat.leave();
             entry.waits_on(None);
         }
         answer
-    }
-
-    fn next_pause(&mut self) -> Duration {
-        let pause = self.pause;
-        self.pause = (pause * 2).min(LOOK_AGAIN[1]);
-        pause
     }
 
     /// What is held, by a session that has lived since some moment after the last ask began.
@@ -284,29 +281,24 @@ impl PgClaim {
                     let enough = grant.valid_for >= Some(self.spec.ttl * 2 / 3);
                     return if enough { Change::Granted(grant) } else { Change::LookAgain };
                 }
-                State::Nothing if self.entry.as_ref().is_some_and(Entry::is_queued) => {
-                    if let Some(entry) = &self.entry {
-                        entry.first().await;
-                        if let Some(flight) = entry.sent() {
-                            self.state = State::Waiting(flight);
-                            continue;
+                State::Nothing => {
+                    let Some(entry) = &self.entry else { return std::future::pending().await };
+                    let lack = self.lack;
+                    tokio::select! {
+                        // Whose turn has come, though nobody could send its wait for it, asks.
+                        () = entry.first(), if self.behind => match entry.sent() {
+                            Some(flight) => self.state = State::Waiting(flight),
+                            None => return Change::LookAgain,
+                        },
+                        // It would be told of each hand-over between those before it.
+                        () = entry.released(self.releases), if !self.behind => {
+                            return Change::LookAgain;
                         }
-                    }
-                    // Whoever could not wait on the server before looks again when somebody lets go.
-                    match self.begin_to_wait().await {
-                        Ok(true) => {}
-                        Ok(false) => {
-                            // Nobody tells of what others let go elsewhere.
-                            let pause = self.next_pause();
-                            return tokio::select! {
-                                change = self.noticed() => change,
-                                () = tokio::time::sleep(pause) => Change::LookAgain,
-                            };
+                        () = self.store.links.freed(), if lack != Lack::Nothing => {
+                            return Change::LookAgain;
                         }
-                        Err(_) => return Change::LookAgain,
                     }
                 }
-                State::Nothing => return self.noticed().await,
                 State::Asking(flight) => {
                     let answer = (&mut flight.answer).await;
                     // Whatever it is, whoever asks next finds out.
@@ -316,15 +308,6 @@ impl PgClaim {
                 State::Leaving(_) => std::future::pending().await,
             }
         }
-    }
-
-    async fn noticed(&mut self) -> Change {
-        match &mut self.notice {
-            Some(notice) => notice.as_mut().await,
-            None => std::future::pending().await,
-        }
-        self.notice = None;
-        Change::LookAgain
     }
 
     async fn renewed(&mut self, ttl: Duration, step: Step) -> Result<Renewal> {
@@ -371,6 +354,9 @@ impl PgClaim {
         self.state = State::Leaving(leaving);
     }
 }
+
+/// Others hold it, and nobody will tell: the engine asks again when it likes.
+const UNTOLD: Attempt = Attempt::Contended { retry_after: Some(Duration::ZERO) };
 
 fn contended(retry_after: Option<Duration>) -> Attempt {
     Attempt::Contended { retry_after }

@@ -46,6 +46,11 @@ fn judge(code: &SqlState) -> (ErrorKind, &'static str) {
             ": the server has no room for more locks: hold fewer, or raise its \
              max_locks_per_transaction",
         ),
+        SqlState::T_R_DEADLOCK_DETECTED => (
+            ErrorKind::Unavailable,
+            ": another waits for what this one holds: roll back, and lock names in the same order \
+             everywhere",
+        ),
         SqlState::TOO_MANY_CONNECTIONS => (
             ErrorKind::Unavailable,
             ": raise the server's max_connections, or lower the one in the URL",

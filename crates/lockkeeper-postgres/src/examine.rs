@@ -29,7 +29,7 @@ pub async fn examine(url: &str) -> Result<Vec<Finding>> {
         Finding::ok("reachable, and the login is right"),
         Finding::ok("a primary, with no pooler in between"),
     ];
-    match link.ask(sql::EXAMINE, &[]).await {
+    match link.ask(sql::EXAMINE, Vec::new()).await {
         Ok(rows) => findings.extend(rows.first().into_iter().flat_map(look_at)),
         Err(error) => findings.push(Finding::warn(
             format!("its settings cannot be read: {error}"),

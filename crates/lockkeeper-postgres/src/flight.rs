@@ -131,12 +131,17 @@ impl Flight {
         };
         match answer {
             Ok(Ok(Some(_))) if cancels == 0 => release(seat, shared, false).await,
+            Ok(Ok(Some(_))) => {
+                // Granted in spite of the cancel, which may still be under way and would end whatever is
+                // asked here next: what was granted is given back, and the connection is not used again.
+                let held = unlock(&seat.link, shared, seat.key).await?;
+                Ok(if held { Release::Released } else { Release::WasNotHeld })
+            }
             Ok(Ok(None) | Err(_)) if cancels <= 1 => {
                 seat.leave();
                 Ok(Release::WasNotHeld)
             }
-            // Still waiting; or a cancel is still under way, for which there was no need: it would end whatever
-            // is asked here next. Dropping the seat ends the connection.
+            // Still waiting, or there may be a cancel too many. Dropping the seat ends the connection.
             _ => Ok(Release::WasNotHeld),
         }
     }
@@ -179,7 +184,7 @@ pub(crate) async fn release(seat: Seat, shared: bool, both: bool) -> Result<Rele
     }
     match held {
         Ok(held) => {
-            seat.leave();
+            seat.vacate();
             Ok(if held { Release::Released } else { Release::WasNotHeld })
         }
         // The session is over, and its locks with it.

@@ -11,6 +11,7 @@ use tokio_postgres::types::Type;
 
 use crate::backend::{Shared, Store};
 use crate::key::{Key, NO_KEY};
+use crate::link::Argument;
 use crate::queue::{Holder, Waiter};
 use crate::sql;
 
@@ -67,7 +68,7 @@ impl Store {
     /// Every advisory lock in the database.
     async fn seen(&self) -> Result<Vec<Seen>> {
         let link = self.links.any_without(NO_KEY).await?;
-        Ok(link.ask(sql::LOCKS, &[]).await?.iter().map(Seen::new).collect())
+        Ok(link.ask(sql::LOCKS, Vec::new()).await?.iter().map(Seen::new).collect())
     }
 
     /// What there is, of those keys to which `name_of` gives a name.
@@ -156,8 +157,9 @@ impl Inspector for Shared {
             // Not over a connection that is about to be ended.
             let link = self.0.links.any_without(key).await?;
             let within = i64::try_from(END_WITHIN.as_millis()).unwrap_or(i64::MAX);
-            let arguments = [(&pids as _, Type::INT4_ARRAY), (&within as _, Type::INT8)];
-            let ended = link.ask(sql::TERMINATE, &arguments).await?;
+            let (pids, within): (Argument, Argument) = (Box::new(pids), Box::new(within));
+            let arguments = vec![(pids, Type::INT4_ARRAY), (within, Type::INT8)];
+            let ended = link.ask(sql::TERMINATE, arguments).await?;
             let ended: i64 = ended.first().map_or(0, |row| row.get(0));
             Ok(usize::try_from(ended).unwrap_or_default())
         })

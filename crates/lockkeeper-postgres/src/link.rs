@@ -1,14 +1,15 @@
 //! One connection: its session, how long that lasts, and who sits on it.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::fmt;
 use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use lockkeeper_core::{Error, Result};
 use tokio::runtime;
+use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout};
 use tokio_postgres::error::Severity;
@@ -20,7 +21,7 @@ use crate::error::{config, translate, unavailable};
 use crate::key::Key;
 use crate::pooled::Pooled;
 use crate::pooler;
-use crate::sql::{self, Statement, arguments};
+use crate::sql::{self, Arguments, Statement};
 
 /// No session is ended sooner than after this much silence: connecting would take up what is left.
 const SHORTEST_SESSION: Duration = Duration::from_secs(1);
@@ -37,6 +38,9 @@ const STUCK: Duration = Duration::from_secs(5);
 pub(crate) fn session_for(ttl: Duration) -> Duration {
     ttl.clamp(SHORTEST_SESSION, LONGEST_SESSION)
 }
+
+/// An argument of a question, on its way.
+pub(crate) type Argument = Box<dyn ToSql + Send + Sync>;
 
 /// A connection and its session.
 pub(crate) struct Link {
@@ -55,7 +59,9 @@ pub(crate) struct Link {
     /// Held while the session is changed, so that no two changes pass each other.
     changing: tokio::sync::Mutex<()>,
     state: Mutex<State>,
-    statements: Mutex<HashMap<Statement, tokio_postgres::Statement>>,
+    statements: [OnceLock<tokio_postgres::Statement>; Statement::COUNT],
+    /// Told when somebody leaves, so that another may have the connection.
+    freed: Arc<Notify>,
 }
 
 /// A connection, and what it takes to end it.
@@ -94,9 +100,20 @@ struct State {
     lock_timeout: Duration,
 }
 
+impl State {
+    fn seats(&self) -> Option<usize> {
+        let stuck = self.unanswered.is_some_and(|sent| sent.elapsed() > STUCK);
+        (!self.waits && !stuck).then_some(self.seats.len())
+    }
+}
+
 impl Link {
     /// Makes a link of a new connection, if whoever is at its other end can be trusted with locks.
-    pub(crate) async fn new(wire: Wire, closed: CancellationToken) -> Result<Self> {
+    pub(crate) async fn new(
+        wire: Wire,
+        closed: CancellationToken,
+        freed: Arc<Notify>,
+    ) -> Result<Self> {
         let client = wire.client();
         let hello = client.query_typed(sql::GREET, &[]).await.map_err(translate)?;
         let hello = hello.first().ok_or_else(|| unavailable("the server says nothing"))?;
@@ -136,7 +153,8 @@ impl Link {
                 waits: false,
                 lock_timeout: Duration::ZERO,
             }),
-            statements: Mutex::default(),
+            statements: [const { OnceLock::new() }; Statement::COUNT],
+            freed,
             wire,
         })
     }
@@ -174,17 +192,17 @@ impl Link {
 
     /// How many sit here, unless none may join them: it waits, or does not answer.
     pub(crate) fn seats(&self) -> Option<usize> {
+        self.state().seats()
+    }
+
+    /// The same, unless one of them has this key.
+    pub(crate) fn seats_without(&self, key: Key) -> Option<usize> {
         let state = self.state();
-        let stuck = state.unanswered.is_some_and(|sent| sent.elapsed() > STUCK);
-        (!state.waits && !stuck).then_some(state.seats.len())
+        state.seats().filter(|_| !state.seats.contains(&key))
     }
 
     pub(crate) fn is_waiting(&self) -> bool {
         self.state().waits
-    }
-
-    pub(crate) fn has(&self, key: Key) -> bool {
-        self.state().seats.contains(&key)
     }
 
     pub(crate) fn sit(&self, key: Key, waits: bool) {
@@ -195,13 +213,22 @@ impl Link {
 
     /// The wait is over: others may join.
     pub(crate) fn stop_waiting(&self) {
-        self.state().waits = false;
+        if std::mem::take(&mut self.state().waits) {
+            self.freed.notify_one();
+        }
     }
 
-    fn leave(&self, key: Key) {
+    fn leave(&self, key: Key, left: Left) {
         let mut state = self.state();
         state.seats.remove(&key);
-        state.waits = false;
+        // Not after a look that was in vain: whoever has no connection to wait on looks, too, and would
+        // tell itself.
+        let emptied = left != Left::Unused && state.seats.is_empty();
+        let freed = std::mem::take(&mut state.waits) || emptied;
+        drop(state);
+        if freed {
+            self.freed.notify_one();
+        }
     }
 
     // The session.
@@ -222,7 +249,7 @@ impl Link {
     }
 
     /// Sees to it that the session lasts for a lease of `ttl`, and never for less than it did.
-    pub(crate) async fn lengthen(&self, ttl: Duration) -> Result<()> {
+    pub(crate) async fn lengthen(self: &Arc<Self>, ttl: Duration) -> Result<()> {
         if self.session() >= session_for(ttl) {
             return Ok(());
         }
@@ -230,8 +257,16 @@ impl Link {
         self.settle(ttl, &label).await
     }
 
+    /// Sets label and length of the session, in a task of its own: others who want the same wait for it,
+    /// and whoever began may be left unpolled.
+    pub(crate) async fn settle(self: &Arc<Self>, ttl: Duration, label: &str) -> Result<()> {
+        let (link, label) = (self.clone(), label.to_owned());
+        let settled = tokio::spawn(async move { link.settle_here(ttl, &label).await });
+        settled.await.unwrap_or_else(|_| Err(gone()))
+    }
+
     /// Sets label and length of the session. If the answer is lost, a longer one is not believed.
-    pub(crate) async fn settle(&self, ttl: Duration, label: &str) -> Result<()> {
+    pub(crate) async fn settle_here(&self, ttl: Duration, label: &str) -> Result<()> {
         let _changing = self.changing.lock().await;
         let session = self.session().max(session_for(ttl));
         // What may take longer than a session, for a machine that is gone: 1/2 + 3/6 of it.
@@ -266,13 +301,20 @@ impl Link {
         self.run(self.wire.client().batch_execute("")).await
     }
 
-    /// Asks something that is answered at once.
+    /// Asks something that is answered at once. In a task of its own: a long answer that nobody reads
+    /// holds up whatever else is asked on this connection.
     pub(crate) async fn ask(
-        &self,
-        text: &str,
-        arguments: &[(&(dyn ToSql + Sync), Type)],
+        self: &Arc<Self>,
+        text: &'static str,
+        arguments: Vec<(Argument, Type)>,
     ) -> Result<Vec<Row>> {
-        self.run(self.wire.client().query_typed(text, arguments)).await
+        let link = self.clone();
+        let asked = tokio::spawn(async move {
+            let arguments = arguments.iter().map(|(value, kind)| (&**value as _, kind.clone()));
+            let arguments: Vec<(&(dyn ToSql + Sync), Type)> = arguments.collect();
+            link.run(link.wire.client().query_typed(text, &arguments)).await
+        });
+        asked.await.unwrap_or_else(|_| Err(gone()))
     }
 
     /// Awaits what is answered at once. If that takes longer than a session can be silent, nobody who
@@ -328,16 +370,16 @@ impl Link {
         state.unanswered = None;
     }
 
-    async fn prepare(&self, statement: Statement) -> Result<tokio_postgres::Statement> {
-        let known = || self.statements.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(prepared) = known().get(&statement) {
-            return Ok(prepared.clone());
+    async fn prepare(&self, statement: Statement) -> Result<&tokio_postgres::Statement> {
+        let known = &self.statements[statement.index()];
+        if let Some(prepared) = known.get() {
+            return Ok(prepared);
         }
         let text = statement.text();
         let prepared = self.wire.client().prepare_typed(&text, statement.types());
         let prepared = self.run(prepared).await?;
-        known().insert(statement, prepared.clone());
-        Ok(prepared)
+        // If another was faster, its will do.
+        Ok(known.get_or_init(|| prepared))
     }
 
     /// Does something to a key, which is answered at once with a row or none. The inner error is one
@@ -348,7 +390,8 @@ impl Link {
         key: Key,
     ) -> Result<Result<Option<Row>, tokio_postgres::Error>> {
         let prepared = self.prepare(statement).await?;
-        let answer = self.raw(self.wire.client().query_opt(&prepared, &arguments(&key))).await?;
+        let arguments = Arguments::of(&key);
+        let answer = self.raw(self.wire.client().query_opt(prepared, arguments.get())).await?;
         match answer {
             Err(error) if self.is_closed() => Err(translate(error)),
             answer => Ok(answer),
@@ -363,7 +406,8 @@ impl Link {
     ) -> Result<(Instant, Result<Option<Row>, tokio_postgres::Error>)> {
         let prepared = self.prepare(statement).await?;
         let sent = Instant::now();
-        let answer = self.wire.client().query_opt(&prepared, &arguments(&key)).await;
+        let arguments = Arguments::of(&key);
+        let answer = self.wire.client().query_opt(prepared, arguments.get()).await;
         self.survives(&answer);
         match answer {
             Err(error) if self.is_closed() => Err(translate(error)),
@@ -399,26 +443,42 @@ impl fmt::Debug for Link {
 pub(crate) struct Seat {
     pub(crate) link: Arc<Link>,
     pub(crate) key: Key,
-    left: bool,
+    left: Left,
+}
+
+/// How a seat is given up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Left {
+    /// Not yet.
+    Not,
+    /// Nothing was locked there.
+    Unused,
+    /// What was locked there has been given back.
+    Used,
 }
 
 impl Seat {
     /// The seat that was taken with [`Link::sit`].
     pub(crate) fn new(link: Arc<Link>, key: Key) -> Self {
-        Self { link, key, left: false }
+        Self { link, key, left: Left::Not }
     }
 
-    /// Gives the seat up. Only for a session that does not hold the key.
+    /// Gives the seat up, on which nothing was locked.
     pub(crate) fn leave(mut self) {
-        self.left = true;
+        self.left = Left::Unused;
+    }
+
+    /// Gives the seat up after what was locked there has been given back.
+    pub(crate) fn vacate(mut self) {
+        self.left = Left::Used;
     }
 }
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        if !self.left {
+        if self.left == Left::Not {
             self.link.kill();
         }
-        self.link.leave(self.key);
+        self.link.leave(self.key, self.left);
     }
 }

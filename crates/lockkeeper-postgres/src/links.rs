@@ -3,20 +3,22 @@
 //! Locks that are held or tried share connections; a waiter has one to itself for as long as it waits.
 //! Never do two claims of one key sit on one: a session that holds a lock is granted it again.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use deadpool_postgres::Pool;
 use lockkeeper_core::{Label, Result};
-use tokio::runtime::Handle;
+use tokio::runtime::{self, Handle};
+use tokio::sync::{Notify, watch};
 use tokio_postgres::{Config, NoTls};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Options;
 use crate::error::{translate, unavailable};
 use crate::key::Key;
-use crate::link::{Link, Seat, Wire, session_for};
+use crate::link::{Link, Seat, Wire, gone, session_for};
 use crate::pooled::{self, Pooled};
 use crate::tls::Tls;
 
@@ -36,8 +38,8 @@ pub(crate) struct Links {
     source: Source,
     options: Options,
     table: Mutex<Table>,
-    /// Held while a connection to be shared is opened: whoever comes meanwhile can share it, too.
-    opening: tokio::sync::Mutex<()>,
+    /// Told when a connection may be free for somebody who found none.
+    freed: Arc<Notify>,
 }
 
 #[derive(Default)]
@@ -46,6 +48,28 @@ struct Table {
     /// How many are being opened, and how many of these to wait on.
     opening: usize,
     to_wait: usize,
+    /// The one that is being opened to be shared, by the runtime that it will belong to: whoever comes
+    /// meanwhile can share it, too.
+    underway: HashMap<runtime::Id, Opening>,
+}
+
+/// A connection that is being opened, by a task of its own: it does not matter whether those who want it
+/// are polled.
+#[derive(Clone)]
+struct Opening(watch::Receiver<Option<Result<()>>>);
+
+impl Opening {
+    fn is_underway(&self) -> bool {
+        // It is an error if the task was dropped with its runtime.
+        self.0.has_changed().is_ok() && self.0.borrow().is_none()
+    }
+
+    async fn done(mut self) -> Result<()> {
+        match self.0.wait_for(Option::is_some).await {
+            Ok(opened) => opened.clone().unwrap_or(Ok(())),
+            Err(_) => Err(gone()),
+        }
+    }
 }
 
 /// Who wants to sit.
@@ -59,8 +83,8 @@ pub(crate) struct Guest<'a> {
 /// What there is for a guest.
 enum Offer {
     Seat(Seat, Fit),
-    /// A connection may be opened: a place among those that are allowed is kept for it.
-    Open(Place),
+    /// A connection is being opened: after that, there may be a seat.
+    Opening(Opening),
     Nothing,
 }
 
@@ -74,7 +98,12 @@ enum Fit {
 
 impl Links {
     pub(crate) fn new(source: Source, options: Options) -> Self {
-        Self { source, options, table: Mutex::default(), opening: tokio::sync::Mutex::default() }
+        Self { source, options, table: Mutex::default(), freed: Arc::default() }
+    }
+
+    /// Ready when there may be a connection for one who found none.
+    pub(crate) async fn freed(&self) {
+        self.freed.notified().await;
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -91,7 +120,7 @@ impl Links {
     /// A seat to hold or to try a lock on; `None` if every connection has that key, or waits, and there
     /// may not be more.
     pub(crate) async fn shared(self: &Arc<Self>, guest: Guest<'_>) -> Result<Option<Seat>> {
-        let (mut turn, mut refused) = (None, None);
+        let mut refused = None;
         loop {
             match self.offer_shared(guest, refused.is_none()) {
                 Offer::Seat(seat, fit) => {
@@ -99,16 +128,8 @@ impl Links {
                         return Ok(Some(seat));
                     }
                 }
-                // Whoever could open one waits for whoever does, and then looks again.
-                Offer::Open(place) if turn.is_none() => {
-                    drop(place);
-                    turn = Some(self.opening.lock().await);
-                }
-                Offer::Open(place) => match self.open(place, guest, false).await {
-                    Ok(seat) => return Ok(Some(seat)),
-                    // If there are others, these have to do.
-                    Err(error) => refused = Some(error),
-                },
+                // If it cannot be had and there are others, these have to do.
+                Offer::Opening(opening) => refused = opening.done().await.err(),
                 Offer::Nothing => return refused.map_or(Ok(None), Err),
             }
         }
@@ -118,16 +139,17 @@ impl Links {
     /// hold and to try on, else those who wait for each other's locks would do so for ever.
     pub(crate) async fn own(self: &Arc<Self>, guest: Guest<'_>) -> Result<Option<Seat>> {
         loop {
-            match self.offer_own(guest) {
+            match self.offer_own(guest, true) {
                 Offer::Seat(seat, fit) => {
                     if let Some(seat) = self.take(seat, fit, guest).await? {
                         return Ok(Some(seat));
                     }
                 }
-                Offer::Open(place) => match self.open(place, guest, true).await {
+                Offer::Opening(opening) => match opening.done().await {
+                    Ok(()) => {}
                     // The server may let in fewer than there may be. If it is down, a try will tell.
                     Err(error) if error.is_retryable() => return Ok(None),
-                    opened => return opened.map(Some),
+                    Err(error) => return Err(error),
                 },
                 Offer::Nothing => return Ok(None),
             }
@@ -136,13 +158,13 @@ impl Links {
 
     /// A seat to wait on that is there at once, and just as it is to be.
     pub(crate) fn own_at_once(self: &Arc<Self>, guest: Guest<'_>) -> Option<Seat> {
-        match self.offer_own(guest) {
+        match self.offer_own(guest, false) {
             Offer::Seat(seat, Fit::Right) if !seat.link.is_drowsy() => Some(seat),
             Offer::Seat(seat, _) => {
                 seat.leave();
                 None
             }
-            Offer::Open(_) | Offer::Nothing => None,
+            Offer::Opening(_) | Offer::Nothing => None,
         }
     }
 
@@ -169,39 +191,45 @@ impl Links {
         let here = Handle::current().id();
         table.links.retain(|link| !link.is_closed());
         let free = |link: &Arc<Link>| {
-            let seats = link.seats().filter(|_| link.runtime == here && !link.has(guest.key));
-            seats.map(|seats| (seats, link.clone()))
+            if link.runtime == here { link.seats_without(guest.key) } else { None }
         };
-        let sit = |link: Arc<Link>, fit| {
+        let sit = |link: &Arc<Link>, fit| {
             link.sit(guest.key, false);
-            Offer::Seat(Seat::new(link, guest.key), fit)
+            Offer::Seat(Seat::new(link.clone(), guest.key), fit)
         };
-        let free: Vec<_> = table.links.iter().filter_map(free).collect();
-        let right = |(seats, link): &&(usize, Arc<Link>)| {
-            *seats < SHARE && is_near(link, guest.ttl) && self.fit(link, &guest) == Fit::Right
+        let right = |link: &&Arc<Link>| {
+            free(link).is_some_and(|seats| seats < SHARE)
+                && is_near(link, guest.ttl)
+                && self.fit(link, &guest) == Fit::Right
         };
-        if let Some((_, link)) = free.iter().find(right) {
-            return sit(link.clone(), Fit::Right);
+        if let Some(link) = table.links.iter().find(right) {
+            return sit(link, Fit::Right);
         }
         // One that nobody sits on takes any label; but not a much shorter session than it has.
-        let empty = |(seats, link): &&(usize, Arc<Link>)| *seats == 0 && is_near(link, guest.ttl);
-        if let Some((_, link)) = free.iter().find(empty) {
-            return sit(link.clone(), Fit::ToBeSettled);
+        let empty = |link: &&Arc<Link>| free(link) == Some(0) && is_near(link, guest.ttl);
+        if let Some(link) = table.links.iter().find(empty) {
+            return sit(link, Fit::ToBeSettled);
         }
-        if may_open && self.has_room(&mut table, 0) {
-            return Offer::Open(Place::keep(self, &mut table, false));
+        if may_open {
+            let underway = table.underway.get(&here).filter(|opening| opening.is_underway());
+            if let Some(opening) = underway {
+                return Offer::Opening(opening.clone());
+            }
+            if self.has_room(&mut table, 0) {
+                let opening = self.open(&mut table, guest, false);
+                table.underway.insert(here, opening.clone());
+                return Offer::Opening(opening);
+            }
         }
         // Crowded: any will do.
-        match free.into_iter().min_by_key(|(seats, _)| *seats) {
-            Some((_, link)) => {
-                let fit = self.fit(&link, &guest);
-                sit(link, fit)
-            }
+        let least = table.links.iter().filter_map(|link| Some((free(link)?, link)));
+        match least.min_by_key(|(seats, _)| *seats) {
+            Some((_, link)) => sit(link, self.fit(link, &guest)),
             None => Offer::Nothing,
         }
     }
 
-    fn offer_own(self: &Arc<Self>, guest: Guest<'_>) -> Offer {
+    fn offer_own(self: &Arc<Self>, guest: Guest<'_>, may_open: bool) -> Offer {
         let mut table = self.table();
         let here = Handle::current().id();
         table.links.retain(|link| !link.is_closed());
@@ -219,8 +247,8 @@ impl Links {
         }
         // The last one that there may be is for holding and trying, if there is none for that.
         let spare = usize::from(table.links.iter().all(|link| link.is_waiting()));
-        if self.has_room(&mut table, spare) {
-            return Offer::Open(Place::keep(self, &mut table, true));
+        if may_open && self.has_room(&mut table, spare) {
+            return Offer::Opening(self.open(&mut table, guest, true));
         }
         Offer::Nothing
     }
@@ -261,21 +289,26 @@ impl Links {
         }
     }
 
-    /// Opens a connection, with a seat on it.
-    async fn open(self: &Arc<Self>, place: Place, guest: Guest<'_>, waits: bool) -> Result<Seat> {
-        let within = self.options.connect_timeout;
-        let opening = tokio::time::timeout(within, async {
-            let link = self.connect(guest.ttl, waits).await?;
-            link.settle(guest.ttl, self.label(&guest)).await?;
-            Ok(link)
+    /// Opens a connection, on which nobody sits then. A place among those that are allowed is kept for it.
+    fn open(self: &Arc<Self>, table: &mut Table, guest: Guest<'_>, waits: bool) -> Opening {
+        let place = Place::keep(self, table, waits);
+        let (links, ttl, label) = (self.clone(), guest.ttl, self.label(&guest).to_owned());
+        let (tell, opening) = watch::channel(None);
+        tokio::spawn(async move {
+            let within = links.options.connect_timeout;
+            let opened = tokio::time::timeout(within, async {
+                let link = links.connect(ttl, waits).await?;
+                link.settle_here(ttl, &label).await?;
+                Ok(link)
+            });
+            let opened = opened.await.unwrap_or_else(|_| {
+                Err(unavailable(format!("the server did not let us in within {within:.1?}")))
+            });
+            let opened = opened.map(|link| links.table().links.push(link));
+            drop(place);
+            tell.send_replace(Some(opened));
         });
-        let link = opening.await.unwrap_or_else(|_| {
-            Err(unavailable(format!("the server did not let us in within {within:.1?}")))
-        })?;
-        link.sit(guest.key, waits);
-        self.table().links.push(link.clone());
-        drop(place);
-        Ok(Seat::new(link, guest.key))
+        Opening(opening)
     }
 
     async fn connect(self: &Arc<Self>, ttl: Duration, waits: bool) -> Result<Arc<Link>> {
@@ -283,19 +316,21 @@ impl Links {
         match &self.source {
             Source::Server { config, tls } => {
                 let (client, connection) = tls.connect(&watchful(config, ttl)).await?;
-                let bell = closed.clone().drop_guard();
+                let bell = Bell(closed.clone(), self.freed.clone());
                 let task = tokio::spawn(async move {
                     let _bell = bell;
                     connection.await;
                 });
                 let wire = Wire::Own(client, task.abort_handle());
-                Ok(Arc::new(Link::new(wire, closed).await?))
+                Ok(Arc::new(Link::new(wire, closed, self.freed.clone()).await?))
             }
             Source::Pool(pool) => {
                 // Whoever waits for a lock can also look now and then: it takes what nobody needs.
                 let patience = if waits { Duration::ZERO } else { self.options.connect_timeout };
                 let pooled = Pooled::get(pool, patience).await?;
-                let link = Arc::new(Link::new(Wire::Pooled(pooled), closed).await?);
+                let bell = Bell(closed.clone(), self.freed.clone());
+                let wire = Wire::Pooled(pooled);
+                let link = Arc::new(Link::new(wire, closed, self.freed.clone()).await?);
                 let (links, watched) = (Arc::downgrade(self), Arc::downgrade(&link));
                 tokio::spawn(async move {
                     pooled::ended(&watched).await;
@@ -303,6 +338,7 @@ impl Links {
                     if let Some(links) = links.upgrade() {
                         links.table().links.retain(|link| !link.is_closed());
                     }
+                    drop(bell);
                 });
                 Ok(link)
             }
@@ -350,6 +386,16 @@ impl fmt::Debug for Links {
     }
 }
 
+/// Rung when a connection has ended: its session is over, and there is room for another.
+struct Bell(CancellationToken, Arc<Notify>);
+
+impl Drop for Bell {
+    fn drop(&mut self) {
+        self.0.cancel();
+        self.1.notify_one();
+    }
+}
+
 /// A place kept for a connection that is being opened.
 struct Place {
     links: Arc<Links>,
@@ -386,5 +432,66 @@ impl Drop for Unasked {
         if let Some(seat) = self.0.take() {
             seat.leave();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lockkeeper_testkit::server::PostgresServer;
+
+    use super::*;
+    use crate::config::Settings;
+
+    fn links(url: &str) -> Arc<Links> {
+        let Settings { driver, options, .. } = Settings::parse(url).unwrap();
+        let tls = Tls::new(None, driver.get_ssl_mode()).unwrap();
+        Arc::new(Links::new(Source::Server { config: Box::new(driver), tls }, options))
+    }
+
+    /// As the session itself sees them: for sockets, the server asks the operating system.
+    async fn settings(link: &Arc<Link>) -> Vec<String> {
+        let sql = "SELECT setting FROM pg_settings WHERE name IN ('idle_session_timeout', \
+                   'tcp_user_timeout', 'tcp_keepalives_idle', 'tcp_keepalives_interval', \
+                   'tcp_keepalives_count', 'client_connection_check_interval', 'application_name') \
+                   ORDER BY name";
+        let rows = link.ask(sql, Vec::new()).await.unwrap();
+        rows.iter().map(|row| row.get(0)).collect()
+    }
+
+    #[tokio::test]
+    async fn a_session_is_told_how_long_to_live_and_how_to_look_for_its_client() {
+        let server = PostgresServer::start_or_panic();
+        let links = links(&format!("{}?sslmode=disable", server.url()));
+        let key = Key::from_i64(1);
+        let guest = Guest { key, ttl: Duration::from_secs(60), label: "me" };
+        let seat = links.shared(guest).await.unwrap().unwrap();
+        let expected = ["me", "1000", "60000", "3", "30", "10", "60000"];
+        assert_eq!(settings(&seat.link).await, expected);
+        // A longer lease makes it longer, and a shorter one not shorter.
+        for ttl in [120, 70] {
+            seat.link.lengthen(Duration::from_secs(ttl)).await.unwrap();
+            let expected = ["me", "1000", "120000", "3", "60", "20", "120000"];
+            assert_eq!(settings(&seat.link).await, expected);
+        }
+        seat.link.settle(Duration::from_secs(70), "another").await.unwrap();
+        let expected = ["another", "1000", "120000", "3", "60", "20", "120000"];
+        assert_eq!(settings(&seat.link).await, expected);
+        seat.leave();
+    }
+
+    #[test]
+    fn a_connection_looks_for_its_server_as_often_as_that_looks_for_it() {
+        let config: Config = "postgres://me@host/db".parse().unwrap();
+        let watched = watchful(&config, Duration::from_secs(60));
+        assert_eq!(watched.get_keepalives_idle(), Duration::from_secs(30));
+        assert_eq!(watched.get_keepalives_interval(), Some(Duration::from_secs(10)));
+        assert_eq!(watched.get_keepalives_retries(), Some(3));
+        assert_eq!(watched.get_tcp_user_timeout(), Some(&Duration::from_secs(60)));
+        let own =
+            "postgres://me@host/db?keepalives_idle=7&keepalives_interval=8&tcp_user_timeout=9";
+        let watched = watchful(&own.parse().unwrap(), Duration::from_secs(60));
+        assert_eq!(watched.get_keepalives_idle(), Duration::from_secs(7));
+        assert_eq!(watched.get_keepalives_interval(), Some(Duration::from_secs(8)));
+        assert_eq!(watched.get_tcp_user_timeout(), Some(&Duration::from_secs(9)));
     }
 }

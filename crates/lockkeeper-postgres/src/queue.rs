@@ -11,7 +11,6 @@ use std::time::Duration;
 use lockkeeper_core::{ClaimSpec, Fence, Label, Mode, Name, Owner};
 use tokio::runtime;
 use tokio::sync::Notify;
-use tokio::sync::futures::OwnedNotified;
 use tokio::time::Instant;
 
 use crate::flight::Flight;
@@ -20,17 +19,23 @@ use crate::link::Link;
 
 /// What this process has, by key.
 #[derive(Debug, Default)]
-pub(crate) struct Locals(Mutex<HashMap<Key, Local>>);
+pub(crate) struct Locals(Mutex<HashMap<Key, Arc<Local>>>);
 
+/// What this process has of one name. It is there for as long as a claim has an [`Entry`].
 #[derive(Debug)]
 struct Local {
     name: Name,
-    /// How many claims know of it.
-    claims: usize,
+    parties: Mutex<Parties>,
+    /// Told when one of the holders has gone.
+    released: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Parties {
     queue: VecDeque<Place>,
     holders: Vec<Holder>,
-    /// Told when one of the holders has gone.
-    released: Arc<Notify>,
+    /// How often somebody has let go.
+    releases: u64,
 }
 
 /// A place in the queue.
@@ -73,7 +78,7 @@ pub(crate) struct Holder {
     pub(crate) link: Arc<Link>,
 }
 
-impl Local {
+impl Parties {
     fn place(&self, owner: Owner) -> Option<usize> {
         self.queue.iter().position(|place| place.waiter.owner == owner)
     }
@@ -93,103 +98,101 @@ impl Local {
     }
 }
 
+impl Local {
+    fn parties(&self) -> MutexGuard<'_, Parties> {
+        self.parties.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// A claim's entry. Dropped, the claim neither holds nor waits any more.
 #[derive(Debug)]
 pub(crate) struct Entry {
     locals: Arc<Locals>,
+    local: Arc<Local>,
     key: Key,
     owner: Owner,
-    bell: Arc<Notify>,
+    /// Made when it joins the queue.
+    bell: Option<Arc<Notify>>,
 }
 
 impl Locals {
-    fn table(&self) -> MutexGuard<'_, HashMap<Key, Local>> {
+    fn table(&self) -> MutexGuard<'_, HashMap<Key, Arc<Local>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Enters a claim.
     pub(crate) fn enter(self: &Arc<Self>, key: Key, spec: &ClaimSpec) -> Entry {
-        let mut table = self.table();
-        let local = table.entry(key).or_insert_with(|| Local {
-            name: spec.name.clone(),
-            claims: 0,
-            queue: VecDeque::new(),
-            holders: Vec::new(),
-            released: Arc::default(),
-        });
-        local.claims += 1;
-        Entry { locals: self.clone(), key, owner: spec.owner, bell: Arc::default() }
+        let new = || {
+            let (parties, released) = (Mutex::default(), Notify::new());
+            Arc::new(Local { name: spec.name.clone(), parties, released })
+        };
+        let local = self.table().entry(key).or_insert_with(new).clone();
+        Entry { locals: self.clone(), local, key, owner: spec.owner, bell: None }
     }
 
     /// What this process has, by key and name.
     pub(crate) fn all(&self) -> Vec<(Key, Name, Vec<Holder>, Vec<Waiter>)> {
         let table = self.table();
         let all = table.iter().map(|(key, local)| {
-            let waiters = local.queue.iter().map(|place| place.waiter.clone()).collect();
-            (*key, local.name.clone(), local.holders.clone(), waiters)
+            let parties = local.parties();
+            let waiters = parties.queue.iter().map(|place| place.waiter.clone()).collect();
+            (*key, local.name.clone(), parties.holders.clone(), waiters)
         });
         all.collect()
     }
 }
 
 impl Entry {
-    fn with<T>(&self, f: impl FnOnce(&mut Local) -> T) -> T {
-        let mut table = self.locals.table();
-        let local = table.get_mut(&self.key).expect("it stays while an entry does");
-        f(local)
-    }
-
     /// Joins the queue, if it is not there yet, and says whether it is first.
-    pub(crate) fn queue(&self, spec: &ClaimSpec) -> bool {
-        self.with(|local| {
-            if local.place(self.owner).is_none() {
-                let waiter = Waiter {
-                    owner: self.owner,
-                    label: spec.label.clone(),
-                    mode: spec.mode,
-                    since: Instant::now(),
-                    pid: None,
-                };
-                // A wait that is bounded needs a word to the server first.
-                let start = match (spec.max_wait, runtime::Handle::try_current()) {
-                    (None, Ok(here)) => Start::Open { ttl: spec.ttl, runtime: here.id() },
-                    _ => Start::Own,
-                };
-                local.queue.push_back(Place { waiter, bell: self.bell.clone(), start });
-            }
-            local.place(self.owner) == Some(0)
-        })
+    pub(crate) fn queue(&mut self, spec: &ClaimSpec) -> bool {
+        let mut parties = self.local.parties();
+        if parties.place(self.owner).is_none() {
+            let waiter = Waiter {
+                owner: self.owner,
+                label: spec.label.clone(),
+                mode: spec.mode,
+                since: Instant::now(),
+                pid: None,
+            };
+            // A wait that is bounded needs a word to the server first.
+            let start = match (spec.max_wait, runtime::Handle::try_current()) {
+                (None, Ok(here)) => Start::Open { ttl: spec.ttl, runtime: here.id() },
+                _ => Start::Own,
+            };
+            let bell = self.bell.get_or_insert_default().clone();
+            parties.queue.push_back(Place { waiter, bell, start });
+        }
+        parties.place(self.owner) == Some(0)
     }
 
-    pub(crate) fn is_queued(&self) -> bool {
-        self.with(|local| local.place(self.owner).is_some())
-    }
-
-    /// Ready when it is first in the queue.
+    /// Ready when it is first in the queue; never, if it is in none.
     pub(crate) async fn first(&self) {
-        while self.with(|local| local.place(self.owner)) != Some(0) {
-            self.bell.notified().await;
+        let Some(bell) = &self.bell else { return std::future::pending().await };
+        loop {
+            let rung = bell.notified();
+            if self.local.parties().place(self.owner) == Some(0) {
+                return;
+            }
+            rung.await;
         }
     }
 
     /// Takes note of which session waits for it on the server.
     pub(crate) fn waits_on(&self, pid: Option<i32>) {
-        self.with(|local| {
-            if let Some(place) = local.place(self.owner) {
-                local.queue[place].waiter.pid = pid;
-            }
-        });
+        let mut parties = self.local.parties();
+        if let Some(place) = parties.place(self.owner) {
+            parties.queue[place].waiter.pid = pid;
+        }
     }
 
     /// The wait that was sent for it, if there is one. From now on it sees to that itself.
     pub(crate) fn sent(&self) -> Option<Flight> {
-        self.with(|local| {
-            let place = local.place(self.owner)?;
-            match std::mem::replace(&mut local.queue[place].start, Start::Own) {
-                Start::Sent(flight) => Some(flight),
-                Start::Open { .. } | Start::Own => None,
-            }
-        })
+        let mut parties = self.local.parties();
+        let place = parties.place(self.owner)?;
+        match std::mem::replace(&mut parties.queue[place].start, Start::Own) {
+            Start::Sent(flight) => Some(flight),
+            Start::Open { .. } | Start::Own => None,
+        }
     }
 
     /// Leaves the queue. The next is told, and its wait is sent by `send` if that can be done at once.
@@ -198,36 +201,46 @@ impl Entry {
         &self,
         send: impl FnOnce(&Waiter, Duration) -> Option<Flight>,
     ) -> Option<Flight> {
-        let own = self.sent();
-        self.with(|local| {
-            if let Some(place) = local.place(self.owner) {
-                local.queue.remove(place);
-                if place == 0 {
-                    local.ring_first(send);
-                }
-            }
-        });
-        own
+        let mut parties = self.local.parties();
+        let place = parties.place(self.owner)?;
+        let left = parties.queue.remove(place)?;
+        if place == 0 {
+            parties.ring_first(send);
+        }
+        match left.start {
+            Start::Sent(flight) => Some(flight),
+            Start::Open { .. } | Start::Own => None,
+        }
     }
 
     /// Whether others of this process wait.
     pub(crate) fn others_wait(&self) -> bool {
-        self.with(|local| local.queue.iter().any(|place| place.waiter.owner != self.owner))
+        self.local.parties().queue.iter().any(|place| place.waiter.owner != self.owner)
     }
 
     /// Whether another of this process holds it, so that the server would refuse it.
     pub(crate) fn is_held_here(&self, mode: Mode) -> bool {
-        self.with(|local| {
-            local.holders.iter().any(|holder| {
-                let excludes = mode != Mode::Shared || holder.mode != Mode::Shared;
-                excludes && holder.owner != self.owner && !holder.link.is_closed()
-            })
+        self.local.parties().holders.iter().any(|holder| {
+            let excludes = mode != Mode::Shared || holder.mode != Mode::Shared;
+            excludes && holder.owner != self.owner && !holder.link.is_closed()
         })
     }
 
-    /// Will be ready when one of the present holders has gone.
-    pub(crate) fn released(&self) -> OwnedNotified {
-        self.with(|local| local.released.clone().notified_owned())
+    /// How often somebody here has let go.
+    pub(crate) fn releases(&self) -> u64 {
+        self.local.parties().releases
+    }
+
+    /// Ready when somebody here has let go more often than that.
+    pub(crate) async fn released(&self, since: u64) {
+        loop {
+            let mut released = std::pin::pin!(self.local.released.notified());
+            released.as_mut().enable();
+            if self.releases() != since {
+                return;
+            }
+            released.await;
+        }
     }
 
     /// Takes note of a grant. The queue is still to be left.
@@ -240,28 +253,32 @@ impl Entry {
             since: Instant::now(),
             link,
         };
-        self.with(|local| local.holders.push(holder));
+        self.local.parties().holders.push(holder);
     }
 
     /// Takes note that its hold is one of many now.
     pub(crate) fn downgrade(&self) {
-        self.with(|local| {
-            for holder in local.holders.iter_mut().filter(|holder| holder.owner == self.owner) {
-                holder.mode = Mode::Shared;
-            }
-            local.released.notify_waiters();
-        });
+        let mut parties = self.local.parties();
+        for holder in parties.holders.iter_mut().filter(|holder| holder.owner == self.owner) {
+            holder.mode = Mode::Shared;
+        }
+        self.tell(parties);
     }
 
     /// Takes note that it holds no more.
     pub(crate) fn let_go(&self) {
-        self.with(|local| {
-            let before = local.holders.len();
-            local.holders.retain(|holder| holder.owner != self.owner);
-            if local.holders.len() < before {
-                local.released.notify_waiters();
-            }
-        });
+        let mut parties = self.local.parties();
+        let before = parties.holders.len();
+        parties.holders.retain(|holder| holder.owner != self.owner);
+        if parties.holders.len() < before {
+            self.tell(parties);
+        }
+    }
+
+    fn tell(&self, mut parties: MutexGuard<'_, Parties>) {
+        parties.releases += 1;
+        drop(parties);
+        self.local.released.notify_waiters();
     }
 }
 
@@ -271,11 +288,9 @@ impl Drop for Entry {
         drop(self.leave_queue(|_, _| None));
         self.let_go();
         let mut table = self.locals.table();
-        if let Some(local) = table.get_mut(&self.key) {
-            local.claims -= 1;
-            if local.claims == 0 {
-                table.remove(&self.key);
-            }
+        // The table has one, and this one the other: nobody can come by a third meanwhile.
+        if Arc::strong_count(&self.local) == 2 {
+            table.remove(&self.key);
         }
     }
 }

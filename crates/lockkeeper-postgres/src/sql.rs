@@ -12,7 +12,7 @@ pub(crate) const EXAMINE: &str = include_str!("../sql/examine.sql");
 pub(crate) const TERMINATE: &str = include_str!("../sql/terminate.sql");
 
 /// What is done to a key.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verb {
     Try { fenced: bool },
     Wait { fenced: bool },
@@ -21,7 +21,7 @@ pub(crate) enum Verb {
 }
 
 /// A statement about a key: what is prepared once for each connection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Statement {
     pub(crate) verb: Verb,
     pub(crate) shared: bool,
@@ -56,15 +56,59 @@ impl Statement {
             .replace("{objsubid}", objsubid)
     }
 
+    /// How many different ones there are.
+    pub(crate) const COUNT: usize = 24;
+
+    /// Which of them it is.
+    pub(crate) fn index(self) -> usize {
+        let verb = match self.verb {
+            Verb::Try { fenced } => usize::from(fenced),
+            Verb::Wait { fenced } => 2 + usize::from(fenced),
+            Verb::Unlock => 4,
+            Verb::Share => 5,
+        };
+        verb * 4 + usize::from(self.shared) * 2 + usize::from(self.two)
+    }
+
     pub(crate) fn types(self) -> &'static [Type] {
         if self.two { &[Type::INT4, Type::INT4] } else { &[Type::INT8] }
     }
 }
 
 /// The key, as a statement's arguments.
-pub(crate) fn arguments(key: &Key) -> Vec<&(dyn ToSql + Sync)> {
-    match &key.0 {
-        Form::One(key) => vec![key],
-        Form::Two(first, second) => vec![first, second],
+pub(crate) struct Arguments<'a>([&'a (dyn ToSql + Sync); 2], usize);
+
+impl<'a> Arguments<'a> {
+    pub(crate) fn of(key: &'a Key) -> Self {
+        match &key.0 {
+            Form::One(key) => Self([key, key], 1),
+            Form::Two(first, second) => Self([first, second], 2),
+        }
+    }
+
+    pub(crate) fn get(&self) -> &[&'a (dyn ToSql + Sync)] {
+        &self.0[..self.1]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn every_statement_has_a_number_of_its_own() {
+        let verbs = [false, true].map(|fenced| [Verb::Try { fenced }, Verb::Wait { fenced }]);
+        let verbs = verbs.into_iter().flatten().chain([Verb::Unlock, Verb::Share]);
+        let keys = [Key::from_i64(1), Key::from_pair(1, 2)];
+        let all = verbs.flat_map(|verb| {
+            keys.iter().flat_map(move |key| {
+                [false, true].map(|shared| Statement::new(verb, shared, *key).index())
+            })
+        });
+        let all: HashSet<usize> = all.collect();
+        assert_eq!(all.len(), Statement::COUNT);
+        assert!(all.iter().all(|index| *index < Statement::COUNT));
     }
 }

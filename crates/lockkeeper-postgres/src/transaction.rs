@@ -9,7 +9,7 @@ use tokio_postgres::types::Type;
 
 use crate::error::translate;
 use crate::key::{Form, Key};
-use crate::sql::arguments;
+use crate::sql::Arguments;
 
 const READ: &str = include_str!("../sql/transaction_timeouts.sql");
 const SET: &str = include_str!("../sql/transaction_set.sql");
@@ -88,7 +88,10 @@ impl TransactionLock {
     /// As [`lock`](Self::lock), without deadlocks.
     pub async fn try_lock(&self, transaction: &Transaction<'_>) -> Result<bool> {
         let text = self.text("try_");
-        let row = transaction.query_one(&text, &arguments(&self.key)).await.map_err(translate)?;
+        let row = transaction
+            .query_one(&text, Arguments::of(&self.key).get())
+            .await
+            .map_err(translate)?;
         Ok(row.get(0))
     }
 
@@ -138,7 +141,7 @@ impl TransactionLock {
         let millis = |wait: Duration| wait.as_millis().clamp(1, i32::MAX as u128);
         let limit = wait.map_or(0, millis).to_string();
         set(transaction, [&limit, &"0".to_owned()]).await?;
-        transaction.query_one(&self.text(""), &arguments(&self.key)).await?;
+        transaction.query_one(&self.text(""), Arguments::of(&self.key).get()).await?;
         set(transaction, before).await
     }
 

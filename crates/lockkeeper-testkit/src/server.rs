@@ -11,14 +11,15 @@
 //!
 //! Several that belong together: [`RedisCluster`], [`RedisSentinel`], [`RedlockNodes`].
 //!
-//! A server ends when it is dropped, and so also when the test panics; only a test process that is
-//! itself killed leaves its servers behind. Everything here blocks: in an async test, servers that
-//! take long to start hold up the thread.
+//! A server ends when it is dropped, and so also when the test panics. If the test process ends without
+//! that, because it was killed or the server is in a `static`, a small shell that watches it ends the
+//! server. Everything here blocks: in an async test, servers that take long to start hold up the thread.
 
 mod binaries;
 mod pgbouncer;
 mod postgres;
 mod redis;
+mod watch;
 
 pub use binaries::Binaries;
 pub use pgbouncer::PgBouncer;
@@ -38,6 +39,8 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use tempfile::TempDir;
 
+use self::watch::Watch;
+
 /// How long a server may take to come up, and to go down when asked to.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// How long one ask may take while it starts: it may be another's port, on which nobody answers.
@@ -53,9 +56,16 @@ pub struct Server {
     /// The last process that was started.
     pid: Pid,
     /// That process, unless it was killed.
-    child: Option<Child>,
+    child: Option<Running>,
     /// Its ports while it is dead. Another test's server on one of them would be taken for it.
     reserved: Vec<OwnedFd>,
+}
+
+/// A process that ends with this one, however that ends.
+struct Running {
+    // Dropped first: what is reaped must not be ended again, since its id may be another's by then.
+    watch: Option<Watch>,
+    child: Child,
 }
 
 /// Where a server listens, on 127.0.0.1.
@@ -101,7 +111,7 @@ impl Server {
         for _ in 0..10 {
             let ports = Ports { main: free_port()?, second: free_port()? };
             if let Some(child) = spawn(&*recipe, dir.path(), ports)? {
-                let pid = Pid::from_child(&child);
+                let pid = Pid::from_child(&child.child);
                 let (child, reserved) = (Some(child), Vec::new());
                 return Ok(Self { recipe, ports, dir, pid, child, reserved });
             }
@@ -144,8 +154,9 @@ impl Server {
     /// Kills it and all its processes with SIGKILL, as a crash would, and waits until they are gone.
     /// Does nothing to one that is dead. Its ports refuse connections, and nobody else gets them.
     pub fn kill9(&mut self) {
-        if let Some(child) = self.child.take() {
-            kill_tree(child);
+        if let Some(running) = self.child.take() {
+            drop(running.watch);
+            kill_tree(running.child);
             self.recipe.clean_up(self.dir.path());
             let ports = [self.ports.main, self.ports.second];
             self.reserved = ports.into_iter().filter_map(reserve).collect();
@@ -192,7 +203,7 @@ impl Server {
         let start = Instant::now();
         while start.elapsed() < PATIENCE {
             if let Some(child) = spawn(&*self.recipe, self.dir.path(), self.ports)? {
-                self.pid = Pid::from_child(&child);
+                self.pid = Pid::from_child(&child.child);
                 self.child = Some(child);
                 return Ok(());
             }
@@ -214,7 +225,8 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let Some(child) = &mut self.child else { return };
+        let Some(Running { watch, child }) = &mut self.child else { return };
+        drop(watch.take());
         let _ = signal(self.pid, self.recipe.shutdown_signal());
         // If it was stopped, it hears that only now.
         for pid in children(self.pid).into_iter().chain([self.pid]) {
@@ -239,7 +251,7 @@ impl fmt::Debug for Server {
 }
 
 /// Starts the process and waits until it answers; `None` if the port is taken.
-fn spawn(recipe: &dyn Recipe, dir: &Path, ports: Ports) -> Result<Option<Child>, StartError> {
+fn spawn(recipe: &dyn Recipe, dir: &Path, ports: Ports) -> Result<Option<Running>, StartError> {
     let name = recipe.name();
     let (log, offset) = open_log(dir).map_err(|e| StartError(format!("{name}: no log: {e}")))?;
     let failed = |what: &str| StartError(format!("{name}: {what}; {}", log_tail(dir, offset)));
@@ -249,21 +261,25 @@ fn spawn(recipe: &dyn Recipe, dir: &Path, ports: Ports) -> Result<Option<Child>,
     command.env("LC_ALL", "C").current_dir(dir);
     command.stdin(Stdio::null()).stdout(log).stderr(errors);
     let spawned = command.spawn();
-    let mut child = spawned.map_err(|e| StartError(format!("{name}: cannot be run: {e}")))?;
+    let child = spawned.map_err(|e| StartError(format!("{name}: cannot be run: {e}")))?;
+    let pid = Pid::from_child(&child);
+    let watch = Some(Watch::over(pid, recipe.shutdown_signal(), dir));
+    let mut running = Running { watch, child };
 
     let start = Instant::now();
     while start.elapsed() < PATIENCE {
-        if answers(recipe, dir, ports.main, Pid::from_child(&child), ONE_ASK) {
-            return Ok(Some(child));
+        if answers(recipe, dir, ports.main, pid, ONE_ASK) {
+            return Ok(Some(running));
         }
-        match child.try_wait() {
+        match running.child.try_wait() {
             Ok(None) => sleep(PAUSE),
             _ if log_tail(dir, offset).contains("Address already in use") => return Ok(None),
             Ok(Some(status)) => return Err(failed(&format!("ended at once with {status}"))),
             Err(error) => return Err(failed(&error.to_string())),
         }
     }
-    kill_tree(child);
+    drop(running.watch);
+    kill_tree(running.child);
     recipe.clean_up(dir);
     Err(failed(&format!("no answer on port {} within {PATIENCE:?}", ports.main)))
 }

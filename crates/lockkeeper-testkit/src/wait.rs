@@ -17,6 +17,21 @@ use std::time::Duration;
 /// Longer than anything takes that works, even on a busy machine.
 const SOON: Duration = Duration::from_secs(30);
 
+/// Ends this test process if it still runs after this long: then one of its tests hangs, and whoever waits
+/// for it should not. Only the first call counts. What ends with the process ends, too.
+pub fn no_longer_than(limit: Duration) {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        std::thread::spawn(move || {
+            std::thread::sleep(limit);
+            eprintln!(
+                "a test hangs: those that have not ended by now, after {limit:?}, never will"
+            );
+            std::process::abort();
+        });
+    });
+}
+
 /// Awaits what should not take long.
 ///
 /// # Panics

@@ -306,3 +306,42 @@ fn a_missing_program_is_an_error_that_says_what_to_install() {
     let error = PostgresServer::from_binaries(&nowhere, &[]).unwrap_err().to_string();
     assert_eq!(error, "postgres is not installed: try `apt-get install postgresql`");
 }
+
+/// Set where this program runs once more, to be killed.
+const DOOMED: &str = "LOCKKEEPER_TEST_DOOMED";
+
+#[test]
+fn servers_of_a_test_process_that_is_killed_end() {
+    use std::io::{BufRead as _, BufReader, Write as _};
+    if std::env::var_os(DOOMED).is_some() {
+        let servers: [Box<dyn std::ops::Deref<Target = Server>>; 2] =
+            [Box::new(redis()), Box::new(postgres())];
+        for server in &servers {
+            // Not by println, which the harness keeps to itself.
+            writeln!(std::io::stdout(), "{} {}", server.pid(), server.dir().display()).unwrap();
+        }
+        thread::sleep(Duration::from_secs(600));
+        return;
+    }
+    let mut doomed = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "servers_of_a_test_process_that_is_killed_end"])
+        .env(DOOMED, "1")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(doomed.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let words = lines.map(|line| line.split_once(' ').map(|(a, b)| (a.to_owned(), b.to_owned())));
+    let servers = words.flatten().filter_map(|(pid, dir)| Some((pid.parse::<u32>().ok()?, dir)));
+    let servers: Vec<_> = servers.take(2).collect();
+    doomed.kill().unwrap();
+    doomed.wait().unwrap();
+    assert_eq!(servers.len(), 2);
+    for (pid, dir) in servers {
+        let start = std::time::Instant::now();
+        while exists(pid) || Path::new(&dir).exists() {
+            assert!(start.elapsed() < LONG, "{pid} in {dir} is still there");
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+}

@@ -71,8 +71,10 @@ impl Job {
                 }
                 Ok(Attempt::Contended { retry_after }) => {
                     contended = Some(sent);
+                    let told = self.capabilities().push && retry_after != Some(Duration::ZERO);
+                    let retry_after = retry_after.filter(|after| !after.is_zero());
                     let retry_after = retry_after.unwrap_or(Duration::MAX);
-                    if self.capabilities().push {
+                    if told {
                         // Refreshed before the place in the queue ends, and so often that a grant
                         // handed to us has two thirds of its lease before it.
                         (ttl / 3).saturating_sub(Moment::now().since(sent)).min(retry_after)

@@ -9,6 +9,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
@@ -29,6 +30,8 @@ pub(crate) struct Watcher {
 struct Shared {
     inotify: OwnedFd,
     watches: Mutex<HashMap<i32, Watch>>,
+    /// Nobody reads any more: whoever listens hears nothing.
+    ended: AtomicBool,
 }
 
 /// A file that somebody listens to.
@@ -56,18 +59,26 @@ impl Watcher {
         let inotify = inotify::init(CreateFlags::CLOEXEC)?;
         // The root of the file system stays, whatever happens to the store's directory.
         let anchor = inotify::add_watch(&inotify, "/", WatchFlags::DELETE_SELF)?;
-        let shared = Arc::new(Shared { inotify, watches: Mutex::default() });
-        let reader = shared.clone();
+        let (watches, ended) = (Mutex::default(), AtomicBool::new(false));
+        let shared = Arc::new(Shared { inotify, watches, ended });
+        let reader = Reading(shared.clone());
         let thread = thread::Builder::new().name("lockkeeper-file".to_owned());
-        thread.stack_size(128 * 1024).spawn(move || reader.read(anchor))?;
+        thread.stack_size(128 * 1024).spawn(move || reader.0.read(anchor))?;
         Ok(Self { shared, anchor })
     }
 
     /// Listens to the file that is at a path now.
+    ///
+    /// # Errors
+    ///
+    /// If there is no file, no watch to be had, or nobody who reads.
     pub(crate) fn listen(&self, path: &Path) -> io::Result<Listener> {
         // A file that is unlinked, or replaced by another, changes its attributes: its count of links.
         let what = WatchFlags::CLOSE_WRITE | WatchFlags::ATTRIB | WatchFlags::MOVE_SELF;
         let mut watches = self.shared.watches();
+        if self.shared.has_ended() {
+            return Err(io::Error::other("nobody reads what inotify tells"));
+        }
         // The same file has the same watch, however often it is added.
         let watch = inotify::add_watch(&self.shared.inotify, path, what)?;
         let entry = watches.entry(watch);
@@ -87,6 +98,20 @@ impl Drop for Watcher {
 impl Listener {
     pub(crate) fn bell(&self) -> &Arc<Bell> {
         &self.bell
+    }
+
+    /// Whether nothing will be heard any more.
+    pub(crate) fn is_deaf(&self) -> bool {
+        self.shared.has_ended()
+    }
+}
+
+/// What the thread has. When that ends, however it does, all who listen are told, and find out.
+struct Reading(Arc<Shared>);
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        self.0.end();
     }
 }
 
@@ -108,6 +133,21 @@ impl Shared {
         self.watches.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::SeqCst)
+    }
+
+    fn end(&self) {
+        // With the watches locked: whoever begins to listen after this sees it, and all others hear it.
+        let watches = self.watches();
+        self.ended.store(true, Ordering::SeqCst);
+        let all: Vec<_> = watches.values().map(|watch| watch.bell.clone()).collect();
+        drop(watches);
+        for bell in all {
+            bell.ring_all();
+        }
+    }
+
     fn read(&self, anchor: i32) {
         let mut buffer = [MaybeUninit::uninit(); 8192];
         let mut reader = Reader::new(&self.inotify, &mut buffer);
@@ -116,7 +156,7 @@ impl Shared {
                 Ok(event) => (event.wd(), event.events()),
                 Err(Errno::INTR) => continue,
                 Err(error) => {
-                    tracing::error!(%error, "inotify ended: waiters for files only look now and then");
+                    tracing::error!(%error, "inotify ended: waiters for files look now and then");
                     return;
                 }
             };
@@ -225,5 +265,52 @@ mod tests {
         let before = listener.bell().rings();
         watcher.shared.tell(-1, ReadFlags::QUEUE_OVERFLOW);
         assert!(listener.bell().rings() > before);
+    }
+
+    /// Takes the watch away whose end is the thread's, and waits for it.
+    fn end(watcher: &Watcher) {
+        inotify::remove_watch(&watcher.shared.inotify, watcher.anchor).unwrap();
+        let start = std::time::Instant::now();
+        while !watcher.shared.has_ended() {
+            assert!(start.elapsed() < Duration::from_secs(30), "it reads on");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[tokio::test]
+    async fn when_nobody_reads_any_more_waiters_look_by_themselves() {
+        // So long that nothing is found out by a refresh.
+        const LONG: Duration = Duration::from_secs(600);
+        let dir = tempfile::tempdir().unwrap();
+        let store = crate::File::open(dir.path()).unwrap();
+        let keeper = lockkeeper_core::Keeper::new(store.clone()).ttl(LONG);
+        let mutex = keeper.mutex("a");
+        let guard = mutex.lock().await.unwrap();
+        let waiters: Vec<_> = (0..3)
+            .map(|_| {
+                let mutex = mutex.clone();
+                tokio::spawn(async move { mutex.lock().await.unwrap().release().await.unwrap() })
+            })
+            .collect();
+        let watcher = store.store.watcher.as_deref().unwrap();
+        let start = std::time::Instant::now();
+        while watcher.shared.watches().is_empty() {
+            assert!(start.elapsed() < Duration::from_secs(30), "nobody listens");
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        end(watcher);
+        guard.release().await.unwrap();
+        for waiter in waiters {
+            let waiter = tokio::time::timeout(Duration::from_secs(30), waiter);
+            waiter.await.expect("it looks by itself").unwrap();
+        }
+        // Whoever comes later does not listen to nobody, either.
+        assert!(watcher.listen(&dir.path().join("a.lock")).is_err());
+        let guard = mutex.lock().await.unwrap();
+        let waiter = tokio::spawn(async move { mutex.lock().await.unwrap() });
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        guard.release().await.unwrap();
+        let waiter = tokio::time::timeout(Duration::from_secs(30), waiter);
+        waiter.await.expect("it looks by itself").unwrap().release().await.unwrap();
     }
 }

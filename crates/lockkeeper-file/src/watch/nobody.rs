@@ -29,4 +29,8 @@ impl Listener {
     pub(crate) fn bell(&self) -> &Arc<Bell> {
         match self.0 {}
     }
+
+    pub(crate) fn is_deaf(&self) -> bool {
+        match self.0 {}
+    }
 }

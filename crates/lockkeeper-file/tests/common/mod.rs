@@ -46,6 +46,7 @@ pub(crate) async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
 
 /// A store, and the directory that it is in.
 pub(crate) fn store() -> (File, tempfile::TempDir) {
+    lockkeeper_testkit::wait::no_longer_than(Duration::from_secs(600));
     let dir = tempfile::tempdir().unwrap();
     (File::open(dir.path()).unwrap(), dir)
 }

@@ -2,42 +2,30 @@
 #![allow(dead_code, unreachable_pub, reason = "not every test binary needs everything")]
 
 use std::path::PathBuf;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use lockkeeper_core::Keeper;
 use lockkeeper_postgres::{Key, Postgres};
 use lockkeeper_testkit::server::PostgresServer;
+use lockkeeper_testkit::wait::no_longer_than;
 use tokio_postgres::{Client, NoTls};
 
 /// Longer than anything takes that works, even on a busy machine.
 pub const SOON: Duration = Duration::from_secs(30);
 
+/// Longer than all tests of a binary take together.
+const LONGEST: Duration = Duration::from_secs(600);
+
 /// The server that all tests of this binary share. Each uses names of its own.
 pub fn server() -> &'static PostgresServer {
     static SERVER: OnceLock<PostgresServer> = OnceLock::new();
+    no_longer_than(LONGEST);
     SERVER.get_or_init(|| {
         let args = ["-c", "max_connections=400", "-c", "fsync=off"];
-        let server = PostgresServer::with_args(&args).unwrap_or_else(|error| panic!("{error}"));
-        // A static is never dropped: the server is ended by whoever outlives this process.
-        end_with_this_process(&server);
-        server
+        // A static is never dropped, but the server ends with the process.
+        PostgresServer::with_args(&args).unwrap_or_else(|error| panic!("{error}"))
     })
-}
-
-/// Ends a server when this process has ended, however it does.
-fn end_with_this_process(server: &PostgresServer) {
-    static WATCHES: Mutex<Vec<std::process::Child>> = Mutex::new(Vec::new());
-    let script = "trap '' INT TERM; read nothing; kill -QUIT \"$0\"; sleep 1; rm -rf \"$1\"";
-    let watch = std::process::Command::new("sh")
-        .args(["-c", script, &server.pid().to_string(), server.dir().to_str().unwrap()])
-        .stdin(std::process::Stdio::piped())
-        .stdout(std::process::Stdio::null())
-        .stderr(std::process::Stdio::null())
-        .spawn()
-        .unwrap();
-    // Its standard input ends with us.
-    WATCHES.lock().unwrap_or_else(PoisonError::into_inner).push(watch);
 }
 
 pub fn url() -> String {
@@ -118,6 +106,7 @@ pub async fn eventually(what: &str, mut so: impl AsyncFnMut() -> bool) {
 pub fn name(what: &str) -> String {
     use std::sync::atomic::{AtomicU32, Ordering};
     static COUNT: AtomicU32 = AtomicU32::new(0);
+    no_longer_than(LONGEST);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
     format!("{what}-{}-{count}", std::process::id())
 }

@@ -112,6 +112,35 @@ async fn running_out_of_connections_is_an_error_that_says_so() {
     two.release().await.unwrap();
 }
 
+/// Nobody tells it what another process does, and its ttl is so long that a refresh would come too late.
+#[tokio::test]
+async fn one_without_a_connection_to_wait_on_looks_again_soon() {
+    let name = name("untold");
+    let guard = keeper("").mutex(name.clone()).lock().await.unwrap();
+    let mutex = keeper("max_connections=1").mutex(name).ttl(Duration::from_secs(600));
+    let mut waiter = tokio::spawn(async move { mutex.lock().await });
+    // It has looked at least once by then, or will.
+    let early = tokio::time::timeout(Duration::from_millis(500), &mut waiter).await;
+    assert!(early.is_err(), "two hold it: {early:?}");
+    guard.release().await.unwrap();
+    soon("the waiter", waiter).await.unwrap().unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn one_who_waits_for_a_connection_in_vain_is_told_a_ttl_later() {
+    let keeper = keeper("max_connections=1").ttl(Duration::from_secs(2));
+    let lock = keeper.rw_lock(name("in-vain"));
+    let reader = lock.read().await.unwrap();
+    let start = std::time::Instant::now();
+    let error = soon("an error", lock.read()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(error.to_string().contains("raise max_connections"), "{error}");
+    assert!(start.elapsed() >= Duration::from_secs(1), "it did not wait: {:?}", start.elapsed());
+    assert!(reader.is_held());
+    reader.release().await.unwrap();
+    lock.write().await.unwrap().release().await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiters_leave_a_connection_for_those_who_do_not_wait() {
     let name = name("crowd");

@@ -5,5 +5,9 @@
 mod kit;
 
 mod connections;
+mod in_spite;
+mod left;
 mod loss;
+mod queues;
+mod servers;
 mod waits;

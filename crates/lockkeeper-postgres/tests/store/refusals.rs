@@ -30,11 +30,14 @@ async fn complaint(url: &str, kind: ErrorKind) -> Error {
 
 #[tokio::test]
 async fn a_pooler_in_between_is_refused() {
-    let bouncer = PgBouncer::before(server()).unwrap();
-    // It is there, and works.
-    client_at(&bouncer.url()).await.batch_execute("SELECT 1").await.unwrap();
-    let error = complaint(&bouncer.url(), ErrorKind::Config).await;
-    assert!(error.to_string().contains("connect to the server itself"), "{error}");
+    // One that keeps sessions whole would do, but nobody can tell it from one that does not.
+    for bouncer in [PgBouncer::before(server()), PgBouncer::pooling_sessions(server())] {
+        let bouncer = bouncer.unwrap();
+        // It is there, and works.
+        client_at(&bouncer.url()).await.batch_execute("SELECT 1").await.unwrap();
+        let error = complaint(&bouncer.url(), ErrorKind::Config).await;
+        assert!(error.to_string().contains("connect to the server itself"), "{error}");
+    }
 }
 
 #[tokio::test]

@@ -97,3 +97,31 @@ async fn shared_locks_of_transactions_are_shared() {
     drop(keeper.rw_lock(name.clone()).try_read().await.unwrap().expect("readers share"));
     assert!(keeper.rw_lock(name).try_write().await.unwrap().is_none());
 }
+
+/// The server finds out after a second, and picks one of them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_transactions_that_wait_for_each_other_are_told_what_to_do() {
+    let (a, b) = (name("deadlock-a"), name("deadlock-b"));
+    let both = |first: String, second: String, barrier: std::sync::Arc<tokio::sync::Barrier>| async move {
+        let mut client = client().await;
+        let transaction = client.transaction().await.unwrap();
+        TransactionLock::new(&first).lock(&transaction).await.unwrap();
+        barrier.wait().await;
+        let second = TransactionLock::new(&second).lock(&transaction).await;
+        // Whatever came of it, the transaction is one.
+        transaction.query_one("SELECT 1", &[]).await.unwrap();
+        let timeouts = timeouts(&transaction).await;
+        transaction.commit().await.unwrap();
+        (second, timeouts)
+    };
+    let barrier = std::sync::Arc::new(tokio::sync::Barrier::new(2));
+    let one = tokio::spawn(both(a.clone(), b.clone(), barrier.clone()));
+    let two = tokio::spawn(both(b, a, barrier));
+    let ended = soon("both", async { [one.await.unwrap(), two.await.unwrap()] }).await;
+    assert!(ended.iter().all(|(_, timeouts)| *timeouts == ("0".into(), "0".into())), "{ended:?}");
+    let errors: Vec<_> = ended.iter().filter_map(|(locked, _)| locked.as_ref().err()).collect();
+    let [error] = errors[..] else { panic!("not one of them: {ended:?}") };
+    assert_eq!(error.kind(), lockkeeper_core::ErrorKind::Unavailable);
+    assert!(error.to_string().starts_with("deadlock detected: "), "{error}");
+    assert!(error.to_string().contains("in the same order"), "{error}");
+}

@@ -12,24 +12,37 @@ use rustix::process::{Pid, Signal};
 use super::postgres::{User, give, knock, run_as, user};
 use super::{Binaries, Ports, PostgresServer, Recipe, Server, StartError};
 
-/// A `PgBouncer` that gives each transaction whichever session is free. What it can do is at [`Server`].
+/// A `PgBouncer`, which lends sessions of a server. What it can do is at [`Server`].
 #[derive(Debug)]
 pub struct PgBouncer(Server);
 
 impl PgBouncer {
-    /// Starts one before a server.
+    /// Starts one before a server that gives each transaction whichever session is free.
     ///
     /// # Errors
     ///
     /// If `PgBouncer` is not installed or does not come up.
     pub fn before(server: &PostgresServer) -> Result<Self, StartError> {
+        Self::with_mode(server, "transaction")
+    }
+
+    /// Starts one before a server that gives each client a session for as long as it stays.
+    ///
+    /// # Errors
+    ///
+    /// If `PgBouncer` is not installed or does not come up.
+    pub fn pooling_sessions(server: &PostgresServer) -> Result<Self, StartError> {
+        Self::with_mode(server, "session")
+    }
+
+    fn with_mode(server: &PostgresServer, mode: &'static str) -> Result<Self, StartError> {
         let mut program = Binaries::installed().find("pgbouncer", "pgbouncer");
         if program.is_err() {
             // Debian keeps it where only root looks.
             program = Binaries::within([PathBuf::from("/usr/sbin")]).find("pgbouncer", "pgbouncer");
         }
-        Server::launch(Bouncer { program: program?, server: server.port(), user: user()? })
-            .map(Self)
+        let (server, user) = (server.port(), user()?);
+        Server::launch(Bouncer { program: program?, server, user, mode }).map(Self)
     }
 }
 
@@ -46,6 +59,7 @@ struct Bouncer {
     /// The port of the server behind it.
     server: u16,
     user: Option<User>,
+    mode: &'static str,
 }
 
 impl Recipe for Bouncer {
@@ -68,8 +82,9 @@ impl Recipe for Bouncer {
         let text = format!(
             "[databases]\npostgres = host=127.0.0.1 port={} user=postgres\n[pgbouncer]\n\
              listen_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = any\n\
-             pool_mode = transaction\npidfile = {}\n",
+             pool_mode = {}\npidfile = {}\n",
             self.server,
+            self.mode,
             dir.join("pid").display()
         );
         // If it cannot be written, the program says so.

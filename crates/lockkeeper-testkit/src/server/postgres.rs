@@ -8,10 +8,15 @@ use std::os::unix::fs::chown;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, geteuid};
 
-use super::{Binaries, Ports, Recipe, Server, StartError};
+use super::{Binaries, PAUSE, Ports, Recipe, Server, StartError};
+
+/// How long `initdb` and `pg_basebackup` may take.
+const MAKING: Duration = Duration::from_secs(60);
 
 /// A `PostgreSQL` server that trusts everyone on this machine. What it can do is at [`Server`].
 ///
@@ -147,15 +152,27 @@ impl Recipe for Postgres {
         } else {
             maker.args(["-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C"]);
         }
-        let name = self.maker.display();
-        let output = maker.output();
-        let output = output.map_err(|e| StartError(format!("{name}: cannot be run: {e}")))?;
-        if output.status.success() {
-            return Ok(());
-        }
-        let errors = String::from_utf8_lossy(&output.stderr);
+        let (name, log) = (self.maker.display(), dir.join("maker.log"));
+        let cannot = |e: io::Error| StartError(format!("{name}: cannot be run: {e}"));
+        let errors = fs::File::create(&log).map_err(cannot)?;
+        let mut maker = maker.stdout(Stdio::null()).stderr(errors).spawn().map_err(cannot)?;
+        let start = Instant::now();
+        // It is not waited for without end: a copy of a server that hangs never ends.
+        let status = loop {
+            match maker.try_wait().map_err(cannot)? {
+                Some(status) if status.success() => return Ok(()),
+                Some(status) => break status.to_string(),
+                None if start.elapsed() < MAKING => sleep(PAUSE),
+                None => {
+                    let _ = maker.kill();
+                    let _ = maker.wait();
+                    break format!("not done within {MAKING:?}");
+                }
+            }
+        };
+        let errors = fs::read_to_string(&log).unwrap_or_default();
         let errors: Vec<&str> = errors.lines().map(str::trim).collect();
-        Err(StartError(format!("{name}: {}: {}", output.status, errors.join(" | "))))
+        Err(StartError(format!("{name}: {status}: {}", errors.join(" | "))))
     }
 
     fn command(&self, dir: &Path, ports: Ports) -> Command {
