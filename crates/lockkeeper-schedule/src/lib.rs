@@ -54,6 +54,11 @@
 //! A run holds the lock `schedule/run/<job>`; a claim is the lock `schedule/tick/<time>/<job>`. So `lockkeeper
 //! ls schedule/` shows what runs where, and which ticks are claimed.
 
+#[cfg(feature = "metrics")]
+mod counting;
+#[cfg(not(feature = "metrics"))]
+#[path = "no_counting.rs"]
+mod counting;
 mod job;
 mod lived;
 mod outcome;

@@ -5,6 +5,8 @@ use std::time::Duration;
 use jiff::Timestamp;
 use lockkeeper_core::{Error, Fence};
 
+use crate::counting::count;
+
 /// What became of a tick on this node.
 #[derive(Debug)]
 pub(crate) enum Outcome {
@@ -28,6 +30,23 @@ pub(crate) enum Outcome {
     Unavailable { error: Error },
 }
 
+impl Outcome {
+    /// What it is called where ticks are counted.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Ran { .. } => "ran",
+            Self::Failed { .. } => "failed",
+            Self::Panicked { .. } => "panicked",
+            Self::TimedOut { .. } => "timed_out",
+            Self::Lost { .. } => "lost",
+            Self::Taken => "taken",
+            Self::Overlaps => "overlaps",
+            Self::Missed { .. } => "missed",
+            Self::Unavailable { .. } => "unavailable",
+        }
+    }
+}
+
 /// Tells that a job starts.
 pub(crate) fn tell_start(job: &str, tick: Timestamp, fence: Option<Fence>, node: &str) {
     let fence = fence.map(Fence::get);
@@ -36,6 +55,7 @@ pub(crate) fn tell_start(job: &str, tick: Timestamp, fence: Option<Fence>, node:
 
 /// Tells what became of a tick. Everything that became of any tick passes through here.
 pub(crate) fn tell(job: &str, tick: Timestamp, outcome: &Outcome) {
+    count(job, outcome);
     let scheduled_at = tick;
     match outcome {
         Outcome::Ran { took } => tracing::info!(job, %scheduled_at, ?took, "job done"),
