@@ -22,7 +22,7 @@ static INSTALLED: OnceLock<Box<dyn AnyKeeper>> = OnceLock::new();
 ///
 /// # Examples
 ///
-/// ```
+/// ```standalone_crate
 /// use lockkeeper::{Keeper, Memory, Result, locked};
 ///
 /// #[locked(key = "order:{order_id}")]
