@@ -10,7 +10,7 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::backend::Mode;
 use crate::clock::Moment;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::fence::Fence;
 use crate::keeper::Shared;
 use crate::name::{Label, Name};
@@ -314,15 +314,20 @@ impl Hold {
     pub(crate) fn succeed(&self) {
         self.watch.granted(self);
         let mut inner = self.inner();
+        if inner.ending.is_some() {
+            // It has gone, or was given up and has its verdict.
+            return;
+        }
         inner.held = true;
         inner.under_way = None;
-        Self::give(inner, Verdict::Granted);
+        let wake = inner.tended;
+        Self::give(inner, Verdict::Granted, wake);
     }
 
-    /// Leaves a verdict. An acquire that drives finds it by itself; if the tender drives, it is woken.
-    fn give(mut inner: MutexGuard<'_, Inner>, verdict: Verdict) {
+    /// Leaves a verdict. An acquire that drives finds it by itself; if another does, it is woken.
+    fn give(mut inner: MutexGuard<'_, Inner>, verdict: Verdict, wake: bool) {
         inner.verdict = Some(verdict);
-        let acquirer = inner.acquirer.take().filter(|_| inner.tended);
+        let acquirer = inner.acquirer.take().filter(|_| wake);
         drop(inner);
         if let Some(waker) = acquirer {
             waker.wake();
@@ -334,8 +339,31 @@ impl Hold {
     pub(crate) fn fail(&self, verdict: Verdict) {
         self.watch.not_granted(self, &verdict);
         if self.end(Ending::Release) {
-            Self::give(self.inner(), verdict);
+            let inner = self.inner();
+            let wake = inner.tended;
+            Self::give(inner, verdict, wake);
         }
+    }
+
+    /// Ends an acquire from outside of its driver, which may be at work at this moment; false if it has
+    /// ended, or has its lock, by now.
+    pub(crate) fn give_up(&self, error: Error) -> bool {
+        let mut inner = self.inner();
+        if inner.held || inner.ending.is_some() {
+            return false;
+        }
+        // One step, so that no guard can be made in between: it would be released behind its back.
+        inner.ending = Some(Ending::Release);
+        inner.state = State::Released;
+        if inner.under_way.is_none() && !inner.done {
+            inner.under_way = self.shared.token();
+        }
+        drop(inner);
+        let verdict = Verdict::Failed(error);
+        self.watch.not_granted(self, &verdict);
+        // Its last poll may have been just before this: whoever drives now, it is not the acquire.
+        Self::give(self.inner(), verdict, true);
+        true
     }
 
     /// Takes note of a grant; false if nothing of it is left.
@@ -477,10 +505,15 @@ impl Hold {
         inner.under_way = None;
     }
 
-    /// The driver was dropped before its end: nobody renews any more.
+    /// The driver was dropped before its end: nobody asks or renews any more.
     pub(crate) fn abandoned(&self, why: &'static str) {
+        let error = match why {
+            STORE_PANICKED => Error::new(ErrorKind::Unavailable, why),
+            _ => Shared::runtime_gone(),
+        };
+        self.give_up(self.error("lock", error.clone()));
         self.lose(why);
-        self.tell_releaser(Err(self.error("release", Shared::runtime_gone())), |_| true);
+        self.tell_releaser(Err(self.error("release", error)), |_| true);
         self.finished();
     }
 }
@@ -514,16 +547,22 @@ fn valid_until(sent: Moment, lease: Duration) -> Moment {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
     use crate::clock::simulated::sleep_machine;
     use crate::{Keeper, Memory};
 
     const TTL: Duration = Duration::from_secs(30);
 
-    fn hold() -> Hold {
+    fn asking() -> Hold {
         let shared = Keeper::new(Memory::new()).shared;
         let who = (Name::new("a").unwrap(), Owner::random(), Label::default());
-        let hold = Hold::new(shared, who, Mode::Exclusive, TTL, None);
+        Hold::new(shared, who, Mode::Exclusive, TTL, None)
+    }
+
+    fn hold() -> Hold {
+        let hold = asking();
         assert!(hold.granted(Moment::now(), None, Some(TTL), None));
         hold.succeed();
         hold
@@ -576,6 +615,43 @@ mod tests {
         sleep_machine(TTL);
         guard.lost().await;
         assert!(start.elapsed() <= Duration::from_secs(1), "{:?}", start.elapsed());
+    }
+
+    fn given_up() -> Error {
+        Error::new(ErrorKind::Unavailable, "given up")
+    }
+
+    #[test]
+    fn an_acquire_that_has_its_lock_by_now_is_not_given_up() {
+        let hold = hold();
+        assert!(!hold.give_up(given_up()));
+        assert_eq!(hold.state(), State::Held);
+        assert_eq!(hold.ending(), None);
+        assert!(matches!(hold.take_verdict(Waker::noop()), Some(Verdict::Granted)));
+    }
+
+    #[test]
+    fn an_acquire_that_was_given_up_gets_no_guard_from_a_grant_that_comes_then() {
+        let hold = asking();
+        assert!(hold.give_up(given_up()));
+        assert!(hold.granted(Moment::now(), None, Some(TTL), None));
+        hold.succeed();
+        assert!(matches!(hold.take_verdict(Waker::noop()), Some(Verdict::Failed(_))));
+        assert_eq!(hold.ending(), Some(Ending::Release));
+    }
+
+    #[test]
+    fn an_acquire_that_is_given_up_is_woken_if_it_was_polled_just_before() {
+        struct Woken(AtomicBool);
+        impl std::task::Wake for Woken {
+            fn wake(self: Arc<Self>) {
+                self.0.store(true, Ordering::SeqCst);
+            }
+        }
+        let (hold, woken) = (asking(), Arc::new(Woken(AtomicBool::new(false))));
+        assert!(hold.take_verdict(&woken.clone().into()).is_none());
+        assert!(hold.give_up(given_up()));
+        assert!(woken.0.load(Ordering::SeqCst));
     }
 
     #[test]

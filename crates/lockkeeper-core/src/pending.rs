@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use tokio::time::Instant;
 
 use crate::error::{Error, ErrorKind};
-use crate::hold::Verdict;
 use crate::polling::{Attention, Driver};
 
 /// The acquires of a keeper that go on.
@@ -75,12 +74,13 @@ impl Pending {
         }
         for driver in forgotten {
             let hold = &driver.hold;
-            let (store, name) = (hold.shared.backend.name(), hold.name.escape_debug());
-            tracing::warn!(store, %name, "an acquire is given up that nobody polls");
             let message = format!("given up: nobody polled it for {:.1?}", hold.ttl());
             let error = hold.error("lock", Error::new(ErrorKind::Unavailable, message));
-            hold.fail(Verdict::Failed(error));
-            driver.nudge();
+            if hold.give_up(error) {
+                driver.nudge();
+                let (store, name) = (hold.shared.backend.name(), hold.name.escape_debug());
+                tracing::warn!(store, %name, "an acquire is given up that nobody polls");
+            }
         }
     }
 }
