@@ -547,7 +547,11 @@ fn valid_until(sent: Moment, lease: Duration) -> Moment {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+    use std::future::poll_fn;
+    use std::pin::pin;
     use std::sync::atomic::{AtomicBool, Ordering};
+    use std::task::Poll;
 
     use super::*;
     use crate::clock::simulated::sleep_machine;
@@ -615,6 +619,22 @@ mod tests {
         sleep_machine(TTL);
         guard.lost().await;
         assert!(start.elapsed() <= Duration::from_secs(1), "{:?}", start.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn work_that_wakes_before_the_loss_is_told_does_no_step_more() {
+        let keeper = Keeper::new(Memory::new());
+        let guard = keeper.mutex("a").lock().await.unwrap();
+        let steps = Cell::new(0);
+        let work = poll_fn(|_| {
+            steps.set(steps.get() + 1);
+            Poll::<()>::Pending
+        });
+        let mut held = pin!(guard.while_held(work));
+        assert!(poll_fn(|cx| Poll::Ready(held.as_mut().poll(cx).is_pending())).await);
+        sleep_machine(TTL);
+        assert_eq!(held.await.unwrap_err().kind(), ErrorKind::Lost);
+        assert_eq!(steps.get(), 1);
     }
 
     fn given_up() -> Error {

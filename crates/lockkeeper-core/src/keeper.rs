@@ -251,13 +251,14 @@ impl Keeper {
     ///
     /// Dropping it stops the waiting, not the releases. The keeper stays closed.
     pub async fn close(&self) {
+        let mut closed = vec![&self.shared];
         self.shared.close();
         // Looked for only now: a twin that is being made finds that all is closed, or is found here.
-        let twin = self.shared.twin.get();
-        if let Some(twin) = twin {
+        while let Some(twin) = closed.last().and_then(|shared| shared.twin.get()) {
             twin.close();
+            closed.push(twin);
         }
-        for shared in [Some(&self.shared), twin].into_iter().flatten() {
+        for shared in closed {
             if let Some(background) = shared.background.get() {
                 background.settled().await;
             }
