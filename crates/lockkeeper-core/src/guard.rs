@@ -150,9 +150,8 @@ impl Guard {
         let mut work = pin!(work);
         // A process that was stopped may wake the work before whoever tells of the loss: so each step looks
         // at the clock.
-        let steps = poll_fn(|cx| match self.is_held() {
-            true => work.as_mut().poll(cx).map(Some),
-            false => Poll::Ready(None),
+        let steps = poll_fn(|cx| {
+            if self.is_held() { work.as_mut().poll(cx).map(Some) } else { Poll::Ready(None) }
         });
         let output = tokio::select! {
             biased;

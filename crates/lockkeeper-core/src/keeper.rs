@@ -24,7 +24,7 @@ use crate::inspect::Inspect;
 use crate::lock_all::LockAll;
 use crate::mutex::Mutex;
 use crate::name::Name;
-use crate::observe::Watch;
+use crate::observe::{self, Watch};
 use crate::options::{Options, check_lease, option_setters};
 use crate::owner::Owner;
 use crate::pending::Pending;
@@ -601,7 +601,7 @@ async fn steward(estate: Estate) {
             let Some(shared) = estate.0.upgrade() else { return };
             let now = clock::asleep();
             if now.abs_diff(asleep) > FLICKER {
-                tracing::info!(slept = ?now.saturating_sub(asleep), "the machine has slept");
+                observe::slept(now.saturating_sub(asleep));
                 asleep = now;
                 shared.woke.notify_waiters();
             }

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use tokio::time::Instant;
 
 use crate::error::{Error, ErrorKind};
+use crate::observe;
 use crate::polling::{Attention, Driver};
 
 /// The acquires of a keeper that go on.
@@ -78,8 +79,7 @@ impl Pending {
             let error = hold.error("lock", Error::new(ErrorKind::Unavailable, message));
             if hold.give_up(error) {
                 driver.nudge();
-                let (store, name) = (hold.shared.backend.name(), hold.name.escape_debug());
-                tracing::warn!(store, %name, "an acquire is given up that nobody polls");
+                observe::given_up(hold);
             }
         }
     }

@@ -14,8 +14,7 @@ use std::time::Duration;
 use common::{millis, secs};
 use lockkeeper_core::{
     Attempt, Backend, BoxFuture, Capabilities, Change, Claim, ClaimSpec, ErrorKind, Fence, Guard,
-    Inspector,
-    Keeper, Memory, Release, ReleaseOutcome, Renewal, Result, State,
+    Inspector, Keeper, Memory, Release, ReleaseOutcome, Renewal, Result, State,
 };
 use tokio::time::{sleep, timeout};
 
