@@ -605,9 +605,10 @@ async fn steward(estate: Estate) {
                 asleep = now;
                 shared.woke.notify_waiters();
             }
-            if looked.elapsed() >= LOOK_EVERY {
+            let pause = looked.elapsed();
+            if pause >= LOOK_EVERY {
                 looked = Instant::now();
-                shared.pending.give_up_the_forgotten();
+                shared.pending.give_up_the_forgotten(pause > LOOK_EVERY * 2);
             }
             if !shared.take_in() {
                 shared.steward_is_up.store(false, Ordering::SeqCst);

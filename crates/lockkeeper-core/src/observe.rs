@@ -5,7 +5,7 @@
 //! all that it is told compiles to nothing.
 //!
 //! Subscribers and recorders are foreign code. Nothing in here is called with a hold's state locked, and what
-//! panics is [contained](contained).
+//! panics is [`contained`].
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
