@@ -1,8 +1,10 @@
 //! Guards: what the user has while the lock is held.
 
 use std::fmt;
-use std::future::Future;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
@@ -117,7 +119,8 @@ impl Guard {
 
     /// Runs a future for as long as the lock is held, and drops it when the lock is lost.
     ///
-    /// `Ok` means that the lock was held until the work was done. Only code that awaits can be
+    /// `Ok` means that the lock was held until the work was done. No step of the work begins after the
+    /// lease has run out, even if the process was stopped and the loss is still to be told. Only code that awaits can be
     /// stopped: a long computation runs on to its next await.
     ///
     /// # Errors
@@ -144,10 +147,16 @@ impl Guard {
     /// ```
     pub async fn while_held<F: Future>(&self, work: F) -> Result<F::Output> {
         let lost = self.driver.hold.lost_token();
+        let mut work = pin!(work);
+        // A process that was stopped may wake the work before whoever tells of the loss: so each step looks
+        // at the clock.
+        let steps = poll_fn(|cx| {
+            if self.is_held() { work.as_mut().poll(cx).map(Some) } else { Poll::Ready(None) }
+        });
         let output = tokio::select! {
             biased;
             () = lost.cancelled() => None,
-            output = work => Some(output),
+            output = steps => output,
         };
         match output {
             Some(output) if self.is_held() => Ok(output),

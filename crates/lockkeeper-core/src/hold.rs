@@ -10,7 +10,7 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::backend::Mode;
 use crate::clock::Moment;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::fence::Fence;
 use crate::keeper::Shared;
 use crate::name::{Label, Name};
@@ -314,15 +314,20 @@ impl Hold {
     pub(crate) fn succeed(&self) {
         self.watch.granted(self);
         let mut inner = self.inner();
+        if inner.ending.is_some() {
+            // It has gone, or was given up and has its verdict.
+            return;
+        }
         inner.held = true;
         inner.under_way = None;
-        Self::give(inner, Verdict::Granted);
+        let wake = inner.tended;
+        Self::give(inner, Verdict::Granted, wake);
     }
 
-    /// Leaves a verdict. An acquire that drives finds it by itself; if the tender drives, it is woken.
-    fn give(mut inner: MutexGuard<'_, Inner>, verdict: Verdict) {
+    /// Leaves a verdict. An acquire that drives finds it by itself; if another does, it is woken.
+    fn give(mut inner: MutexGuard<'_, Inner>, verdict: Verdict, wake: bool) {
         inner.verdict = Some(verdict);
-        let acquirer = inner.acquirer.take().filter(|_| inner.tended);
+        let acquirer = inner.acquirer.take().filter(|_| wake);
         drop(inner);
         if let Some(waker) = acquirer {
             waker.wake();
@@ -334,8 +339,31 @@ impl Hold {
     pub(crate) fn fail(&self, verdict: Verdict) {
         self.watch.not_granted(self, &verdict);
         if self.end(Ending::Release) {
-            Self::give(self.inner(), verdict);
+            let inner = self.inner();
+            let wake = inner.tended;
+            Self::give(inner, verdict, wake);
         }
+    }
+
+    /// Ends an acquire from outside of its driver, which may be at work at this moment; false if it has
+    /// ended, or has its lock, by now.
+    pub(crate) fn give_up(&self, error: Error) -> bool {
+        let mut inner = self.inner();
+        if inner.held || inner.ending.is_some() {
+            return false;
+        }
+        // One step, so that no guard can be made in between: it would be released behind its back.
+        inner.ending = Some(Ending::Release);
+        inner.state = State::Released;
+        if inner.under_way.is_none() && !inner.done {
+            inner.under_way = self.shared.token();
+        }
+        drop(inner);
+        let verdict = Verdict::Failed(error);
+        self.watch.not_granted(self, &verdict);
+        // Its last poll may have been just before this: whoever drives now, it is not the acquire.
+        Self::give(self.inner(), verdict, true);
+        true
     }
 
     /// Takes note of a grant; false if nothing of it is left.
@@ -477,10 +505,15 @@ impl Hold {
         inner.under_way = None;
     }
 
-    /// The driver was dropped before its end: nobody renews any more.
+    /// The driver was dropped before its end: nobody asks or renews any more.
     pub(crate) fn abandoned(&self, why: &'static str) {
+        let error = match why {
+            STORE_PANICKED => Error::new(ErrorKind::Unavailable, why),
+            _ => Shared::runtime_gone(),
+        };
+        self.give_up(self.error("lock", error.clone()));
         self.lose(why);
-        self.tell_releaser(Err(self.error("release", Shared::runtime_gone())), |_| true);
+        self.tell_releaser(Err(self.error("release", error)), |_| true);
         self.finished();
     }
 }
@@ -513,80 +546,4 @@ fn valid_until(sent: Moment, lease: Duration) -> Moment {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::clock::simulated::sleep_machine;
-    use crate::{Keeper, Memory};
-
-    const TTL: Duration = Duration::from_secs(30);
-
-    fn hold() -> Hold {
-        let shared = Keeper::new(Memory::new()).shared;
-        let who = (Name::new("a").unwrap(), Owner::random(), Label::default());
-        let hold = Hold::new(shared, who, Mode::Exclusive, TTL, None);
-        assert!(hold.granted(Moment::now(), None, Some(TTL), None));
-        hold.succeed();
-        hold
-    }
-
-    #[test]
-    fn a_hold_is_lost_while_the_machine_sleeps_and_says_so_at_once() {
-        let hold = hold();
-        assert_eq!(hold.state(), State::Held);
-        let token = hold.lost_token();
-        sleep_machine(TTL);
-        assert!(!token.is_cancelled(), "nobody has looked yet");
-        assert_eq!(hold.state(), State::Lost);
-        assert!(token.is_cancelled());
-        assert!(hold.lost_token().is_cancelled());
-    }
-
-    #[test]
-    fn a_renewal_confirmed_after_the_deadline_does_not_bring_a_hold_back() {
-        for looked in [true, false] {
-            let hold = hold();
-            let sent = Moment::now();
-            sleep_machine(TTL);
-            if looked {
-                assert_eq!(hold.state(), State::Lost);
-            }
-            assert!(!hold.renewed(Moment::now(), Some(TTL)));
-            assert!(!hold.renewed(sent, Some(TTL * 100)));
-            hold.lose(TAKEN_AWAY);
-            assert_eq!(hold.state(), State::Lost);
-        }
-    }
-
-    #[test]
-    fn a_hold_that_ran_out_before_it_was_given_back_was_lost() {
-        let hold = hold();
-        sleep_machine(TTL);
-        assert!(hold.end(Ending::Release));
-        hold.released(Ok(ReleaseOutcome::Released));
-        let outcome = hold.take_outcome(Waker::noop());
-        assert_eq!(outcome.unwrap().unwrap(), ReleaseOutcome::AlreadyLost);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_guard_tells_of_its_loss_soon_after_the_machine_wakes() {
-        let keeper = Keeper::new(Memory::new());
-        let guard = keeper.mutex("a").lock().await.unwrap();
-        tokio::time::sleep(Duration::from_secs(5)).await;
-        let start = tokio::time::Instant::now();
-        sleep_machine(TTL);
-        guard.lost().await;
-        assert!(start.elapsed() <= Duration::from_secs(1), "{:?}", start.elapsed());
-    }
-
-    #[test]
-    fn a_request_to_a_hold_that_nobody_drives_any_more_is_answered() {
-        let hold = hold();
-        hold.lose(TAKEN_AWAY);
-        hold.finished();
-        let (reply, mut answer) = oneshot::channel();
-        hold.ask(Request::Downgrade(reply));
-        assert!(
-            answer.try_recv().is_err_and(|error| error == oneshot::error::TryRecvError::Closed)
-        );
-    }
-}
+mod tests;

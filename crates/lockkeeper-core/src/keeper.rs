@@ -24,7 +24,7 @@ use crate::inspect::Inspect;
 use crate::lock_all::LockAll;
 use crate::mutex::Mutex;
 use crate::name::Name;
-use crate::observe::Watch;
+use crate::observe::{self, Watch};
 use crate::options::{Options, check_lease, option_setters};
 use crate::owner::Owner;
 use crate::pending::Pending;
@@ -251,13 +251,14 @@ impl Keeper {
     ///
     /// Dropping it stops the waiting, not the releases. The keeper stays closed.
     pub async fn close(&self) {
+        let mut closed = vec![&self.shared];
         self.shared.close();
         // Looked for only now: a twin that is being made finds that all is closed, or is found here.
-        let twin = self.shared.twin.get();
-        if let Some(twin) = twin {
+        while let Some(twin) = closed.last().and_then(|shared| shared.twin.get()) {
             twin.close();
+            closed.push(twin);
         }
-        for shared in [Some(&self.shared), twin].into_iter().flatten() {
+        for shared in closed {
             if let Some(background) = shared.background.get() {
                 background.settled().await;
             }
@@ -600,13 +601,14 @@ async fn steward(estate: Estate) {
             let Some(shared) = estate.0.upgrade() else { return };
             let now = clock::asleep();
             if now.abs_diff(asleep) > FLICKER {
-                tracing::info!(slept = ?now.saturating_sub(asleep), "the machine has slept");
+                observe::slept(now.saturating_sub(asleep));
                 asleep = now;
                 shared.woke.notify_waiters();
             }
-            if looked.elapsed() >= LOOK_EVERY {
+            let pause = looked.elapsed();
+            if pause >= LOOK_EVERY {
                 looked = Instant::now();
-                shared.pending.give_up_the_forgotten();
+                shared.pending.give_up_the_forgotten(pause > LOOK_EVERY * 2);
             }
             if !shared.take_in() {
                 shared.steward_is_up.store(false, Ordering::SeqCst);

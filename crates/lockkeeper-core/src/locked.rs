@@ -221,11 +221,12 @@ impl<T: Outcome> Ended<T> {
 async fn under<F: Future>(
     guard: &Guard,
     frame: Option<&Arc<Frame>>,
-    mut body: Pin<&mut Option<F>>,
+    body: Pin<&mut Option<F>>,
 ) -> Ended<F::Output> {
+    let mut body = Body { frame, body };
     let mut returned = None;
     let work = poll_fn(|cx| {
-        let Some(body) = body.as_mut().as_pin_mut() else { return Poll::Ready(()) };
+        let Some(body) = body.body.as_mut().as_pin_mut() else { return Poll::Ready(()) };
         let polled = catch_unwind(AssertUnwindSafe(|| within(frame, || body.poll(cx))));
         returned = Some(match polled {
             Ok(Poll::Pending) => return Poll::Pending,
@@ -235,13 +236,25 @@ async fn under<F: Future>(
         Poll::Ready(())
     });
     let held = guard.while_held(work).await;
-    // Gone before the lock is given back, and at once if it was lost.
-    within(frame, || body.set(None));
+    drop(body);
     match (returned, held) {
         (Some(Ok(output)), held) => Ended::Returned(output, held),
         (Some(Err(panic)), _) => Ended::Panicked(panic),
         (None, Err(lost)) => Ended::Cancelled(lost),
         (None, Ok(())) => unreachable!("there is a body, and it left what it returned"),
+    }
+}
+
+/// A body that is gone before its lock is given back, and at once if that was lost: also if the function's
+/// future is dropped, which has the body for longer than the guard.
+struct Body<'a, F> {
+    frame: Option<&'a Arc<Frame>>,
+    body: Pin<&'a mut Option<F>>,
+}
+
+impl<F> Drop for Body<'_, F> {
+    fn drop(&mut self) {
+        within(self.frame, || self.body.set(None));
     }
 }
 

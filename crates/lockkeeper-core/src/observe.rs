@@ -4,7 +4,11 @@
 //! metrics are behind the features `spans` and `metrics`; where both are off, a watch is of no size and
 //! all that it is told compiles to nothing.
 //!
-//! Nothing in here is called with a hold's state locked: subscribers and recorders are foreign code.
+//! Subscribers and recorders are foreign code. Nothing in here is called with a hold's state locked, and what
+//! panics is [`contained`].
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
 
 use crate::error::Error;
 use crate::fence::Fence;
@@ -32,6 +36,12 @@ mod spans;
 pub use meters::describe_metrics;
 pub(crate) use watch::Watch;
 
+/// Tells somebody, whose panic is not to harm a lock: guards tell when they are dropped, perhaps in a panic
+/// already, and the steward, on whom all guards depend, tells too. The panic hook has reported it by then.
+fn contained<T>(tell: impl FnOnce() -> T) -> Option<T> {
+    catch_unwind(AssertUnwindSafe(tell)).ok()
+}
+
 /// A waiter bears a failure of the store.
 pub(crate) fn asking_again(hold: &Hold, error: &Error) {
     hold.watch.in_span(|| {
@@ -52,11 +62,24 @@ pub(crate) fn renewal_failed(hold: &Hold, error: &Error) {
 pub(crate) fn lost(hold: &Hold, fence: Option<Fence>, why: &'static str) {
     let (store, name) = (hold.shared.backend.name(), hold.name.escape_debug());
     let fence = fence.map(Fence::get);
-    hold.watch.in_span(|| tracing::warn!(store, %name, fence, why, "lock lost"));
+    hold.watch.in_span(|| {
+        tracing::warn!(store, %name, fence, why, "lock lost");
+    });
 }
 
 /// The store never said that it has obeyed a release.
 pub(crate) fn release_unconfirmed(hold: &Hold) {
     let (store, name) = (hold.shared.backend.name(), hold.name.escape_debug());
-    tracing::warn!(store, %name, "release never confirmed, lock left to expire");
+    contained(|| tracing::warn!(store, %name, "release never confirmed, lock left to expire"));
+}
+
+/// An acquire is given up because nobody polls it.
+pub(crate) fn given_up(hold: &Hold) {
+    let (store, name) = (hold.shared.backend.name(), hold.name.escape_debug());
+    contained(|| tracing::warn!(store, %name, "an acquire is given up that nobody polls"));
+}
+
+/// The machine has slept.
+pub(crate) fn slept(slept: Duration) {
+    contained(|| tracing::info!(?slept, "the machine has slept"));
 }

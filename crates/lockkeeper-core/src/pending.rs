@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use tokio::time::Instant;
 
 use crate::error::{Error, ErrorKind};
-use crate::hold::Verdict;
+use crate::observe;
 use crate::polling::{Attention, Driver};
 
 /// The acquires of a keeper that go on.
@@ -44,12 +44,14 @@ impl Pending {
         all.iter().filter_map(|acquire| acquire.driver.upgrade()).collect()
     }
 
-    /// Gives up those that nobody has polled for a ttl. To be called now and then.
+    /// Gives up those that nobody has polled for a ttl. To be called now and then; `late` if that is later
+    /// than it should be. Then the process was stopped, or its threads are busy: whoever polls the acquires
+    /// had no more time than we, and gets some now.
     ///
     /// Such a future lives and does nothing, like one of several of which only some are still polled.
     /// On a store with leases its place in the queue, and what it was handed, end by themselves. On one
     /// without, it would stand in everybody's way for as long as it lives.
-    pub(crate) fn give_up_the_forgotten(&self) {
+    pub(crate) fn give_up_the_forgotten(&self, late: bool) {
         let now = Instant::now();
         let (mut to_wake, mut forgotten) = (Vec::new(), Vec::new());
         self.all().retain_mut(|acquire| {
@@ -57,13 +59,13 @@ impl Pending {
             match driver.attention() {
                 Attention::Over => return false,
                 Attention::Polled => (acquire.left, acquire.woken) = (None, false),
-                Attention::None if acquire.woken => {
+                Attention::None if acquire.woken && !late => {
                     forgotten.push(driver);
                     return false;
                 }
                 Attention::None => {
                     let left = *acquire.left.get_or_insert(now);
-                    // If the process was stopped, or its threads are busy, it is polled when it is woken.
+                    // If it is waited for after all, it is polled when it is woken.
                     acquire.woken = now.duration_since(left) >= driver.hold.ttl();
                     to_wake.extend(acquire.woken.then_some(driver));
                 }
@@ -75,12 +77,12 @@ impl Pending {
         }
         for driver in forgotten {
             let hold = &driver.hold;
-            let (store, name) = (hold.shared.backend.name(), hold.name.escape_debug());
-            tracing::warn!(store, %name, "an acquire is given up that nobody polls");
             let message = format!("given up: nobody polled it for {:.1?}", hold.ttl());
             let error = hold.error("lock", Error::new(ErrorKind::Unavailable, message));
-            hold.fail(Verdict::Failed(error));
-            driver.nudge();
+            if hold.give_up(error) {
+                driver.nudge();
+                observe::given_up(hold);
+            }
         }
     }
 }

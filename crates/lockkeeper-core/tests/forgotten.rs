@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use lockkeeper_core::{ErrorKind, Guard, Keeper, Memory, Result};
-use tokio::time::{sleep, timeout};
+use tokio::time::{advance, sleep, timeout};
 
 const TTL: Duration = Duration::from_secs(30);
 
@@ -68,4 +68,22 @@ async fn an_acquire_that_is_polled_again_in_time_goes_on() {
     }
     guard.release().await.unwrap();
     timeout(TTL, left).await.expect("it is free").unwrap().release().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_acquire_is_not_given_up_for_a_pause_of_the_whole_process() {
+    // In some of these the pause begins when it has been woken and is about to be given up.
+    for millis in (1000..2900).step_by(100) {
+        let keeper = Keeper::new(Memory::new()).ttl(TTL);
+        let guard = keeper.mutex("a").lock().await.unwrap();
+        let mut left = left(&keeper).await;
+        sleep(TTL + Duration::from_millis(millis)).await;
+        advance(Duration::from_secs(20)).await;
+        // The steward comes to itself first.
+        sleep(Duration::from_millis(100)).await;
+        let polled = left.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        assert!(polled.is_pending(), "after {millis} ms");
+        drop(guard);
+        timeout(TTL, left).await.expect("it is free").unwrap().release().await.unwrap();
+    }
 }

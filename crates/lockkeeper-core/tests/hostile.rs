@@ -4,14 +4,17 @@
 mod common;
 
 use std::cell::RefCell;
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use common::{millis, secs};
 use lockkeeper_core::{
-    Attempt, Backend, BoxFuture, Capabilities, Change, Claim, ClaimSpec, Fence, Guard, Inspector,
-    Keeper, Memory, Release, ReleaseOutcome, Renewal, Result, State,
+    Attempt, Backend, BoxFuture, Capabilities, Change, Claim, ClaimSpec, ErrorKind, Fence, Guard,
+    Inspector, Keeper, Memory, Release, ReleaseOutcome, Renewal, Result, State,
 };
 use tokio::time::{sleep, timeout};
 
@@ -48,6 +51,14 @@ impl PanicsClaim {
 impl Claim for PanicsClaim {
     fn attempt(&mut self, floor: Option<Fence>) -> BoxFuture<'_, Result<Attempt>> {
         self.asked("attempt");
+        if self.1 == "attempt, polled again" {
+            return Box::pin(async {
+                // Its first poller looks twice; whoever polls it next gets the panic.
+                let mut polls = 0..2;
+                poll_fn(|_| polls.next().map_or(Poll::Ready(()), |_| Poll::Pending)).await;
+                panic!("on purpose, in an attempt that was polled again")
+            });
+        }
         self.0.attempt(floor)
     }
 
@@ -101,6 +112,19 @@ async fn a_store_that_panics_when_asked_panics_its_caller_and_nobody_else() {
     let asked = tokio::spawn(async move { mutex.lock().await });
     assert!(asked.await.unwrap_err().is_panic());
     timeout(secs(1), keeper.close()).await.expect("closes");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_panics_while_another_task_drives_an_acquire_fails_it() {
+    let keeper = Keeper::new(Panics(Memory::new(), "attempt, polled again"));
+    let mutex = keeper.mutex("a");
+    let mut acquire = pin!(mutex.lock());
+    assert!(poll_fn(|cx| Poll::Ready(acquire.as_mut().poll(cx).is_pending())).await);
+    // From now on it is driven in the background, which is where the store panics.
+    timeout(secs(1), keeper.close()).await.expect("closes");
+    let error = timeout(secs(60), acquire).await.expect("told").unwrap_err();
+    assert_eq!(error.to_string(), "panics: lock \"a\": the store panicked");
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
 }
 
 #[tokio::test]

@@ -265,3 +265,12 @@ async fn the_blocking_twin_of_a_keeper_has_its_store_and_its_options_and_closes_
         ErrorKind::Closed
     );
 }
+
+#[tokio::test(flavor = "current_thread")]
+async fn the_twin_of_a_twin_closes_with_the_first() {
+    let keeper = keeper();
+    let twin = blocking::Keeper::of(&keeper);
+    let twin = blocking::Keeper::of(twin.as_async());
+    soon("it closes", keeper.close()).await;
+    assert_eq!(twin.mutex("a").lock().unwrap_err().kind(), ErrorKind::Closed);
+}

@@ -39,7 +39,7 @@ impl Watch {
     pub(crate) fn renewal_failed(_: &Hold) {}
 
     pub(crate) fn in_span(&self, event: impl FnOnce()) {
-        event();
+        super::contained(event);
     }
 }
 

@@ -3,8 +3,8 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::meters;
 use super::spans::{self, Span};
+use super::{contained, meters};
 use crate::backend::{Mode, Renewal};
 use crate::clock::Moment;
 use crate::driver::Plan;
@@ -66,76 +66,86 @@ impl Watch {
 
     /// The store was not even asked.
     pub(crate) fn turned_away(shared: &Shared, mode: Mode, error: &Error) {
-        let outcome = match error.kind() {
-            ErrorKind::Closed => "closed",
-            ErrorKind::Unavailable => "failed",
-            _ => "rejected",
-        };
-        meters::acquired(shared.backend.name(), mode, outcome, None);
+        contained(|| {
+            let outcome = match error.kind() {
+                ErrorKind::Closed => "closed",
+                ErrorKind::Unavailable => "failed",
+                _ => "rejected",
+            };
+            meters::acquired(shared.backend.name(), mode, outcome, None);
+        });
     }
 
     /// The first ask is about to be sent.
     pub(crate) fn asking(&self, hold: &Hold, plan: Plan, since: Moment) {
-        let manner = match plan.wait {
-            _ if plan.adopt => Manner::ByTicket,
-            Some(Duration::ZERO) => Manner::Once,
-            _ => Manner::Patiently,
-        };
-        let asking = Asking { since, manner, contended: false, span: spans::wait(hold) };
-        *self.phase() = Phase::Asking(asking);
+        contained(|| {
+            let manner = match plan.wait {
+                _ if plan.adopt => Manner::ByTicket,
+                Some(Duration::ZERO) => Manner::Once,
+                _ => Manner::Patiently,
+            };
+            let asking = Asking { since, manner, contended: false, span: spans::wait(hold) };
+            *self.phase() = Phase::Asking(asking);
+        });
     }
 
     /// Others hold the lock. Told at every such answer; the first counts.
     pub(crate) fn contended(&self, hold: &Hold) {
-        let first = match &mut *self.phase() {
-            Phase::Asking(asking) => !std::mem::replace(&mut asking.contended, true),
-            _ => false,
-        };
-        if first {
-            meters::contended(hold);
-        }
+        contained(|| {
+            let first = match &mut *self.phase() {
+                Phase::Asking(asking) => !std::mem::replace(&mut asking.contended, true),
+                _ => false,
+            };
+            if first {
+                meters::contended(hold);
+            }
+        });
     }
 
     /// The lock is held from now on. To be told before anybody can know of it and end it.
     pub(crate) fn granted(&self, hold: &Hold) {
-        let now = Moment::now();
-        let span = spans::hold(hold);
-        let asking = {
-            let mut phase = self.phase();
-            // The caller may have gone at this very moment.
-            if !matches!(*phase, Phase::Asking(_)) {
-                return;
-            }
-            std::mem::replace(&mut *phase, Phase::Holding(Holding { since: now, span }))
-        };
-        if let Phase::Asking(asking) = asking {
-            let outcome = match asking.manner {
-                Manner::ByTicket => "adopted",
-                _ if asking.contended => "granted_after_wait",
-                _ => "granted_at_once",
+        contained(|| {
+            let now = Moment::now();
+            let span = spans::hold(hold);
+            let asking = {
+                let mut phase = self.phase();
+                // The caller may have gone at this very moment.
+                if !matches!(*phase, Phase::Asking(_)) {
+                    return;
+                }
+                std::mem::replace(&mut *phase, Phase::Holding(Holding { since: now, span }))
             };
-            asking.span.record_fence(hold);
-            asking.end(hold, outcome, now);
-        }
+            if let Phase::Asking(asking) = asking {
+                let outcome = match asking.manner {
+                    Manner::ByTicket => "adopted",
+                    _ if asking.contended => "granted_after_wait",
+                    _ => "granted_at_once",
+                };
+                asking.span.record_fence(hold);
+                asking.end(hold, outcome, now);
+            }
+        });
     }
 
     /// The caller is about to be told that it did not get the lock.
     pub(crate) fn not_granted(&self, hold: &Hold, verdict: &Verdict) {
-        // If the caller has gone, that was the outcome.
-        if let Phase::Asking(asking) = self.end_phase() {
-            let outcome = match verdict {
-                Verdict::NotInTime { .. } if asking.manner == Manner::Once => "not_acquired",
-                Verdict::NotInTime { .. } => "timed_out",
-                Verdict::Failed(error) if error.kind() == ErrorKind::Closed => "closed",
-                Verdict::Failed(_) | Verdict::Granted => "failed",
-            };
-            asking.end(hold, outcome, Moment::now());
-        }
+        contained(|| {
+            // If the caller has gone, that was the outcome.
+            if let Phase::Asking(asking) = self.end_phase() {
+                let outcome = match verdict {
+                    Verdict::NotInTime { .. } if asking.manner == Manner::Once => "not_acquired",
+                    Verdict::NotInTime { .. } => "timed_out",
+                    Verdict::Failed(error) if error.kind() == ErrorKind::Closed => "closed",
+                    Verdict::Failed(_) | Verdict::Granted => "failed",
+                };
+                asking.end(hold, outcome, Moment::now());
+            }
+        });
     }
 
     /// The guard, or the acquire, is gone; so much was left of the lease.
     pub(crate) fn ended(&self, hold: &Hold, ending: Ending, left: Option<Duration>) {
-        match self.end_phase() {
+        contained(|| match self.end_phase() {
             Phase::Asking(asking) => asking.end(hold, "cancelled", Moment::now()),
             Phase::Holding(holding) => {
                 let outcome = match ending {
@@ -149,12 +159,12 @@ impl Watch {
                 holding.end(hold, outcome);
             }
             Phase::New | Phase::Over => {}
-        }
+        });
     }
 
     /// The hold is lost; or nobody drives any more an acquire that is still on its way.
     pub(crate) fn lost(&self, hold: &Hold, why: &'static str) {
-        match self.end_phase() {
+        contained(|| match self.end_phase() {
             Phase::Asking(asking) => {
                 let outcome = if why == RUNTIME_GONE { "closed" } else { "failed" };
                 asking.end(hold, outcome, Moment::now());
@@ -172,21 +182,26 @@ impl Watch {
                 holding.end(hold, "lost");
             }
             Phase::New | Phase::Over => {}
-        }
+        });
     }
 
     /// A renewal is about to be sent.
     pub(crate) fn renewing(&self, hold: &Hold) -> Renewing {
-        Renewing(spans::renew(hold, &self.span()))
+        let span = contained(|| spans::renew(hold, &self.span()));
+        Renewing(span.unwrap_or_else(Span::none))
     }
 
     pub(crate) fn renewal_failed(hold: &Hold) {
-        meters::renewal_failed(hold);
+        contained(|| {
+            meters::renewal_failed(hold);
+        });
     }
 
     /// Makes an event part of the phase's span.
     pub(crate) fn in_span(&self, event: impl FnOnce()) {
-        self.span().in_scope(event);
+        contained(|| {
+            self.span().in_scope(event);
+        });
     }
 
     fn span(&self) -> Span {
@@ -219,13 +234,15 @@ pub(crate) struct Renewing(Span);
 
 impl Renewing {
     pub(crate) fn answered(self, hold: &Hold, answer: &Result<Renewal>) {
-        let outcome = match answer {
-            Ok(Renewal::Renewed { .. } | Renewal::Held) => "renewed",
-            Ok(Renewal::Lost) => "lost",
-            Err(_) if hold.ending().is_some() => "given_up",
-            Err(_) => "failed",
-        };
-        self.0.record("outcome", outcome);
+        contained(move || {
+            let outcome = match answer {
+                Ok(Renewal::Renewed { .. } | Renewal::Held) => "renewed",
+                Ok(Renewal::Lost) => "lost",
+                Err(_) if hold.ending().is_some() => "given_up",
+                Err(_) => "failed",
+            };
+            self.0.record("outcome", outcome);
+        });
     }
 }
 

@@ -15,7 +15,7 @@ use lockkeeper_core::{ErrorKind, Keeper, Memory, ReleaseOutcome, describe_metric
 use lockkeeper_testkit::{Fault, Op};
 use metrics::Unit;
 use recorder::Recorded;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 /// Polls a future a number of times, letting everything else run in between, and drops it.
 async fn poll_and_drop(future: impl Future, polls: usize) {
@@ -435,4 +435,29 @@ fn every_metric_has_a_description_and_a_unit() {
         assert!(page.contains(&format!("| `{name}` |")), "{name} is not on the page");
     }
     assert_eq!(described.len(), 7);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_recorder_that_panics_harms_no_lock_and_makes_no_drop_panic() {
+    let _here = metrics::set_default_local_recorder(&recorder::Panics);
+    let keeper = Keeper::new(Memory::new());
+    let mutex = keeper.mutex("a");
+    drop(mutex.lock().await.unwrap());
+    let guard = mutex.lock().await.unwrap();
+    assert!(mutex.try_lock().await.unwrap().is_none());
+
+    // Left to the steward, which must live on.
+    let mut left = Box::pin(mutex.lock());
+    assert!(left.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    sleep(secs(60)).await;
+    let given_up = timeout(secs(1), left).await.expect("told");
+    assert_eq!(given_up.unwrap_err().kind(), ErrorKind::Unavailable);
+
+    keeper.inspect().unwrap().break_lock("a").await.unwrap();
+    timeout(secs(60), guard.lost()).await.expect("told");
+    drop(guard);
+    let guard = mutex.lock().await.unwrap();
+    sleep(secs(120)).await;
+    assert_eq!(guard.release().await.unwrap(), ReleaseOutcome::Released);
+    timeout(secs(1), keeper.close()).await.expect("closes");
 }

@@ -195,6 +195,38 @@ async fn what_the_body_has_is_gone_before_the_lock_is_given_back() {
 }
 
 #[locked(key = "a", keeper = "keeper", ttl = "10s")]
+async fn keep_something(keeper: &Keeper, counts: Counts) -> Result<(), AppError> {
+    let _counts = counts;
+    std::future::pending().await
+}
+
+#[locked(key = "a", keeper = "keeper", ttl = "10s", reentrant)]
+async fn keep_something_scoped(keeper: &Keeper, counts: Counts) -> Result<(), AppError> {
+    let _counts = counts;
+    std::future::pending().await
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_body_has_is_gone_before_the_lock_is_given_back_if_the_future_is_dropped_too() {
+    for reentrant in [false, true] {
+        let (_, keeper, faults) = faulty();
+        let released = Arc::new(AtomicUsize::new(usize::MAX));
+        let counts = Counts(faults.clone(), released.clone());
+        let call = async {
+            if reentrant {
+                lockkeeper::scope(keep_something_scoped(&keeper, counts)).await
+            } else {
+                keep_something(&keeper, counts).await
+            }
+        };
+        let cut = tokio::time::timeout(Duration::from_secs(1), call).await;
+        assert!(cut.is_err());
+        assert_eq!(released.load(Ordering::SeqCst), 0, "reentrant: {reentrant}");
+        drop(soon("the lock", keeper.mutex("a").lock()).await.unwrap());
+    }
+}
+
+#[locked(key = "a", keeper = "keeper", ttl = "10s")]
 async fn lose(keeper: &Keeper, own: Option<AppError>) -> Result<(), AppError> {
     // Without an await after it: the body ends by itself, and too late.
     keeper.inspect()?.break_lock("a").await?;
