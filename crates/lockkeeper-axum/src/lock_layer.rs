@@ -8,7 +8,7 @@ use axum::BoxError;
 use axum::body::{Body, Bytes, HttpBody};
 use axum::http::Request;
 use axum::response::{IntoResponse as _, Response};
-use lockkeeper_core::{BoxFuture, Error, ErrorKind, Guard, Keeper};
+use lockkeeper_core::{BoxFuture, Error, ErrorKind, Guard, Keeper, Kind};
 use tower_layer::Layer;
 use tower_service::Service;
 
@@ -149,7 +149,7 @@ impl LockLayer<Key> {
             Ok(guard) => Ok(guard),
             Err(error) => {
                 let mut refusal = Refusal::from_error(&error);
-                refusal.look(&self.keeper).await;
+                refusal.look(&self.keeper, Some(Kind::Lock)).await;
                 let mut outer = std::iter::successors(outer, |held| held.outer());
                 if error.kind() == ErrorKind::TimedOut && outer.any(|held| held.name() == name) {
                     tracing::error!(name, "two layers with the same key are around one service");
