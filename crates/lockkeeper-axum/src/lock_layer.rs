@@ -52,6 +52,10 @@ const RELEASE_WITHIN: Duration = Duration::from_secs(1);
 /// [fence](Held::fence) along with what is written, and let the other side check it, as
 /// [`FenceLayer`](crate::FenceLayer) does.
 ///
+/// And it sets no limit to how long a request may take. A client that sends its body slowly, to a handler that reads it,
+/// has the lock for all that time, and renewed: put a timeout around the service, or set
+/// [`max_hold`](Keeper::max_hold) of the keeper, after which the lock counts as lost.
+///
 /// # Examples
 ///
 /// ```
