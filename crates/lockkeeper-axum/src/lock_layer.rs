@@ -8,7 +8,7 @@ use axum::BoxError;
 use axum::body::{Body, Bytes, HttpBody};
 use axum::http::Request;
 use axum::response::{IntoResponse as _, Response};
-use lockkeeper_core::{BoxFuture, Error, ErrorKind, Guard, Keeper};
+use lockkeeper_core::{BoxFuture, Error, ErrorKind, Guard, Keeper, Kind};
 use tower_layer::Layer;
 use tower_service::Service;
 
@@ -51,6 +51,10 @@ const RELEASE_WITHIN: Duration = Duration::from_secs(1);
 /// A process that is stopped does not notice that it has lost the lock: send the
 /// [fence](Held::fence) along with what is written, and let the other side check it, as
 /// [`FenceLayer`](crate::FenceLayer) does.
+///
+/// And it sets no limit to how long a request may take. A client that sends its body slowly, to a handler that reads it,
+/// has the lock for all that time, and renewed: put a timeout around the service, or set
+/// [`max_hold`](Keeper::max_hold) of the keeper, after which the lock counts as lost.
 ///
 /// # Examples
 ///
@@ -149,7 +153,7 @@ impl LockLayer<Key> {
             Ok(guard) => Ok(guard),
             Err(error) => {
                 let mut refusal = Refusal::from_error(&error);
-                refusal.look(&self.keeper).await;
+                refusal.look(&self.keeper, Some(Kind::Lock)).await;
                 let mut outer = std::iter::successors(outer, |held| held.outer());
                 if error.kind() == ErrorKind::TimedOut && outer.any(|held| held.name() == name) {
                     tracing::error!(name, "two layers with the same key are around one service");

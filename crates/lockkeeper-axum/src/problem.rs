@@ -4,7 +4,10 @@ use std::fmt;
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER};
+use axum::http::header::{
+    CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG, HeaderName, RETRY_AFTER,
+    TRANSFER_ENCODING,
+};
 use axum::http::{HeaderValue, StatusCode, response};
 use axum::response::{IntoResponse, Response};
 use lockkeeper_core::{Error, ErrorKind, Keeper, Kind, Label, LockInfo};
@@ -12,6 +15,12 @@ use serde_json::{Map, Value};
 
 /// How long a look at who holds a lock may take. Whoever was refused is waiting for the answer.
 const LOOK_WITHIN: Duration = Duration::from_millis(500);
+
+/// What a response says of the body that it had. A layer between the refusal and a
+/// [`ProblemLayer`](crate::ProblemLayer) may have compressed that one: a client that believed it of the new
+/// body could not read it.
+const OF_THE_OLD_BODY: [HeaderName; 5] =
+    [CONTENT_LENGTH, CONTENT_ENCODING, CONTENT_RANGE, TRANSFER_ENCODING, ETAG];
 
 /// An [`Error`] as a response, for handlers that take locks themselves.
 ///
@@ -181,14 +190,18 @@ impl Refusal {
         Self::new(reason, error.name().map(str::to_owned))
     }
 
-    /// Looks who holds the lock, if that is why and nobody has looked. What cannot be seen is left out.
-    pub(crate) async fn look(&mut self, keeper: &Keeper) {
+    /// Looks who holds the lock, if that is why and nobody has looked. What cannot be seen is left out, and
+    /// what is of another kind than was asked for, if that is known.
+    pub(crate) async fn look(&mut self, keeper: &Keeper, kind: Option<Kind>) {
         let (Reason::NotAcquired, Some(name), None) = (self.reason, &self.name, &self.sight) else {
             return;
         };
         let Ok(inspect) = keeper.inspect() else { return };
         match tokio::time::timeout(LOOK_WITHIN, inspect.show(name.as_str())).await {
-            Ok(Ok(infos)) => self.sight = Some(Sight::of(&infos)),
+            Ok(Ok(mut infos)) => {
+                infos.retain(|info| kind.is_none_or(|kind| info.kind == kind));
+                self.sight = Some(Sight::of(&infos));
+            }
             Ok(Err(error)) => tracing::debug!(%error, "who holds the lock is not known"),
             Err(_) => tracing::debug!(name, "who holds the lock is not known in time"),
         }
@@ -214,7 +227,9 @@ impl Refusal {
             body.insert("holder".to_owned(), holder.as_str().into());
         }
         head.status = status;
-        head.headers.remove(CONTENT_LENGTH);
+        for header in OF_THE_OLD_BODY {
+            head.headers.remove(header);
+        }
         let problem = HeaderValue::from_static("application/problem+json");
         head.headers.insert(CONTENT_TYPE, problem);
         if let Some(free_in) = sight.and_then(|sight| sight.free_in) {

@@ -103,7 +103,7 @@ where
                 return Ok(Response::from_parts(head, Body::new(body)));
             };
             drop(body);
-            refusal.look(&layer.keeper).await;
+            refusal.look(&layer.keeper, None).await;
             let body = refusal.write(&mut head, &layer.wording);
             Ok(Response::from_parts(head, body))
         })

@@ -115,6 +115,11 @@ fn parse(text: &str) -> Result<Vec<Piece>, &'static str> {
     if pieces.is_empty() { Err("it is empty") } else { Ok(pieces) }
 }
 
+const MISSING: &str =
+    "the route has no such path parameter: put the layer on routes that have it, with route_layer";
+/// It can be nested in another route that has it, too. Which of the two the handler takes is not known here.
+const TWICE: &str = "the route has that path parameter twice: give them different names";
+
 impl Template {
     async fn fill_in(&self, parts: &mut Parts) -> Result<String, Refusal> {
         let mut name = String::with_capacity(self.text.len() + 16);
@@ -127,25 +132,24 @@ impl Template {
                         parameters = Some(path_parameters(parts, &self.text).await?);
                     }
                     let all = parameters.iter().flatten();
-                    let Some((_, value)) = all.into_iter().find(|(name, _)| name == parameter)
-                    else {
-                        return Err(self.missing(parameter, parts));
-                    };
-                    name.push_str(value);
+                    let mut values = all.filter(|(name, _)| name == parameter);
+                    match (values.next(), values.next()) {
+                        (Some((_, value)), None) => name.push_str(value),
+                        (None, _) => {
+                            return Err(self.broken(parameter, parts, MISSING));
+                        }
+                        (Some(_), Some(_)) => {
+                            return Err(self.broken(parameter, parts, TWICE));
+                        }
+                    }
                 }
             }
         }
         Ok(name)
     }
 
-    fn missing(&self, parameter: &str, parts: &Parts) -> Refusal {
-        tracing::error!(
-            key = self.text,
-            parameter,
-            path = parts.uri.path(),
-            "the route has no such path parameter: put the layer on routes that have it, with \
-             route_layer"
-        );
+    fn broken(&self, parameter: &str, parts: &Parts, why: &str) -> Refusal {
+        tracing::error!(key = self.text, parameter, path = parts.uri.path(), "{why}");
         Refusal::new(Reason::Broken, None)
     }
 }
@@ -215,8 +219,8 @@ macro_rules! target_setters {
         /// that stand for themselves are doubled. Two requests with the same text are about the same,
         /// whatever it was made of: write `"{a}/{b}"` only where no `/` can be in the values.
         ///
-        /// A request to a route without such a parameter is answered with 500, and the log says what is
-        /// missing. That goes for a router's fallback, too: use `route_layer`, which leaves it alone.
+        /// A request to a route without such a parameter, or with two of that name (one of them of the route
+        /// that it is nested in), is answered with 500, and the log says what is wrong. That goes for a router's fallback, too: use `route_layer`, which leaves it alone.
         ///
         /// # Panics
         ///

@@ -1,12 +1,16 @@
 //! A register of fences.
 
 use std::fmt;
+use std::pin::pin;
+use std::time::Duration;
 
-use deadpool_postgres::{Object, Pool, PoolError};
+use deadpool_postgres::{ClientWrapper, Object, Pool, PoolError};
 use lockkeeper_core::{BoxFuture, Error, Fence, FenceCheck, FenceStore, Name, Result};
+use tokio::runtime::Handle;
+use tokio::time::timeout;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
-use tokio_postgres::{Client, GenericClient, Transaction};
+use tokio_postgres::{Client, GenericClient, NoTls, Transaction};
 
 use crate::config::Settings;
 use crate::error::{config, translate, unavailable};
@@ -15,6 +19,13 @@ use crate::tls::Tls;
 const TABLE: &str = include_str!("../sql/fence_table.sql");
 const CHECK: &str = include_str!("../sql/fence_check.sql");
 const HIGHEST: &str = include_str!("../sql/fence_highest.sql");
+
+/// How long the server may take to let us in for a cancel.
+const CANCEL_WITHIN: Duration = Duration::from_secs(5);
+/// How long after a cancel it is sent again: the first may have come before the question did.
+const CANCEL_AGAIN: Duration = Duration::from_millis(200);
+/// How often.
+const CANCELS: usize = 5;
 
 /// Keeps the fences of a [`FenceRegister`](lockkeeper_core::FenceRegister) in the table `lockkeeper_fences`
 /// of a PostgreSQL database.
@@ -49,6 +60,8 @@ const HIGHEST: &str = include_str!("../sql/fence_highest.sql");
 #[derive(Clone)]
 pub struct PostgresFences {
     pool: Pool,
+    /// How its connections are encrypted, if that is known.
+    tls: Option<Tls>,
 }
 
 impl PostgresFences {
@@ -62,12 +75,12 @@ impl PostgresFences {
         let Settings { driver, options, root } = Settings::parse(url)?;
         let tls = Tls::new(root.as_deref(), driver.get_ssl_mode())?;
         let pool = Pool::builder(tls.manager(driver)).max_size(options.max_connections).build();
-        Ok(Self { pool: pool.map_err(|error| config(error.to_string()))? })
+        Ok(Self { pool: pool.map_err(|error| config(error.to_string()))?, tls: Some(tls) })
     }
 
     /// Fences over the connections of a pool.
     pub fn from_pool(pool: Pool) -> Self {
-        Self { pool }
+        Self { pool, tls: None }
     }
 
     /// Creates the table, if it is not there.
@@ -77,9 +90,12 @@ impl PostgresFences {
     /// [`Unavailable`](lockkeeper_core::ErrorKind::Unavailable) if the server is not there;
     /// [`Config`](lockkeeper_core::ErrorKind::Config) if this role may not.
     pub async fn create_table(&self) -> Result<()> {
-        let connection = Connection::get(&self.pool).await?;
+        let connection = Connection::get(self).await?;
         let mut created = connection.client().batch_execute(TABLE).await;
-        let raced = [SqlState::UNIQUE_VIOLATION, SqlState::DUPLICATE_TABLE].map(Some);
+        // Of the table's name, the table itself, and the type of its rows.
+        let raced =
+            [SqlState::UNIQUE_VIOLATION, SqlState::DUPLICATE_TABLE, SqlState::DUPLICATE_OBJECT];
+        let raced = raced.map(Some);
         if created.as_ref().is_err_and(|error| raced.contains(&error.code().cloned())) {
             // Two who create it at the same time may both find that it is not there.
             created = connection.client().batch_execute(TABLE).await;
@@ -141,7 +157,7 @@ impl FenceStore for PostgresFences {
     fn check(&self, name: &Name, fence: Fence) -> BoxFuture<'_, Result<FenceCheck>> {
         let name = name.clone();
         Box::pin(async move {
-            let connection = Connection::get(&self.pool).await?;
+            let connection = Connection::get(self).await?;
             let checked = check(connection.client(), &name, fence).await;
             connection.give_back();
             checked.map_err(explain)
@@ -185,30 +201,57 @@ fn explain(error: tokio_postgres::Error) -> Error {
 
 /// A connection that goes back to its pool only when what was asked has been answered. One whose question
 /// was given up may be blocked for as long as another's transaction lasts.
-struct Connection(Option<Object>);
+struct Connection {
+    object: Option<Object>,
+    tls: Option<Tls>,
+}
 
 impl Connection {
-    async fn get(pool: &Pool) -> Result<Self> {
-        match pool.get().await {
-            Ok(object) => Ok(Self(Some(object))),
+    async fn get(fences: &PostgresFences) -> Result<Self> {
+        match fences.pool.get().await {
+            Ok(object) => Ok(Self { object: Some(object), tls: fences.tls.clone() }),
             Err(PoolError::Backend(error)) => Err(translate(error)),
             Err(error) => Err(unavailable(error.to_string()).with_source(error)),
         }
     }
 
     fn client(&self) -> &Client {
-        self.0.as_ref().expect("it is there until it is given back")
+        self.object.as_ref().expect("it is there until it is given back")
     }
 
     fn give_back(mut self) {
-        self.0.take();
+        self.object.take();
     }
 }
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        if let Some(object) = self.0.take() {
-            drop(Object::take(object));
+        let Some(object) = self.object.take() else { return };
+        let (client, tls) = (Object::take(object), self.tls.take());
+        if let Ok(runtime) = Handle::try_current() {
+            runtime.spawn(end(client, tls));
+        }
+    }
+}
+
+/// Ends a connection together with the question that was given up. The driver closes one that is dropped only
+/// when all was answered: while a transaction has a name, each check of it that was given up would leave
+/// one more session to the server, beyond whatever the pool may have.
+async fn end(client: ClientWrapper, tls: Option<Tls>) {
+    let token = client.cancel_token();
+    // It comes after whatever was asked.
+    let mut last = pin!(client.batch_execute(""));
+    for _ in 0..CANCELS {
+        let cancel = async {
+            match &tls {
+                Some(tls) => tls.cancel(&token).await,
+                // How the pool encrypts is not known here. If it must, this fails.
+                None => token.cancel_query(NoTls).await.map_err(translate),
+            }
+        };
+        let cancelled = timeout(CANCEL_WITHIN, cancel).await;
+        if !matches!(cancelled, Ok(Ok(()))) || timeout(CANCEL_AGAIN, &mut last).await.is_ok() {
+            return;
         }
     }
 }

@@ -216,9 +216,9 @@ impl Links {
                 return Offer::Opening(opening.clone());
             }
             if self.has_room(&mut table, 0) {
-                let opening = self.open(&mut table, guest, false);
+                let (opening, task) = self.open(&mut table, guest, false);
                 table.underway.insert(here, opening.clone());
-                return Offer::Opening(opening);
+                return start(table, opening, task);
             }
         }
         // Crowded: any will do.
@@ -248,7 +248,8 @@ impl Links {
         // The last one that there may be is for holding and trying, if there is none for that.
         let spare = usize::from(table.links.iter().all(|link| link.is_waiting()));
         if may_open && self.has_room(&mut table, spare) {
-            return Offer::Opening(self.open(&mut table, guest, true));
+            let (opening, task) = self.open(&mut table, guest, true);
+            return start(table, opening, task);
         }
         Offer::Nothing
     }
@@ -289,12 +290,17 @@ impl Links {
         }
     }
 
-    /// Opens a connection, on which nobody sits then. A place among those that are allowed is kept for it.
-    fn open(self: &Arc<Self>, table: &mut Table, guest: Guest<'_>, waits: bool) -> Opening {
+    /// What opens a connection, on which nobody sits then. A place among those that are allowed is kept for it.
+    fn open(
+        self: &Arc<Self>,
+        table: &mut Table,
+        guest: Guest<'_>,
+        waits: bool,
+    ) -> (Opening, impl Future<Output = ()> + Send + use<>) {
         let place = Place::keep(self, table, waits);
         let (links, ttl, label) = (self.clone(), guest.ttl, self.label(&guest).to_owned());
         let (tell, opening) = watch::channel(None);
-        tokio::spawn(async move {
+        let task = async move {
             let within = links.options.connect_timeout;
             let opened = tokio::time::timeout(within, async {
                 let link = links.connect(ttl, waits).await?;
@@ -307,8 +313,8 @@ impl Links {
             let opened = opened.map(|link| links.table().links.push(link));
             drop(place);
             tell.send_replace(Some(opened));
-        });
-        Opening(opening)
+        };
+        (Opening(opening), task)
     }
 
     async fn connect(self: &Arc<Self>, ttl: Duration, waits: bool) -> Result<Arc<Link>> {
@@ -354,6 +360,18 @@ impl Links {
             Source::Pool(_) => token.cancel_query(NoTls).await.map_err(translate),
         }
     }
+}
+
+/// Starts to open a connection, when the table is free again: a runtime that ends drops the task at once, and
+/// the place that is kept for it then needs the table.
+fn start(
+    table: MutexGuard<'_, Table>,
+    opening: Opening,
+    task: impl Future<Output = ()> + Send + 'static,
+) -> Offer {
+    drop(table);
+    tokio::spawn(task);
+    Offer::Opening(opening)
 }
 
 /// The configuration, with a look at whether the server's machine is there, about as often as the server

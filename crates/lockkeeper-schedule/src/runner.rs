@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use jiff::Timestamp;
-use lockkeeper_core::{Error, Guard, Keeper};
+use lockkeeper_core::{Error, ErrorKind, Guard, Keeper};
 use tokio::task::JoinError;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
@@ -92,16 +92,27 @@ impl Runner {
         let claim = self.claim(tick).await.map_err(failed)?.ok_or(Outcome::Taken)?;
         // Looked at after the grant, not before: this process may have been stopped on the way, for longer
         // than another's claim was kept.
-        if since(now(&self.clock), tick) > self.job.latest() {
-            return Err(Outcome::Missed { until: tick });
-        }
-        self.keep(claim, tick).map_err(failed)?;
+        self.check_in_time(tick)?;
+        let kept = self.keep(claim, tick).map_err(failed)?;
         let lock = self.keeper.mutex(self.job.run_lock());
         let lock = match self.job.at_most_for {
             Some(limit) => lock.max_hold(limit + STUCK),
             None => lock,
         };
-        lock.try_lock().await.map_err(failed)?.ok_or(Outcome::Overlaps)
+        let guard = lock.try_lock().await.map_err(failed)?.ok_or(Outcome::Overlaps)?;
+        // It may also have been stopped since, and with it a session that kept the claim: then another node
+        // may have run the tick meanwhile.
+        self.check_in_time(tick)?;
+        if kept.is_some_and(|claim| !claim.is_held()) {
+            let message = "the claim on the tick was lost before its run";
+            return Err(failed(Error::new(ErrorKind::Lost, message)));
+        }
+        Ok(guard)
+    }
+
+    fn check_in_time(&self, tick: Timestamp) -> Result<(), Outcome> {
+        let late = since(now(&self.clock), tick);
+        if late > self.job.latest() { Err(Outcome::Missed { until: tick }) } else { Ok(()) }
     }
 
     /// How long a claim is kept. A claim and a second one would both have been made by nodes whose clocks
@@ -122,14 +133,17 @@ impl Runner {
         lock.try_lock().await
     }
 
-    /// Sees to it that a claim stays in the store for as long as it has to, whatever becomes of the run.
-    fn keep(&self, claim: Guard, tick: Timestamp) -> Result<(), Error> {
+    /// Sees to it that a claim stays in the store for as long as it has to, whatever becomes of the run. Where
+    /// it is this process that keeps it, it can be asked whether it still does.
+    fn keep(&self, claim: Guard, tick: Timestamp) -> Result<Option<Arc<Guard>>, Error> {
         if self.keeper.capabilities().leases {
             // Nobody will adopt it: it ends with its lease, which is as long as needed.
             let _ticket = claim.detach()?;
-            return Ok(());
+            return Ok(None);
         }
         // It ends with this process at the latest: that is all that such a store can do.
+        let claim = Arc::new(claim);
+        let kept = claim.clone();
         let (job, claimed_for) = (self.job.name.clone(), self.claimed_for());
         tokio::spawn(async move {
             tokio::select! {
@@ -141,7 +155,7 @@ impl Runner {
                 }
             }
         });
-        Ok(())
+        Ok(Some(kept))
     }
 
     async fn run(self: Arc<Self>, tick: Timestamp, guard: Guard) {

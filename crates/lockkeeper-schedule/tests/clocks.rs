@@ -4,7 +4,7 @@
 mod kit;
 
 use kit::{Ledger, Wall, hours, mins, secs};
-use lockkeeper::{Keeper, Memory};
+use lockkeeper::{Backend, Capabilities, Claim, ClaimSpec, Inspector, Keeper, Memory, Result};
 use lockkeeper_schedule::{Misfire, Running, Schedule, Scheduler};
 use lockkeeper_testkit::log::Log;
 use lockkeeper_testkit::{Fault, Faulty, Op};
@@ -105,6 +105,74 @@ async fn a_node_that_is_stopped_on_its_way_to_the_store_does_not_run_when_it_is_
     assert_eq!(ledger.runs().len(), 0);
     log.assert_has(&["WARN", "too late", "scheduled_at=2026-03-01T09:00:00Z"]);
     sleep(mins(30)).await;
+    assert_eq!(hours_of(&ledger), ["10"]);
+    drop(running);
+}
+
+/// The claim is its own, and so nobody else has run the tick; but a missed tick is to be skipped.
+#[tokio::test(start_paused = true)]
+async fn a_node_that_is_stopped_between_its_claim_and_its_run_does_not_run_when_it_is_too_late() {
+    let (ledger, log) = (Ledger::default(), Log::start());
+    let wall = Wall::at("2026-03-01T08:59:00Z");
+    let (store, faults) = Faulty::new(Memory::new());
+    faults.always(Op::Attempt, Fault::SlowRequest(secs(10)));
+    let keeper = Keeper::new(store);
+    let running = start(keeper.clone(), &wall, &ledger, Misfire::Skip);
+    sleep(secs(75)).await;
+    assert_eq!(faults.asked(Op::Attempt), 2, "it has the claim, and asks for the lock of the run");
+    wall.set(HOUR / 2);
+    sleep(mins(10)).await;
+    assert_eq!(ledger.runs().len(), 0);
+    log.assert_has(&["WARN", "too late", "scheduled_at=2026-03-01T09:00:00Z"]);
+    assert!(keeper.inspect().unwrap().show("schedule/run/x").await.unwrap().is_empty());
+    sleep(mins(30)).await;
+    assert_eq!(hours_of(&ledger), ["10"]);
+    drop(running);
+}
+
+/// A store whose holds end with their process.
+#[derive(Debug)]
+struct Sessions<B>(B);
+
+impl<B: Backend> Backend for Sessions<B> {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { leases: false, ..self.0.capabilities() }
+    }
+
+    fn claim(&self, spec: ClaimSpec) -> Result<Box<dyn Claim>> {
+        self.0.claim(spec)
+    }
+
+    fn inspector(&self) -> Option<&dyn Inspector> {
+        self.0.inspector()
+    }
+}
+
+/// As after a stop that was longer than the session lasts, and shorter than a tick may be late.
+#[tokio::test(start_paused = true)]
+async fn a_node_whose_claim_is_lost_before_its_run_leaves_the_tick_to_whoever_has_it() {
+    let (ledger, log) = (Ledger::default(), Log::start());
+    let wall = Wall::at("2026-03-01T08:59:00Z");
+    let (store, faults) = Faulty::new(Memory::new());
+    faults.always(Op::Attempt, Fault::SlowRequest(secs(10)));
+    let keeper = Keeper::new(Sessions(store));
+    let running = start(keeper.clone(), &wall, &ledger, Misfire::Skip);
+    sleep(secs(75)).await;
+    assert_eq!(faults.asked(Op::Attempt), 2, "it has the claim, and asks for the lock of the run");
+    let claim = "schedule/tick/2026-03-01T09:00:00Z/x";
+    assert_eq!(keeper.inspect().unwrap().break_lock(claim).await.unwrap(), 1);
+    sleep(mins(10)).await;
+    assert_eq!(ledger.runs().len(), 0);
+    log.assert_has(&[
+        "WARN",
+        "the claim on the tick was lost",
+        "scheduled_at=2026-03-01T09:00:00Z",
+    ]);
+    sleep(mins(60)).await;
     assert_eq!(hours_of(&ledger), ["10"]);
     drop(running);
 }

@@ -143,6 +143,24 @@ async fn a_route_without_the_parameter_is_never_served_without_the_lock() {
 }
 
 #[tokio::test]
+async fn a_parameter_that_a_route_has_twice_is_never_taken_for_the_wrong_one() {
+    let keeper = keeper();
+    let lock = LockLayer::new(keeper.clone()).key("order:{id}");
+    let orders: Router =
+        Router::new().route("/orders/{id}", post_route(async || "paid")).route_layer(lock);
+    let nested = Router::new().nest("/shops/{id}", orders.clone());
+    let service = Router::new().nest_service("/shops/{id}", orders.clone());
+    for app in [nested, service] {
+        // The handler would be told of order 2, and the lock was that of order 1.
+        let answer = post(&app, "/shops/1/orders/2").await;
+        refused(answer, StatusCode::INTERNAL_SERVER_ERROR, "internal").await;
+    }
+    let app = Router::new().nest("/shops/{shop}", orders);
+    assert_eq!(text(post(&app, "/shops/1/orders/2").await).await, "paid");
+    nothing_left(&keeper).await;
+}
+
+#[tokio::test]
 async fn a_route_layer_leaves_what_is_not_found_alone() {
     let (keeper, room) = (keeper(), Room::new());
     let app = shop(&keeper, &room, |lock| lock);

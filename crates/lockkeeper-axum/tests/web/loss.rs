@@ -44,6 +44,18 @@ async fn a_handler_whose_lock_is_lost_is_cancelled_before_the_answer() {
     nothing_left(&keeper).await;
 }
 
+/// As one does that waits for a body which never comes.
+#[tokio::test(start_paused = true)]
+async fn a_request_has_its_lock_for_no_longer_than_the_keeper_allows() {
+    let (keeper, room) = (keeper().max_hold(secs(9)), Room::new());
+    let app = app_with_ttl(&keeper, &room, secs(3));
+    let slow = at_work(&app, "/1", &room).await;
+    let slow = soon("the answer", slow).await.unwrap();
+    refused(slow, StatusCode::SERVICE_UNAVAILABLE, "lost").await;
+    assert_eq!(room.inside(), 0);
+    nothing_left(&keeper).await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_handler_is_cancelled_when_the_store_falls_silent_and_the_lease_ends() {
     let (keeper, faults) = faulty();

@@ -62,6 +62,40 @@ async fn what_layers_in_between_have_added_to_a_refusal_stays() {
 }
 
 #[tokio::test]
+async fn a_refusal_that_is_worded_anew_says_nothing_of_how_the_old_one_was_written() {
+    let keeper = keeper();
+    // As layers do that compress, and those that let clients ask again for the same.
+    let compress = async |mut response: Response| {
+        for (name, value) in [("content-encoding", "gzip"), ("etag", "\"1\"")] {
+            response.headers_mut().insert(name, HeaderValue::from_static(value));
+        }
+        *response.body_mut() = "not JSON".into();
+        response
+    };
+    let app =
+        locked(&keeper).layer(map_response(compress)).layer(ProblemLayer::new(keeper.clone()));
+    let _guard = keeper.mutex("order:1").lock().await.unwrap();
+    let answer = post(&app, "/1").await;
+    for name in ["content-encoding", "etag"] {
+        assert_eq!(header(&answer, name), None);
+    }
+    refused(answer, StatusCode::CONFLICT, "not_acquired").await;
+}
+
+#[tokio::test]
+async fn a_semaphore_of_the_same_name_is_not_what_a_request_waits_for() {
+    let keeper = keeper();
+    let semaphore = keeper.semaphore("order:1", 1).label("another").ttl(secs(6000));
+    let _permit = semaphore.acquire().await.unwrap();
+    let _guard = keeper.mutex("order:1").label("me").ttl(secs(600)).lock().await.unwrap();
+    let app = locked(&keeper).layer(ProblemLayer::new(keeper.clone()).show_holder());
+    let answer = post(&app, "/1").await;
+    let retry_after: u64 = header(&answer, "retry-after").unwrap().parse().unwrap();
+    assert!((570..=600).contains(&retry_after), "{retry_after}");
+    assert_eq!(refused(answer, StatusCode::CONFLICT, "not_acquired").await["holder"], "me");
+}
+
+#[tokio::test]
 async fn an_answer_of_the_services_own_is_left_as_it_is() {
     let keeper = keeper();
     let conflict = async || (StatusCode::CONFLICT, "edited by another");

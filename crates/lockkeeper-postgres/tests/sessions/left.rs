@@ -1,13 +1,14 @@
 //! Futures that are polled for a while and then neither polled nor dropped: nobody else may depend on them.
 
 use std::pin::Pin;
+use std::sync::mpsc;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
 use lockkeeper_core::{ErrorKind, Guard, Keeper, Result};
 use lockkeeper_postgres::Key;
 
-use crate::kit::{client, eventually, holders_and_waiters, keeper, name, soon};
+use crate::kit::{SOON, client, eventually, holders_and_waiters, keeper, name, soon};
 
 /// Nobody polls it any more once it is in here; it lives on.
 type Left = Pin<Box<dyn Future<Output = Result<Guard>> + Send>>;
@@ -109,4 +110,33 @@ async fn a_list_that_was_left_does_not_hold_up_those_who_share_its_connection() 
     guard.release().await.unwrap();
     drop(guards);
     soon("close", keeper.close()).await;
+}
+
+/// Polled for the last time when it is dropped.
+struct LastPoll(Left);
+
+impl Drop for LastPoll {
+    fn drop(&mut self) {
+        let _ = self.0.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+    }
+}
+
+/// A runtime that ends drops what is spawned on it at once, inside of the call. On several threads, whoever
+/// is being polled at that moment may be about to open a connection.
+#[test]
+fn one_who_asks_for_a_connection_while_the_runtime_ends_does_not_hold_it_up() {
+    let (tell, ended) = mpsc::channel();
+    let mutex = keeper("").mutex(name("ending"));
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let last = LastPoll(Box::pin(async move { mutex.lock().await }));
+        runtime.spawn(async move {
+            let _last = last;
+            std::future::pending::<()>().await;
+        });
+        runtime.block_on(tokio::task::yield_now());
+        drop(runtime);
+        tell.send(()).unwrap();
+    });
+    ended.recv_timeout(SOON).expect("the runtime ends");
 }

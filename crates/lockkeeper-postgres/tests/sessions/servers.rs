@@ -103,8 +103,14 @@ async fn a_server_without_room_for_another_connection_says_so() {
     let server = PostgresServer::with_args(&args).unwrap();
     let store = Postgres::new(&server.url()).unwrap();
     let keeper = Keeper::new(store.clone()).ttl(Duration::from_secs(4));
-    let mut others = Vec::new();
-    for _ in 0..4 {
+    let mut others = vec![client_at(&server.url()).await];
+    // Whoever looked whether the server is up may not have left yet.
+    let clients = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'";
+    eventually("the server is empty", async || {
+        others[0].query_one(clients, &[]).await.unwrap().get::<_, i64>(0) == 1
+    })
+    .await;
+    for _ in 1..4 {
         others.push(client_at(&server.url()).await);
     }
     let error = soon("connect", store.check()).await.unwrap_err();
