@@ -15,4 +15,5 @@ mod refusals;
 mod regressions;
 mod replicas;
 mod scripts;
+mod sharing;
 mod urls;

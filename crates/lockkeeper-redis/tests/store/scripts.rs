@@ -259,6 +259,38 @@ fn a_step_that_fails_does_not_fail_those_that_share_its_call() {
     assert!(answers[1].len() >= 16 && answers[3] == "1", "{answers:?}");
 }
 
+/// Its record as a reader must not be taken for the one that it waits with.
+#[test]
+fn a_reader_that_lost_the_lock_and_asks_again_has_a_place() {
+    let server = RedisServer::start_or_panic();
+    attempt("one", "s", true, "0").run(&server);
+    server.command(&["DEL", LOCK]);
+    attempt("two", "x", true, "0").run(&server);
+    attempt("one", "s", true, "0").run(&server);
+    assert_eq!(release("two", "lock").run(&server), "1");
+    assert_eq!(server.command(&["GET", LOCK]), "(readers)");
+    assert_eq!(server.command(&["ZRANGE", "lockkeeper:{a}:r", "0", "-1"]), "one");
+    assert_eq!(release("one", "lock").run(&server), "1");
+    assert!(dump(&server).is_empty());
+}
+
+/// A lock that is held for long, and whoever waits for it is killed before it looks again.
+#[test]
+fn waiters_that_died_do_not_pile_up_behind_a_holder() {
+    let server = RedisServer::start_or_panic();
+    attempt("holder", "x", true, "0").run(&server);
+    for number in 0..100 {
+        let owner = format!("dead {number}");
+        attempt(&owner, "x", true, "0").run(&server);
+        // As if its ttl had been short.
+        let record = "1794842320775257 0 x 1 1 1000 1 1 - somebody";
+        server.command(&["HSET", "lockkeeper:{a}:i", &owner, record]);
+    }
+    let queue = number(&server, &["ZCARD", "lockkeeper:{a}:q"]);
+    let records = number(&server, &["HLEN", "lockkeeper:{a}:i"]);
+    assert!(queue <= 20 && records == queue, "{queue} in the queue, {records} records");
+}
+
 /// Not on a queue: there a second break takes the lock from whoever the first gave it to.
 #[test]
 fn a_break_run_twice_is_run_once_where_nobody_waits() {
