@@ -343,3 +343,45 @@ fn fail(batch: Vec<Waiting>, error: &Error) {
         let _ = waiting.answer.send(Err(error.clone()));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Address, Config};
+    use crate::link::Target;
+
+    fn link() -> Arc<Link> {
+        let config = Config::from_url("redis://127.0.0.1:1/").unwrap();
+        Link::new(Arc::new(config), Target::Fixed(Address { host: "127.0.0.1".into(), port: 1 }))
+    }
+
+    fn step() -> Step {
+        let what = What::GiveBack { kind: Kind::Lock, tells: false };
+        Step { keys: Keys::new("lockkeeper", Kind::Lock, "a"), owner: Owner::random(), what }
+    }
+
+    #[test]
+    fn a_step_that_finds_nothing_under_way_needs_no_courier() {
+        let link = link();
+        for _ in 0..3 {
+            assert!(matches!(link.steps.add(step()), Added::Alone(_)));
+            drop(Alone(&link));
+        }
+    }
+
+    /// One that comes when the courier has looked for the last time, and has not yet gone.
+    #[test]
+    fn a_courier_is_not_dismissed_while_a_step_waits() {
+        let link = link();
+        let steps = &link.steps;
+        assert!(matches!(steps.add(step()), Added::Alone(_)));
+        let Added::New(_first) = steps.add(step()) else { panic!("it needs a courier") };
+        assert_eq!(steps.next(0).len(), 1);
+        assert!(steps.next(0).is_empty());
+        let Added::Waiting(_second) = steps.add(step()) else { panic!("there is a courier") };
+        assert!(!steps.dismiss());
+        assert_eq!(steps.next(0).len(), 1);
+        assert!(steps.dismiss());
+        let Added::New(_third) = steps.add(step()) else { panic!("it has gone") };
+    }
+}

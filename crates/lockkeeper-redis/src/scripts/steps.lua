@@ -14,7 +14,6 @@ local function held(owner, p)
     local floor = tonumber(p.fence)
     p.since = before.since
     if floor > tonumber(before.fence) then remember(floor) else p.fence = before.fence end
-    minted[HOLDER] = math.max(p.fence, minted[HOLDER] or 0)
   else
     p.fence = mint(p.mode, p.fence)
   end

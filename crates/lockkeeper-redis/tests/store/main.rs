@@ -11,6 +11,7 @@ mod many;
 mod plain_key;
 mod proxies;
 mod pushes;
+mod queues;
 mod refusals;
 mod regressions;
 mod replicas;

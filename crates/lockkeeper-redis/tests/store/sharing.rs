@@ -60,6 +60,25 @@ async fn an_ask_that_is_dropped_before_it_was_sent_never_is() {
     lock(&keeper, "dropped").await.release().await.unwrap();
 }
 
+/// While few calls are under way nothing waits for their answers.
+#[tokio::test]
+async fn an_ask_is_sent_although_another_is_not_yet_answered() {
+    let (server, _) = server().await;
+    let store = store(&server).await;
+    server.stop();
+    under_way!(asks, &store, 2);
+    let mut sent = claim(&store, "sent");
+    let mut ask = sent.attempt(None);
+    assert!(futures_util::poll!(&mut ask).is_pending());
+    others_run().await;
+    // If it waited still, it would never be sent.
+    drop(ask);
+    server.cont();
+    soon("those under way", join_all(asks)).await;
+    soon("one more", claim(&store, "after").attempt(None)).await.unwrap();
+    assert_eq!(number(&server, &["EXISTS", &key("sent")]), 1);
+}
+
 /// Its claim may have been released in the meantime, by a call that the server did know.
 #[tokio::test]
 async fn an_ask_that_is_dropped_is_not_sent_again_to_a_server_that_forgot_the_scripts() {
