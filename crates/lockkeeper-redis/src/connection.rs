@@ -12,6 +12,7 @@ use redis::{
     AsyncConnectionConfig, Client, Cmd, ConnectionAddr, IntoConnectionInfo as _, ProtocolVersion,
     PushInfo, PushKind, RedisConnectionInfo, RedisError, RedisResult, ServerErrorKind, Value,
 };
+use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{Address, Config, Protocol};
@@ -32,6 +33,8 @@ pub(crate) struct Connection {
     channel: String,
     identity: Identity,
     gone: CancellationToken,
+    /// What reads and writes it.
+    runtime: Handle,
     /// How many have asked for what they wrote to be replicated.
     written: AtomicU64,
     /// The last answer about that, and up to which of them it is for.
@@ -132,7 +135,8 @@ impl Connection {
         }
         undo.disarm();
         let (written, replication) = (AtomicU64::new(0), tokio::sync::Mutex::default());
-        Ok(Self { requests, ears, channel, identity, gone, written, replication })
+        let runtime = Handle::current();
+        Ok(Self { requests, ears, channel, identity, gone, runtime, written, replication })
     }
 
     /// The channel for a waiter's record; `-` if nobody could hear it.
@@ -156,6 +160,11 @@ impl Connection {
         &self.identity
     }
 
+    /// The runtime that it lives in.
+    pub(crate) fn runtime(&self) -> &Handle {
+        &self.runtime
+    }
+
     /// Cancelled when the connection is of no use any more.
     pub(crate) fn gone(&self) -> &CancellationToken {
         &self.gone
@@ -170,19 +179,32 @@ impl Connection {
 
     /// Runs a script: `add` adds its keys and arguments.
     pub(crate) async fn run(&self, script: &Script, add: impl Fn(&mut Cmd)) -> RedisResult<Value> {
+        let answer = self.run_known(script, &add).await;
+        if is_unknown_script(&answer) { self.run_anew(script, &add).await } else { answer }
+    }
+
+    /// Runs a script that the server should know.
+    pub(crate) async fn run_known(
+        &self,
+        script: &Script,
+        add: impl Fn(&mut Cmd),
+    ) -> RedisResult<Value> {
         let mut command = redis::cmd("EVALSHA");
         command.arg(&script.hash);
         add(&mut command);
-        match self.send(&command).await {
-            Err(error) if error.kind() == ServerErrorKind::NoScript.into() => {
-                // Flushed, or a server that was started again. EVAL also keeps it for the next time.
-                let mut command = redis::cmd("EVAL");
-                command.arg(script.code);
-                add(&mut command);
-                self.send(&command).await
-            }
-            answer => answer,
-        }
+        self.send(&command).await
+    }
+
+    /// Runs a script that the server does not know, and makes it known.
+    pub(crate) async fn run_anew(
+        &self,
+        script: &Script,
+        add: impl Fn(&mut Cmd),
+    ) -> RedisResult<Value> {
+        let mut command = redis::cmd("EVAL");
+        command.arg(script.code);
+        add(&mut command);
+        self.send(&command).await
     }
 
     fn judge(&self, answer: RedisResult<Value>) -> RedisResult<Value> {
@@ -300,6 +322,11 @@ impl std::fmt::Debug for Connection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Connection").field("identity", &self.identity).finish_non_exhaustive()
     }
+}
+
+/// Whether the scripts were flushed, or the server was started again.
+pub(crate) fn is_unknown_script(answer: &RedisResult<Value>) -> bool {
+    answer.as_ref().is_err_and(|error| error.kind() == ServerErrorKind::NoScript.into())
 }
 
 fn lost() -> RedisError {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use futures_util::future::select_ok;
 use lockkeeper_core::{BoxFuture, Error, Result};
 use redis::{ProtocolVersion, Value};
+use tokio::runtime::Handle;
 use tokio::time::Instant;
 use tokio_util::sync::DropGuard;
 
@@ -85,12 +86,25 @@ impl Link {
         self.slot().as_ref().filter(|connection| !connection.gone().is_cancelled()).cloned()
     }
 
+    /// Where to run what depends on the connection: if that runtime hangs, nothing more hangs than would anyway.
+    pub(crate) fn runtime(&self) -> Handle {
+        self.current().map_or_else(Handle::current, |connection| connection.runtime().clone())
+    }
+
     /// The connection, made anew if there is none that works.
     pub(crate) async fn connection(self: &Arc<Self>) -> Result<Arc<Connection>> {
         if let Some(connection) = self.current() {
             return Ok(connection);
         }
         let seen = self.failures.load(Ordering::Relaxed);
+        // In a task of its own: whoever needs it may not be polled for a while, and others wait behind it.
+        let made = tokio::spawn(self.clone().make_connection(seen)).await;
+        made.unwrap_or_else(|_| Err(unavailable("the connection is lost")))
+    }
+
+    /// Makes a connection when its turn comes, unless another has, or has failed to, since there had been `seen`
+    /// failures.
+    async fn make_connection(self: Arc<Self>, seen: u64) -> Result<Arc<Connection>> {
         let mut turn = self.turn.lock().await;
         if let Some(connection) = self.current() {
             return Ok(connection);
@@ -106,7 +120,7 @@ impl Link {
                 turn.failure = None;
                 let connection = Arc::new(connection);
                 *self.slot() = Some(connection.clone());
-                tokio::spawn(look_after(Arc::downgrade(self), connection.clone()));
+                tokio::spawn(look_after(Arc::downgrade(&self), connection.clone()));
                 if again {
                     // Whatever was told in the meantime is lost.
                     self.mailboxes.tell_all();

@@ -1,17 +1,19 @@
 //! Asks and releases. Those of one process that come at the same time share calls.
 
+use std::collections::VecDeque;
 use std::future::{Future as _, poll_fn};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
+use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
-use lockkeeper_core::{Error, Kind, Label, Mode, Owner, Result};
-use redis::{Cmd, Value};
+use lockkeeper_core::{BoxFuture, Error, Kind, Label, Mode, Owner, Result};
+use redis::{Cmd, ServerErrorKind, Value};
 use tokio::sync::{Notify, oneshot};
 
-use crate::connection::Connection;
+use crate::connection::{Connection, is_unknown_script};
 use crate::error::{Verdict, translate, unavailable, verdict};
 use crate::key::Keys;
 use crate::link::Link;
@@ -114,7 +116,7 @@ pub(crate) struct Steps {
 
 #[derive(Debug, Default)]
 struct State {
-    waiting: Vec<Waiting>,
+    waiting: VecDeque<Waiting>,
     has_courier: bool,
     /// How many are under way by themselves.
     alone: usize,
@@ -124,6 +126,13 @@ struct State {
 struct Waiting {
     step: Step,
     answer: oneshot::Sender<Result<Taken>>,
+}
+
+impl Waiting {
+    /// One that nobody awaits any more must not be sent: what its claim does next may be under way already.
+    fn is_awaited(&self) -> bool {
+        !self.answer.is_closed()
+    }
 }
 
 /// Who sends a step.
@@ -148,7 +157,7 @@ impl Steps {
             return Added::Alone(step);
         }
         let (answer, answered) = oneshot::channel();
-        state.waiting.push(Waiting { step, answer });
+        state.waiting.push_back(Waiting { step, answer });
         if std::mem::replace(&mut state.has_courier, true) {
             Added::Waiting(answered)
         } else {
@@ -156,8 +165,7 @@ impl Steps {
         }
     }
 
-    /// What shares the next call, with so many under way; without those that nobody awaits any more. Such
-    /// a step must not be sent: what its claim does next may be under way already.
+    /// What shares the next call, with so many under way.
     fn next(&self, under_way: usize) -> Vec<Waiting> {
         let mut state = self.state();
         loop {
@@ -166,7 +174,7 @@ impl Steps {
             }
             let count = state.waiting.len().min(MOST_STEPS);
             let mut batch: Vec<Waiting> = state.waiting.drain(..count).collect();
-            batch.retain(|waiting| !waiting.answer.is_closed());
+            batch.retain(Waiting::is_awaited);
             if !batch.is_empty() || count == 0 {
                 return batch;
             }
@@ -186,7 +194,9 @@ pub(crate) async fn take(link: &Arc<Link>, step: Step) -> Result<Taken> {
     let answered = match link.steps.add(step) {
         Added::Alone(step) => return Alone(link).take(&step).await,
         Added::New(answered) => {
-            tokio::spawn(Courier { link: link.clone(), has_work: true }.carry());
+            // Made before anything else: whatever fails from here on, there is no courier then.
+            let courier = Courier { link: link.clone(), has_work: true };
+            link.runtime().spawn(courier.carry());
             answered
         }
         Added::Waiting(answered) => {
@@ -273,24 +283,37 @@ impl Drop for Courier {
         if self.has_work {
             let mut state = self.link.steps.state();
             state.has_courier = false;
-            state.waiting.clear();
+            let waiting = std::mem::take(&mut state.waiting);
+            drop(state);
+            // Which wakes them: they may come back at once.
+            drop(waiting);
         }
     }
 }
 
-async fn call(connection: Arc<Connection>, batch: Vec<Waiting>) {
-    let mut batch = batch;
-    let steps = batch.iter().map(|waiting| &waiting.step);
-    let answer =
-        connection.run(&STEPS, |command| add_to(command, &connection, steps.clone())).await;
+async fn call(connection: Arc<Connection>, mut batch: Vec<Waiting>) {
+    let add = |command: &mut Cmd, batch: &[Waiting]| {
+        add_to(command, &connection, batch.iter().map(|waiting| &waiting.step));
+    };
+    let mut answer = connection.run_known(&STEPS, |command| add(command, &batch)).await;
+    if is_unknown_script(&answer) {
+        batch.retain(Waiting::is_awaited);
+        if batch.is_empty() {
+            return;
+        }
+        answer = connection.run_anew(&STEPS, |command| add(command, &batch)).await;
+    }
     let answers = match answer {
         Ok(Value::Array(answers)) if answers.len() == batch.len() => answers,
         Ok(other) => {
             return fail(batch, &unavailable(format!("an answer that makes no sense: {other:?}")));
         }
+        Err(error) if error.kind() == ServerErrorKind::NoPerm.into() && batch.len() > 1 => {
+            return call_each(connection, batch).await;
+        }
         Err(error) => return fail(batch, &translate(error)),
     };
-    for (waiting, answer) in batch.drain(..).zip(answers) {
+    for (waiting, answer) in batch.into_iter().zip(answers) {
         let answer = match answer.extract_error() {
             Ok(answer) => Ok((connection.clone(), answer)),
             Err(error) => {
@@ -304,8 +327,61 @@ async fn call(connection: Arc<Connection>, batch: Vec<Waiting>) {
     }
 }
 
+/// Takes each step by itself: a key that the user may not use fails all that share its call. If some have been
+/// taken already, twice is once.
+fn call_each(connection: Arc<Connection>, mut batch: Vec<Waiting>) -> BoxFuture<'static, ()> {
+    // Boxed, because it comes back to where it was called.
+    Box::pin(async move {
+        batch.retain(Waiting::is_awaited);
+        // All are sent in the first poll.
+        join_all(batch.into_iter().map(|waiting| call(connection.clone(), vec![waiting]))).await;
+    })
+}
+
 fn fail(batch: Vec<Waiting>, error: &Error) {
     for waiting in batch {
         let _ = waiting.answer.send(Err(error.clone()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Address, Config};
+    use crate::link::Target;
+
+    fn link() -> Arc<Link> {
+        let config = Config::from_url("redis://127.0.0.1:1/").unwrap();
+        Link::new(Arc::new(config), Target::Fixed(Address { host: "127.0.0.1".into(), port: 1 }))
+    }
+
+    fn step() -> Step {
+        let what = What::GiveBack { kind: Kind::Lock, tells: false };
+        Step { keys: Keys::new("lockkeeper", Kind::Lock, "a"), owner: Owner::random(), what }
+    }
+
+    #[test]
+    fn a_step_that_finds_nothing_under_way_needs_no_courier() {
+        let link = link();
+        for _ in 0..3 {
+            assert!(matches!(link.steps.add(step()), Added::Alone(_)));
+            drop(Alone(&link));
+        }
+    }
+
+    /// One that comes when the courier has looked for the last time, and has not yet gone.
+    #[test]
+    fn a_courier_is_not_dismissed_while_a_step_waits() {
+        let link = link();
+        let steps = &link.steps;
+        assert!(matches!(steps.add(step()), Added::Alone(_)));
+        let Added::New(_first) = steps.add(step()) else { panic!("it needs a courier") };
+        assert_eq!(steps.next(0).len(), 1);
+        assert!(steps.next(0).is_empty());
+        let Added::Waiting(_second) = steps.add(step()) else { panic!("there is a courier") };
+        assert!(!steps.dismiss());
+        assert_eq!(steps.next(0).len(), 1);
+        assert!(steps.dismiss());
+        let Added::New(_third) = steps.add(step()) else { panic!("it has gone") };
     }
 }

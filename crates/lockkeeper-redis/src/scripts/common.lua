@@ -74,10 +74,11 @@ local function admits(p)
   return not holder or (p.mode == 's' and holder == READERS)
 end
 
--- Keeps a fence that is ahead of the clock until the clock has passed it.
+-- Keeps a fence that is ahead of the clock until the clock has passed it. (Since Redis 7.2 a lease counts from
+-- when the script began, in whole milliseconds: a little earlier than our clock.)
 local function remember(fence)
   if fence > us then
-    call('SET', FENCE, text(fence), 'PX', text(math.ceil((fence - us) / 1000) + 1))
+    call('SET', FENCE, text(fence), 'PX', text(math.ceil((fence - us) / 1000) + 2))
   end
 end
 

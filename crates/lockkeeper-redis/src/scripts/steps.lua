@@ -14,7 +14,6 @@ local function held(owner, p)
     local floor = tonumber(p.fence)
     p.since = before.since
     if floor > tonumber(before.fence) then remember(floor) else p.fence = before.fence end
-    minted[HOLDER] = math.max(p.fence, minted[HOLDER] or 0)
   else
     p.fence = mint(p.mode, p.fence)
   end
@@ -42,7 +41,12 @@ end
 local function join(owner, p, waits)
   if not waits then
     local last = call('ZREVRANGE', QUEUE, 0, 0, 'WITHSCORES')[2]
-    if not last then forget_the_dead() end
+    if not last then
+      forget_the_dead()
+    elseif last % 16 == 0 then
+      -- Now and then, because those who would otherwise see to it may all be dead: see who still waits.
+      move_on(owner)
+    end
     call('ZADD', QUEUE, text((last or 0) + 1), owner)
     call('HSET', INFO, owner, write(p))
   end
@@ -63,8 +67,10 @@ local function ask(step, owner)
   end
   local holder = is_lock and call('GET', HOLDER)
   local waits = queue and call('ZSCORE', QUEUE, owner)
-  if holder and holder ~= READERS and holder ~= owner and queue and not waits then
-    -- Somebody has it for himself, so nobody's turn has come: nothing else is to be seen to.
+  if holder and holder ~= READERS and holder ~= owner and queue and not waits
+    and call('EXISTS', SHARERS) == 0 then
+    -- Somebody has it for himself, so nobody's turn has come: nothing else is to be seen to. (Unless readers
+    -- have lost it to him: this may be one of them, and its record of then is not the one to wait with.)
     join(owner, p, false)
     return call('PTTL', HOLDER)
   end

@@ -18,15 +18,15 @@ const DOWNGRADE: &str = lua!("one" "common" "downgrade");
 const BREAK: &str = lua!("one" "common" "break");
 const LOOK: &str = lua!("look");
 
-const LOCK: &str = "lockkeeper:{a}";
-const SEMAPHORE: &str = "lockkeeper:{a}:s";
+pub(crate) const LOCK: &str = "lockkeeper:{a}";
+pub(crate) const SEMAPHORE: &str = "lockkeeper:{a}:s";
 const SUFFIXES: [&str; 6] = ["", ":x", ":r", ":q", ":i", ":f"];
 /// So long that nothing ends on the way.
 const TTL: &str = "600000";
 
 /// A script with its keys and arguments.
 #[derive(Debug, Clone)]
-struct Step {
+pub(crate) struct Step {
     what: String,
     script: &'static str,
     keys: Vec<String>,
@@ -40,7 +40,7 @@ impl Step {
         Self { what: format!("{what} {args:?}"), script, keys, args }
     }
 
-    fn run(&self, server: &RedisServer) -> String {
+    pub(crate) fn run(&self, server: &RedisServer) -> String {
         let count = self.keys.len().to_string();
         let mut command = vec!["EVAL", self.script, &count];
         command.extend(self.keys.iter().chain(&self.args).map(String::as_str));
@@ -49,7 +49,7 @@ impl Step {
 }
 
 /// The mode is x, s or p; permits are two of three.
-fn attempt(owner: &str, mode: &str, queue: bool, floor: &str) -> Step {
+pub(crate) fn attempt(owner: &str, mode: &str, queue: bool, floor: &str) -> Step {
     let word = format!("{mode}{}", if queue { "q" } else { "" });
     let (of, take, all) = if mode == "p" { (SEMAPHORE, "2", "3") } else { (LOCK, "1", "1") };
     let head = format!(" {mode} {take} {all} {TTL} ");
@@ -57,7 +57,7 @@ fn attempt(owner: &str, mode: &str, queue: bool, floor: &str) -> Step {
     Step::new("attempt", STEPS, of, &args)
 }
 
-fn release(owner: &str, kind: &str) -> Step {
+pub(crate) fn release(owner: &str, kind: &str) -> Step {
     let (of, word) = if kind == "lock" { (LOCK, "lt") } else { (SEMAPHORE, "mt") };
     Step::new("release", STEPS, of, &[word, owner])
 }
@@ -73,7 +73,7 @@ fn downgrade(owner: &str) -> Step {
     Step::new("downgrade", DOWNGRADE, LOCK, &[owner, TTL, "1"])
 }
 
-fn break_it(kind: &str) -> Step {
+pub(crate) fn break_it(kind: &str) -> Step {
     let of = if kind == "lock" { LOCK } else { SEMAPHORE };
     Step::new("break", BREAK, of, &[kind, "1"])
 }

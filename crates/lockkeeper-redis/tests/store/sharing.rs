@@ -1,0 +1,244 @@
+//! What shares calls: who carries it, and what happens to the others if one is dropped, refused or left.
+
+use futures_util::future::join_all;
+use lockkeeper_core::{Attempt, Backend, Background, Claim, ClaimSpec, ErrorKind, Keeper, Name};
+use lockkeeper_core::{Guard, ReleaseOutcome};
+use lockkeeper_redis::{Config, Redis};
+use lockkeeper_testkit::server::RedisServer;
+use lockkeeper_testkit::wait::soon;
+use tokio::runtime::{Builder, Handle, Runtime};
+
+use crate::kit::{key, lock, nothing_left, number, open, secs, server};
+use crate::refusals::check;
+
+async fn store(server: &RedisServer) -> Redis {
+    Redis::connect(Config::from_url(&server.url()).unwrap()).await.unwrap()
+}
+
+fn claim(store: &Redis, name: &str) -> Box<dyn Claim> {
+    let background = Background::new(Handle::current());
+    store.claim(ClaimSpec::new(Name::new(name).unwrap(), secs(60), background)).unwrap()
+}
+
+/// Lets all tasks of a runtime with one thread go as far as they can.
+async fn others_run() {
+    for _ in 0..20 {
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Claims whose asks are under way for as long as the server is stopped, each in a call of its own.
+macro_rules! under_way {
+    ($asks:ident, $store:expr, $count:expr) => {
+        let mut claims: Vec<_> =
+            (0..$count).map(|number| claim($store, &format!("under way/{number}"))).collect();
+        let mut $asks: Vec<_> = claims.iter_mut().map(|claim| claim.attempt(None)).collect();
+        for ask in &mut $asks {
+            assert!(futures_util::poll!(ask).is_pending());
+            others_run().await;
+        }
+    };
+}
+
+#[tokio::test]
+async fn an_ask_that_is_dropped_before_it_was_sent_never_is() {
+    let (server, keeper) = server().await;
+    let store = store(&server).await;
+    server.stop();
+    under_way!(asks, &store, 8);
+    let mut dropped = claim(&store, "dropped");
+    let mut ask = dropped.attempt(None);
+    assert!(futures_util::poll!(&mut ask).is_pending());
+    others_run().await;
+    drop(ask);
+    server.cont();
+    for answer in soon("those under way", join_all(asks)).await {
+        assert!(matches!(answer.unwrap(), Attempt::Granted(_)));
+    }
+    soon("one more", claim(&store, "after").attempt(None)).await.unwrap();
+    assert_eq!(number(&server, &["EXISTS", &key("dropped")]), 0);
+    lock(&keeper, "dropped").await.release().await.unwrap();
+}
+
+/// While few calls are under way nothing waits for their answers.
+#[tokio::test]
+async fn an_ask_is_sent_although_another_is_not_yet_answered() {
+    let (server, _) = server().await;
+    let store = store(&server).await;
+    server.stop();
+    under_way!(asks, &store, 2);
+    let mut sent = claim(&store, "sent");
+    let mut ask = sent.attempt(None);
+    assert!(futures_util::poll!(&mut ask).is_pending());
+    others_run().await;
+    // If it waited still, it would never be sent.
+    drop(ask);
+    server.cont();
+    soon("those under way", join_all(asks)).await;
+    soon("one more", claim(&store, "after").attempt(None)).await.unwrap();
+    assert_eq!(number(&server, &["EXISTS", &key("sent")]), 1);
+}
+
+/// Its claim may have been released in the meantime, by a call that the server did know.
+#[tokio::test]
+async fn an_ask_that_is_dropped_is_not_sent_again_to_a_server_that_forgot_the_scripts() {
+    let (server, _) = server().await;
+    let store = store(&server).await;
+    server.command(&["SCRIPT", "FLUSH"]);
+    server.stop();
+    under_way!(asks, &store, 1);
+    let (mut kept, mut dropped) = (claim(&store, "kept"), claim(&store, "dropped"));
+    let (mut keeps, mut drops) = (kept.attempt(None), dropped.attempt(None));
+    assert!(futures_util::poll!(&mut keeps).is_pending());
+    assert!(futures_util::poll!(&mut drops).is_pending());
+    others_run().await;
+    drop(drops);
+    server.cont();
+    soon("the first", join_all(asks)).await;
+    let answer = soon("the one that is kept", keeps).await.unwrap();
+    assert!(matches!(answer, Attempt::Granted(_)));
+    soon("one more", claim(&store, "after").attempt(None)).await.unwrap();
+    assert_eq!(number(&server, &["EXISTS", &key("kept")]), 1);
+    assert_eq!(number(&server, &["EXISTS", &key("dropped")]), 0);
+}
+
+/// Held locks, to be given back at once with something in their midst.
+async fn held(keeper: &Keeper) -> Vec<Guard> {
+    let asks = (0..20).map(|number| {
+        let mutex = keeper.mutex(format!("ok/{number}"));
+        async move { mutex.lock().await.unwrap() }
+    });
+    soon("the locks", join_all(asks)).await
+}
+
+async fn all_released(guards: Vec<Guard>) {
+    for outcome in soon("the releases", join_all(guards.into_iter().map(Guard::release))).await {
+        assert_eq!(outcome.unwrap(), ReleaseOutcome::Released);
+    }
+}
+
+#[tokio::test]
+async fn a_name_that_the_user_may_not_lock_is_refused_alone() {
+    let server = RedisServer::start_or_panic();
+    let rules = ["on", ">secret", "~lockkeeper:{ok/*", "&*", "+@all"];
+    server.command(&[&["ACL", "SETUSER", "ann"], &rules[..]].concat());
+    let keeper = open(&format!("redis://ann:secret@127.0.0.1:{}/", server.port())).await;
+    let mut guards = held(&keeper).await;
+    let rest = guards.split_off(10);
+    let forbidden = keeper.mutex("forbidden");
+    let ((), refused, ()) =
+        tokio::join!(all_released(guards), forbidden.try_lock(), all_released(rest));
+    check(&refused.unwrap_err(), ErrorKind::Config, "lacks a permission");
+    nothing_left(&keeper, &server).await;
+}
+
+#[tokio::test]
+async fn a_key_of_a_wrong_type_is_told_to_whoever_asked_for_it_alone() {
+    let (server, keeper) = server().await;
+    server.command(&["RPUSH", &key("other"), "not", "a", "lock"]);
+    let mut guards = held(&keeper).await;
+    let rest = guards.split_off(10);
+    let other = keeper.mutex("other");
+    let ((), refused, ()) =
+        tokio::join!(all_released(guards), other.try_lock(), all_released(rest));
+    check(&refused.unwrap_err(), ErrorKind::Config, "used for something else");
+    server.command(&["DEL", &key("other")]);
+    nothing_left(&keeper, &server).await;
+}
+
+#[tokio::test]
+async fn a_replica_is_left_also_if_what_it_refuses_shares_a_call() {
+    let (server, _) = server().await;
+    let store = store(&server).await;
+    // Of nobody, so that it does not begin to load anything.
+    server.command(&["REPLICAOF", "127.0.0.1", "1"]);
+    // The first is sent by itself; nobody looks at its answer.
+    let (mut left, mut one, mut two) =
+        (claim(&store, "left"), claim(&store, "one"), claim(&store, "two"));
+    let mut left = left.attempt(None);
+    assert!(futures_util::poll!(&mut left).is_pending());
+    let (one, two) =
+        soon("refusals", async { tokio::join!(one.attempt(None), two.attempt(None)) }).await;
+    for refused in [one, two] {
+        check(&refused.unwrap_err(), ErrorKind::Unavailable, "read-only replica");
+    }
+    // So the next one connects, and is told where.
+    let refused = soon("a refusal", claim(&store, "next").attempt(None)).await.unwrap_err();
+    check(&refused, ErrorKind::Unavailable, &format!("127.0.0.1:{}: ", server.port()));
+}
+
+#[tokio::test]
+async fn an_ask_that_is_left_while_it_connects_holds_up_nobody() {
+    let (server, keeper) = server().await;
+    lock(&keeper, "a").await.release().await.unwrap();
+    server.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+    // It has noticed by then, or there is nothing to see here.
+    tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+    server.stop();
+    let mutex = keeper.mutex("left");
+    let mut left = Box::pin(mutex.lock());
+    assert!(futures_util::poll!(&mut left).is_pending());
+    others_run().await;
+    server.cont();
+    lock(&keeper, "other").await.release().await.unwrap();
+    soon("the one that was left", left).await.unwrap().release().await.unwrap();
+    nothing_left(&keeper, &server).await;
+}
+
+/// A runtime with one thread runs only while somebody blocks on it.
+#[test]
+fn a_runtime_that_stands_still_holds_up_no_other_that_has_the_same_store() {
+    let server = RedisServer::start_or_panic();
+    let first = Runtime::new().unwrap();
+    let store = first.block_on(store(&server));
+    let still = Builder::new_current_thread().enable_all().build().unwrap();
+    let entered = still.enter();
+    let mut claims: Vec<_> = (0..3).map(|number| claim(&store, &format!("{number}"))).collect();
+    drop(entered);
+    let mut asks: Vec<_> = claims.iter_mut().map(|claim| claim.attempt(None)).collect();
+    server.stop();
+    still.block_on(async {
+        for ask in &mut asks {
+            assert!(futures_util::poll!(ask).is_pending());
+        }
+    });
+    server.cont();
+    first.block_on(async {
+        let keeper = Keeper::new(store);
+        lock(&keeper, "a").await.release().await.unwrap();
+    });
+    for answer in still.block_on(join_all(asks)) {
+        assert!(matches!(answer.unwrap(), Attempt::Granted(_)));
+    }
+}
+
+#[test]
+fn whoever_waits_to_be_sent_is_told_when_the_runtime_of_the_connection_ends() {
+    let server = RedisServer::start_or_panic();
+    let first = Runtime::new().unwrap();
+    let store = first.block_on(store(&server));
+    let second = Builder::new_current_thread().enable_all().build().unwrap();
+    second.block_on(async {
+        server.stop();
+        let mut claims: Vec<_> =
+            (0..20).map(|number| claim(&store, &format!("{number}"))).collect();
+        let mut asks: Vec<_> = claims.iter_mut().map(|claim| claim.attempt(None)).collect();
+        for ask in &mut asks {
+            assert!(futures_util::poll!(ask).is_pending());
+            // So that most find calls under way.
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+        first.shutdown_background();
+        // Nobody carries them any more: they fail, or are asked anew.
+        server.cont();
+        for answer in soon("the asks", join_all(asks)).await {
+            if let Err(error) = answer {
+                assert!(error.is_retryable(), "{error}");
+            }
+        }
+        let again = claims.iter_mut().map(|claim| claim.attempt(None));
+        for answer in soon("asked again", join_all(again)).await {
+            assert!(matches!(answer.unwrap(), Attempt::Granted(_)));
+        }
+    });
+}
