@@ -64,6 +64,24 @@ struct Sums {
     first_error: Option<String>,
 }
 
+impl Shared {
+    fn add(&self, task: usize, mode: Mode, outcome: Outcome<Option<Duration>>, counts: bool) {
+        let mut sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
+        match outcome {
+            Ok(handed_over) if counts => {
+                self.turns[task].fetch_add(1, Ordering::Relaxed);
+                sums.reads += u64::from(mode == Mode::Shared);
+                sums.hand_overs.extend(handed_over.map(|time| time.as_secs_f64() * 1e6));
+            }
+            Ok(_) => {}
+            Err(error) => {
+                sums.errors += 1;
+                sums.first_error.get_or_insert(error);
+            }
+        }
+    }
+}
+
 /// What the tasks of a slice contend for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Contend {
@@ -171,21 +189,11 @@ async fn take_turns(
         });
         let outcome = turn.await;
         let counts = referee.phase() == Phase::Counted;
-        let mut sums = shared.sums.lock().unwrap_or_else(PoisonError::into_inner);
-        match outcome {
-            Ok(handed_over) if counts => {
-                shared.turns[number].fetch_add(1, Ordering::Relaxed);
-                sums.reads += u64::from(mode == Mode::Shared);
-                sums.hand_overs.extend(handed_over.map(|time| time.as_secs_f64() * 1e6));
-            }
-            Ok(_) => {}
-            Err(error) => {
-                sums.errors += 1;
-                sums.first_error.get_or_insert(error);
-                drop(sums);
-                // One that fails at once must not keep the others from the processor.
-                tokio::time::sleep(Duration::from_millis(1)).await;
-            }
+        let failed = outcome.is_err();
+        shared.add(number, mode, outcome, counts);
+        if failed {
+            // One that fails at once must not keep the others from the processor.
+            tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
 }

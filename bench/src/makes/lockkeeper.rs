@@ -62,7 +62,7 @@ pub(super) async fn redlock(urls: &[&str], ttl: Duration) -> Outcome<Make> {
 }
 
 pub(super) fn postgres(url: &str) -> Outcome<Vec<Make>> {
-    let make = |url: &str, variant| {
+    let make = |url: &str, variant| -> Outcome<Make> {
         let keeper = Keeper::new(Postgres::new(url).map_err(told)?);
         Ok(Make { variant, ..Make::new("lockkeeper", Kind::Ours, keeper) })
     };
@@ -70,7 +70,7 @@ pub(super) fn postgres(url: &str) -> Outcome<Vec<Make>> {
 }
 
 pub(super) fn files(dir: &Path) -> Outcome<Vec<Make>> {
-    let make = |fence, variant| {
+    let make = |fence, variant| -> Outcome<Make> {
         let store = File::options().fence(fence).open(dir.join("lockkeeper")).map_err(told)?;
         Ok(Make { variant, ..Make::new("lockkeeper", Kind::Ours, Keeper::new(store)) })
     };

@@ -6,7 +6,7 @@ use lockkeeper_testkit::server::RedisServer;
 
 use crate::bench::{Bench, REPETITIONS};
 use crate::load;
-use crate::make::{Kind, Make, Mode, Outcome, fresh};
+use crate::make::{Kind, Mode, Outcome, fresh};
 use crate::makes;
 use crate::report::{Better, Section};
 
