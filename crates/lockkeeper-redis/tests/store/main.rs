@@ -14,5 +14,6 @@ mod pushes;
 mod refusals;
 mod regressions;
 mod replicas;
+mod requests;
 mod scripts;
 mod urls;
