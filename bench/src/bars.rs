@@ -24,16 +24,16 @@ pub(crate) fn all(report: &Report) -> Vec<Bar> {
     bars
 }
 
-fn add(bars: &mut Vec<Bar>, what: &str, figure: Option<Figure>, limit: Limit) {
+fn add(bars: &mut Vec<Bar>, what: &str, figure: Option<Figure>, wanted: Limit) {
     let Some(figure) = figure else { return };
     let Some(median) = figure.median() else { return };
     // To two decimals: what is asked for has no more.
     let median = (median * 100.0).round() / 100.0;
-    let (bar, met) = match limit {
+    let (limit, met) = match wanted {
         Limit::AtMost(most) => (format!("≤ {}", short(most)), median <= most),
         Limit::AtLeast(least) => (format!("≥ {}", short(least)), median >= least),
     };
-    bars.push(Bar { what: what.into(), figure, bar, met });
+    bars.push(Bar { what: what.into(), figure, limit, met });
 }
 
 fn redis(report: &Report, bars: &mut Vec<Bar>) {

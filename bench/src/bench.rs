@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 
-use crate::figures::{median, short};
+use crate::figures::{Figure, median, short};
 use crate::load;
 use crate::make::{Make, Outcome};
 use crate::report::{Row, Section};
@@ -58,7 +58,7 @@ impl Bench {
         if let Some(column) = section.main_column() {
             eprintln!("  {}", column.title);
             for row in &section.rows {
-                let figure = row.figures.get(&column.key).map_or_else(|| "–".into(), |f| f.show());
+                let figure = row.figures.get(&column.key).map_or_else(|| "–".into(), Figure::show);
                 eprintln!("  {:<55} {figure}  {}", row.make, wrongs(row));
             }
         }

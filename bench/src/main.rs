@@ -5,7 +5,6 @@
 #![allow(
     clippy::print_stdout,
     clippy::cast_precision_loss,
-    clippy::too_many_lines,
     reason = "a program that counts to some thousands, and prints"
 )]
 

@@ -65,7 +65,7 @@ fn bars(page: &mut String, report: &Report) {
     for bar in &report.bars {
         let verdict = if bar.met { "met" } else { "**MISSED**" };
         let _ =
-            writeln!(page, "| {} | {} | {} | {verdict} |", bar.what, bar.bar, bar.figure.show());
+            writeln!(page, "| {} | {} | {} | {verdict} |", bar.what, bar.limit, bar.figure.show());
     }
 }
 

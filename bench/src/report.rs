@@ -65,7 +65,8 @@ pub(crate) struct Row {
 pub(crate) struct Bar {
     pub(crate) what: String,
     pub(crate) figure: Figure,
-    pub(crate) bar: String,
+    /// Such as `≤ 2`.
+    pub(crate) limit: String,
     pub(crate) met: bool,
 }
 

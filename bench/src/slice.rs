@@ -130,9 +130,9 @@ pub(crate) async fn run(locks: Vec<Box<dyn Lock>>, plan: Plan<'_>) -> Slice {
     let read = || plan.meter.map_or_else(Load::default, |meter| meter());
     let before = read();
     let counted = Instant::now();
-    referees.iter().for_each(|referee| referee.begin(Phase::Counted));
+    begin(&referees, Phase::Counted);
     tokio::time::sleep(plan.time).await;
-    referees.iter().for_each(|referee| referee.begin(Phase::Over));
+    begin(&referees, Phase::Over);
     let took = counted.elapsed();
     let now = nanos(start);
     let load = read() - before;
@@ -151,6 +151,12 @@ pub(crate) async fn run(locks: Vec<Box<dyn Lock>>, plan: Plan<'_>) -> Slice {
         errors: sums.errors,
         first_error: sums.first_error,
         load,
+    }
+}
+
+fn begin(referees: &[Arc<Referee>], phase: Phase) {
+    for referee in referees {
+        referee.begin(phase);
     }
 }
 

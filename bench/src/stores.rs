@@ -69,18 +69,32 @@ pub(crate) async fn on_redis(bench: &mut Bench) -> Outcome<()> {
         let section = Section::new("redis/fairness", "Redis: how evenly turns are dealt", text);
         queue::fairness(bench, section, &all[0], &[8, 64, 512]).await?;
     }
+    waiting_on_redis(bench, &server, &all).await?;
+    lasting_on_redis(bench, &server).await?;
+    scaling(bench, &best).await
+}
+
+/// One who waits, and many.
+async fn waiting_on_redis(bench: &mut Bench, server: &RedisServer, all: &[Make]) -> Outcome<()> {
+    let url = server.url();
     if bench.wants("redis/wake") {
         let others = makes::on_redis(&url, TTL).await?;
         let text = "One holder, and one waiter in another client: from the call of release to the waiter's guard.";
         let section = Section::new("redis/wake", "Redis: wake-up of a single waiter", text);
-        wake::run(bench, section, &all, &others).await?;
+        wake::run(bench, section, all, &others).await?;
     }
     if bench.wants("redis/idle") {
         let text = "Waiters on a lock that is held at a ttl of 30 s: 1,000 of them, or 200 in a quick run, whose ttl is 3 s
             and whose figure for Lockkeeper is scaled to 30 s.";
         let section = Section::new("redis/idle", "Redis: waiters with nothing to do", text);
-        idle::run(bench, section, &server).await?;
+        idle::run(bench, section, server).await?;
     }
+    Ok(())
+}
+
+/// What holds for long, and what ends otherwise than by a release.
+async fn lasting_on_redis(bench: &mut Bench, server: &RedisServer) -> Outcome<()> {
+    let url = server.url();
     if bench.wants("redis/held") {
         let text = "10,000 locks at a ttl of 30 s, taken over some seconds (2,000 at 3 s in a quick run); each make in a process
             and on a server of its own, all at the same time. Watched for five thirds of a ttl.";
@@ -91,19 +105,18 @@ pub(crate) async fn on_redis(bench: &mut Bench) -> Outcome<()> {
         let text = "The holder's process is killed with SIGKILL. Leases end by themselves on Redis; what is shown is how long
             after that the only waiter has its guard.";
         let section = Section::new("redis/takeover", "Redis: take-over after kill -9", text);
-        let place = Place { store: "redis", place: &url, redis: Some(&server) };
+        let place = Place { store: "redis", at: &url, redis: Some(server) };
         takeover::run(bench, section, place).await?;
     }
     if bench.wants("redis/readers") {
         let makes = makes::shared_on_redis(&url, TTL).await?;
         readers::run(bench, readers_section("redis", "Redis"), &makes).await?;
     }
-    scaling(bench, &best).await?;
     if bench.wants("redis/manners") {
         let text = "Not speed: 1 is yes, 0 is no. A lock at a ttl of 1 s is held for 2 s; a guard is dropped without a release; acquires
             of a free lock are dropped after 0 to 1.9 ms.";
         let section = Section::new("redis/manners", "Redis: manners", text);
-        manners::run(bench, section, &server).await?;
+        manners::run(bench, section, server).await?;
     }
     Ok(())
 }
@@ -169,7 +182,7 @@ pub(crate) async fn on_postgres(bench: &mut Bench) -> Outcome<()> {
         let text = "The holder's process is killed with SIGKILL: from then to the waiter's guard.";
         let section =
             Section::new("postgres/takeover", "PostgreSQL: take-over after kill -9", text);
-        let place = Place { store: "postgres", place: &url, redis: None };
+        let place = Place { store: "postgres", at: &url, redis: None };
         takeover::run(bench, section, place).await?;
     }
     if bench.wants("postgres/readers") {
@@ -226,7 +239,7 @@ pub(crate) async fn on_files(bench: &mut Bench) -> Outcome<()> {
         let text = "The holder's process is killed with SIGKILL: from then to the waiter's guard.";
         let section = Section::new("file/takeover", "Files: take-over after kill -9", text);
         let path = dir.path().display().to_string();
-        let place = Place { store: "file", place: &path, redis: None };
+        let place = Place { store: "file", at: &path, redis: None };
         takeover::run(bench, section, place).await?;
     }
     if bench.wants("file/readers") {

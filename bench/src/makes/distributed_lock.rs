@@ -149,7 +149,7 @@ mod with_openssl {
     use distributed_lock_postgres::PostgresLockProvider;
     use sqlx::postgres::PgPoolOptions;
 
-    use super::*;
+    use super::{Duration, Kind, Make, NAME, Outcome, Provider, SharedProvider, told};
 
     /// As many connections as there are tasks.
     const ENOUGH: u32 = 66;

@@ -116,7 +116,7 @@ async fn fd_locked(file: File, mode: Mode) -> Outcome<Box<dyn Held>> {
         let lock = lock.borrow_mut();
         match mode {
             Mode::Exclusive => lock.try_write().map(Guard::Write),
-            Mode::Shared => (&*lock).try_read().map(Guard::Read),
+            Mode::Shared => lock.try_read().map(Guard::Read),
         }
     });
     let held = match tried {
@@ -128,7 +128,7 @@ async fn fd_locked(file: File, mode: Mode) -> Outcome<Box<dyn Held>> {
                     let lock = lock.borrow_mut();
                     match mode {
                         Mode::Exclusive => lock.write().map(Guard::Write),
-                        Mode::Shared => (&*lock).read().map(Guard::Read),
+                        Mode::Shared => lock.read().map(Guard::Read),
                     }
                 })
             };

@@ -15,7 +15,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Where it is measured.
 pub(crate) struct Place<'a> {
     pub(crate) store: &'a str,
-    pub(crate) place: &'a str,
+    /// Its address or directory.
+    pub(crate) at: &'a str,
     /// Where a lease ends by itself: what it is counted from.
     pub(crate) redis: Option<&'a RedisServer>,
 }
@@ -27,7 +28,7 @@ pub(crate) async fn run(bench: &mut Bench, section: Section, place: Place<'_>) -
     let mut section = section.column("ms", title, Better::Low);
     bench.begin(&mut section).await?;
     let ttl = Duration::from_millis(bench.either(2000, 1000));
-    let makes = child::of(place.store, place.place, ttl).await?;
+    let makes = child::of(place.store, place.at, ttl).await?;
     let rounds = if place.redis.is_some() { REPETITIONS } else { bench.either(15, REPETITIONS) };
     for _ in 0..rounds {
         // A lease runs out by itself, so all run out at once; a kill is seen at once, so each is alone.
@@ -53,7 +54,7 @@ pub(crate) async fn run(bench: &mut Bench, section: Section, place: Place<'_>) -
 
 async fn one(place: &Place<'_>, make: &Make, ttl: Duration) -> Outcome<f64> {
     let key = fresh("killed");
-    let mut holder = Holder::start(place.store, place.place, make, ttl, &key, 1).await?;
+    let mut holder = Holder::start(place.store, place.at, make, ttl, &key, 1).await?;
     let lock = make.lock(&key, 1).await?;
     let waiter = tokio::spawn(async move {
         let held = lock.acquire(Mode::Exclusive).await?;
