@@ -43,7 +43,7 @@ fn redis(report: &Report, bars: &mut Vec<Bar>) {
     let what = "Redis: 64 tasks on 64 keys, in units of raw pairs";
     add(bars, what, figure("redis/keys", "rate-ratio"), Limit::AtLeast(1.0));
     let what = "Redis: wake-up of a single waiter, in PINGs";
-    add(bars, what, figure("redis/wake", "p50-ratio"), Limit::AtMost(2.0));
+    add(bars, what, figure("redis/wake", "pings"), Limit::AtMost(2.0));
     let what = "Redis: requests per second of an idle waiter";
     add(bars, what, figure("redis/idle", "rate"), Limit::AtMost(0.1));
     // A quick run holds other numbers of locks for other times.

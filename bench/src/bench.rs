@@ -1,6 +1,6 @@
 //! A run: how long and how often, and what it has found so far.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use redis::aio::MultiplexedConnection;
 
@@ -18,11 +18,12 @@ pub(crate) struct Bench {
     /// Somebody to ask for the weather.
     connection: MultiplexedConnection,
     pub(crate) sections: Vec<Section>,
+    began: Instant,
 }
 
 impl Bench {
     pub(crate) fn new(quick: bool, only: Vec<String>, connection: MultiplexedConnection) -> Self {
-        Self { quick, only, connection, sections: Vec::new() }
+        Self { quick, only, connection, sections: Vec::new(), began: Instant::now() }
     }
 
     /// Whether a section was asked for, by its name or by how that begins.
@@ -44,13 +45,19 @@ impl Bench {
     /// Begins a section: looks at the weather.
     pub(crate) async fn begin(&mut self, section: &mut Section) -> Outcome<()> {
         eprintln!("{} …", section.id);
+        self.began = Instant::now();
+        section.ping = self.ping().await?;
+        section.load_average = load::average();
+        Ok(())
+    }
+
+    /// What a PING takes now, in µs: the median of some.
+    pub(crate) async fn ping(&mut self) -> Outcome<Option<f64>> {
         let mut times = Vec::new();
         for _ in 0..200 {
             times.push(ping(&mut self.connection).await?);
         }
-        section.ping = median(&times);
-        section.load_average = load::average();
-        Ok(())
+        Ok(median(&times))
     }
 
     /// Ends a section, and says what the main figure of each is.
@@ -62,6 +69,9 @@ impl Bench {
                 eprintln!("  {:<55} {figure}  {}", row.make, wrongs(row));
             }
         }
+        let mut section = section;
+        section.seconds = self.began.elapsed().as_secs_f64();
+        eprintln!("  {:.1} s", section.seconds);
         self.sections.push(section);
     }
 }
@@ -79,7 +89,7 @@ fn wrongs(row: &Row) -> String {
 
 /// How long a PING takes, in µs.
 pub(crate) async fn ping(connection: &mut MultiplexedConnection) -> Outcome<f64> {
-    let start = std::time::Instant::now();
+    let start = Instant::now();
     let answer = connection.send_packed_command(&redis::cmd("PING")).await;
     answer.map_err(crate::make::told)?;
     Ok(start.elapsed().as_secs_f64() * 1e6)

@@ -45,9 +45,13 @@ pub(crate) async fn postgres_floor(url: &str) -> Outcome<Make> {
 
 pub(crate) use raw_redis::connect;
 
-/// Locks on a majority of Redis servers.
+/// Locks on a majority of Redis servers, or on the only one.
 pub(crate) async fn on_redlock(urls: &[&str], ttl: Duration) -> Outcome<Vec<Make>> {
-    let mut makes = vec![lockkeeper::redlock(urls, ttl).await?, rslock::make(urls, ttl, None)];
+    let ours = match urls {
+        [url] => lockkeeper::redis(url, ttl).await?,
+        _ => lockkeeper::redlock(urls, ttl).await?,
+    };
+    let mut makes = vec![ours, rslock::make(urls, ttl, None)];
     makes.extend(distributed_lock::redis(urls, ttl).await?.into_iter().take(1));
     makes.push(redlock::make(urls, ttl, None));
     Ok(makes)

@@ -29,11 +29,20 @@ pub(crate) enum Phase {
 
 const WRITER: u32 = 1 << 16;
 
-/// What an entry was.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Entry {
+/// A task that has the lock. Dropped before it gives the lock back, also if the task is dropped as a whole.
+#[derive(Debug)]
+pub(crate) struct Inside<'a> {
+    referee: &'a Referee,
+    mode: Mode,
     /// Since the one before was about to give the lock back, if that was another.
     pub(crate) handed_over: Option<Duration>,
+}
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        self.referee.left.store(self.referee.now(), Ordering::SeqCst);
+        self.referee.inside.fetch_sub(weight(self.mode), Ordering::SeqCst);
+    }
 }
 
 impl Referee {
@@ -49,7 +58,7 @@ impl Referee {
     }
 
     /// Called by a task once it has the lock.
-    pub(crate) fn enter(&self, task: usize, mode: Mode) -> Entry {
+    pub(crate) fn enter(&self, task: usize, mode: Mode) -> Inside<'_> {
         let now = self.now();
         let others = self.inside.fetch_add(weight(mode), Ordering::SeqCst);
         if others >= WRITER || (others > 0 && mode == Mode::Exclusive) {
@@ -59,13 +68,7 @@ impl Referee {
         let another = before != 0 && before != task as u64 + 1;
         let left = self.left.load(Ordering::SeqCst);
         let handed_over = another.then(|| Duration::from_nanos(now.saturating_sub(left)));
-        Entry { handed_over }
-    }
-
-    /// Called by a task before it gives the lock back.
-    pub(crate) fn leave(&self, mode: Mode) {
-        self.left.store(self.now(), Ordering::SeqCst);
-        self.inside.fetch_sub(weight(mode), Ordering::SeqCst);
+        Inside { referee: self, mode, handed_over }
     }
 
     /// How often somebody entered beside another.

@@ -32,6 +32,8 @@ pub(crate) struct Section {
     /// The weather before it: PING in µs, and the load average.
     pub(crate) ping: Option<f64>,
     pub(crate) load_average: f64,
+    /// How long it took.
+    pub(crate) seconds: f64,
 }
 
 #[derive(Debug, Clone, Serialize)]
@@ -80,6 +82,7 @@ impl Section {
             rows: Vec::new(),
             ping: None,
             load_average: f64::NAN,
+            seconds: 0.0,
         }
     }
 

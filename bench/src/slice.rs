@@ -8,7 +8,7 @@ use crate::load::{Load, Meter};
 use crate::make::{Lock, Mode, Outcome};
 use crate::referee::{Phase, Referee};
 
-/// How long the tasks of a slice may take to come to their end before they are dropped.
+/// The longest that the tasks of a slice may take to come to their end before they are dropped.
 const GRACE: Duration = Duration::from_millis(300);
 
 /// What came of a slice.
@@ -139,7 +139,7 @@ pub(crate) async fn run(locks: Vec<Box<dyn Lock>>, plan: Plan<'_>) -> Slice {
     let waiting = shared.waiting.iter().map(|since| since.load(Ordering::Relaxed));
     let in_vain = waiting.filter(|since| *since > 0).map(|since| now.saturating_sub(since));
     let longest = shared.longest.load(Ordering::Relaxed).max(in_vain.max().unwrap_or(0));
-    end(tasks).await;
+    end(tasks, plan.time.min(GRACE)).await;
     let sums = std::mem::take(&mut *shared.sums.lock().unwrap_or_else(PoisonError::into_inner));
     Slice {
         took,
@@ -161,8 +161,8 @@ fn begin(referees: &[Arc<Referee>], phase: Phase) {
 }
 
 /// Lets the tasks come to their end; drops those that do not in time.
-async fn end(tasks: Vec<tokio::task::JoinHandle<()>>) {
-    let deadline = tokio::time::Instant::now() + GRACE;
+async fn end(tasks: Vec<tokio::task::JoinHandle<()>>, grace: Duration) {
+    let deadline = tokio::time::Instant::now() + grace;
     for mut task in tasks {
         if tokio::time::timeout_at(deadline, &mut task).await.is_err() {
             task.abort();
@@ -212,13 +212,14 @@ async fn turn(
     granted: impl FnOnce(),
 ) -> Outcome<Option<Duration>> {
     let held = lock.acquire(mode).await?;
-    let entry = referee.enter(number, mode);
+    let inside = referee.enter(number, mode);
     granted();
     // Long enough for another to be seen beside.
     tokio::task::yield_now().await;
-    referee.leave(mode);
+    let handed_over = inside.handed_over;
+    drop(inside);
     held.release().await?;
-    Ok(entry.handed_over)
+    Ok(handed_over)
 }
 
 /// What one after the other takes.

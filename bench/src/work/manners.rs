@@ -20,23 +20,19 @@ pub(crate) async fn run(bench: &mut Bench, section: Section, server: &RedisServe
         .column("guard", "dropped guard frees it", Better::Neither)
         .column("future", "dropped acquire frees it", Better::Neither);
     bench.begin(&mut section).await?;
-    for make in makes::on_redis(&server.url(), TTL).await? {
-        if matches!(make.kind, Kind::Raw | Kind::Tuned) {
-            continue;
-        }
-        let renews = renews(&make, server).await?;
-        let guard = guard_frees(&make, server).await?;
-        // Blocking calls cannot be dropped.
-        let blocks = make.most_tasks < usize::MAX;
-        let future = if blocks { None } else { Some(future_frees(&make, server).await?) };
+    let makes = makes::on_redis(&server.url(), TTL).await?;
+    let makes = makes.into_iter().filter(|make| !matches!(make.kind, Kind::Raw | Kind::Tuned));
+    let looks = makes.map(|make| async move { (look(&make, server).await, make) });
+    for (seen, make) in futures_util::future::join_all(looks).await {
+        let [renews, guard, future] = seen?;
         let row = section.row(&make);
         for (key, is, note) in [
             (
                 "renews",
-                Some(renews),
+                renews,
                 "**does not renew: the lock is gone after its ttl, and nobody is told**",
             ),
-            ("guard", Some(guard), "**a dropped guard leaves the lock until its ttl**"),
+            ("guard", guard, "**a dropped guard leaves the lock until its ttl**"),
             (
                 "future",
                 future,
@@ -51,6 +47,15 @@ pub(crate) async fn run(bench: &mut Bench, section: Section, server: &RedisServe
     }
     bench.end(section);
     Ok(())
+}
+
+async fn look(make: &Make, server: &RedisServer) -> Outcome<[Option<bool>; 3]> {
+    let renews = renews(make, server).await?;
+    let guard = guard_frees(make, server).await?;
+    // Blocking calls cannot be dropped.
+    let blocks = make.most_tasks < usize::MAX;
+    let future = if blocks { None } else { Some(future_frees(make, server).await?) };
+    Ok([Some(renews), Some(guard), future])
 }
 
 fn is_there(make: &Make, key: &str, server: &RedisServer) -> bool {

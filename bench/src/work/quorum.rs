@@ -27,9 +27,7 @@ pub(crate) async fn run(bench: &mut Bench, section: Section) -> Outcome<()> {
     let urls: Vec<String> = nodes.nodes().iter().map(|node| node.url()).collect();
     let urls: Vec<&str> = urls.iter().map(String::as_str).collect();
     let makes = makes::on_redlock(&urls, TTL).await?;
-    let mut singles = makes::on_redlock(&urls[..1], TTL).await?;
-    // A quorum of one is not how one would have a single server.
-    singles[0] = makes::on_redis(urls[0], TTL).await?.swap_remove(0);
+    let singles = makes::on_redlock(&urls[..1], TTL).await?;
     let time = bench.ms(250, 50);
     for repetition in 0..REPETITIONS {
         for turn in 0..makes.len() {

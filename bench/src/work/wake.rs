@@ -22,6 +22,7 @@ pub(crate) async fn run(
     bench.begin(&mut section).await?;
     let time = bench.ms(500, 100);
     for repetition in 0..REPETITIONS {
+        let ping = bench.ping().await?;
         for turn in 0..makes.len() {
             let place = (turn + repetition) % makes.len();
             let (make, other) = (&makes[place], &others[place]);
@@ -43,17 +44,8 @@ pub(crate) async fn run(
             let row = section.row(make);
             row.put("p50", quantile(&times, 0.5));
             row.put("p99", quantile(&times, 0.99));
+            row.put("pings", quantile(&times, 0.5).zip(ping).map(|(time, ping)| time / ping));
         }
-    }
-    if let Some(ping) = section.ping {
-        for row in &mut section.rows {
-            if let Some(figure) = row.figures.get("p50").cloned() {
-                let mut ratio = figure;
-                ratio.repetitions.iter_mut().for_each(|time| *time /= ping);
-                row.figures.insert("p50-ratio".into(), ratio);
-            }
-        }
-        section = section.column("p50-ratio", "in PINGs", Better::Neither);
     }
     bench.end(section);
     Ok(())
