@@ -73,9 +73,13 @@ pub(crate) fn mean(values: &[f64]) -> Option<f64> {
 pub(crate) fn short(value: f64) -> String {
     let size = value.abs();
     if size >= 10_000.0 {
-        let whole = format!("{value:.0}");
-        let (head, tail) = whole.split_at(whole.len() - 3);
-        return format!("{head},{tail}");
+        let mut whole = format!("{value:.0}");
+        let mut place = whole.len();
+        while place > 3 && whole.as_bytes()[place - 4].is_ascii_digit() {
+            place -= 3;
+            whole.insert(place, ',');
+        }
+        return whole;
     }
     let digits = match size {
         _ if size == 0.0 || size >= 100.0 => 0,

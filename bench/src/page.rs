@@ -50,7 +50,7 @@ fn how_to_read(page: &mut String, report: &Report) {
          - In every contended slice each holder checks that it is alone. Whoever is not is counted as *granted twice*, beside the figure.\n\
          - Peers run with their defaults and, where they poll, also with the shortest pause that makes sense (1 ms), and are labelled so. Raw rows are \
          the bare driver, which renews nothing, tells of no loss, has no fence and no order.\n\
-         - A lease of 30 s, where there is one. Lockkeeper gives fences, order and loss detection in all these figures, unless a row says *fence off*.\n",
+         - A lease of 30 s, where there is one. Lockkeeper's figures include fences (unless a row says *fence off*), loss detection and, but on files, order.\n",
         report.repetitions
     );
 }
@@ -110,37 +110,48 @@ fn losses(page: &mut String, report: &Report) {
          spread of either. Found by the program.\n\n",
     );
     let mut lines = Vec::new();
+    let mut reasons: Vec<String> = Vec::new();
     for section in &report.sections {
-        let reason = REASONS.iter().find(|(id, _)| section.id.starts_with(id));
-        let mut better: Vec<String> = Vec::new();
+        let Some(ours) = section.rows.iter().rev().find(|row| row.is_ours()) else { continue };
+        let before = lines.len();
         for column in &section.columns {
-            let Some(ours) = section.rows.iter().rev().find(|row| row.is_ours()) else { continue };
             let Some(our) = ours.figures.get(&column.key) else { continue };
             for row in section.rows.iter().filter(|row| !row.is_ours()) {
-                let Some(their) = row.figures.get(&column.key) else { continue };
-                if let Some(factor) = beats(their, our, column.better)
+                if let Some(their) = row.figures.get(&column.key)
+                    && let Some(factor) = beats(their, our, column.better)
                     && row.make != crate::stores::PINGS
                     && row.make != crate::stores::SELECTS
                 {
-                    let raw = if row.is_raw() { " (bare)" } else { "" };
-                    let twice = if row.overlaps > 0 { ", but granted twice" } else { "" };
-                    let (their, our) = (show(their), show(our));
-                    better.push(format!(
-                        "{}{raw}, {}: {their} against {our}, {factor:.2} ×{twice}",
-                        row.make, column.title
+                    let twice = if row.overlaps > 0 { ", **granted twice**" } else { "" };
+                    lines.push(format!(
+                        "| {}, {} | {}{twice} | {} | {} | {factor:.2} × |",
+                        section.title,
+                        column.title,
+                        row.make,
+                        show(their),
+                        show(our),
                     ));
                 }
             }
         }
-        if !better.is_empty() {
-            let reason = reason.map_or("", |(_, reason)| *reason);
-            lines.push(format!("- **{}**: {}. {reason}", section.title, better.join("; ")));
+        if lines.len() > before
+            && let Some((id, reason)) = REASONS.iter().find(|(id, _)| section.id.starts_with(id))
+        {
+            let line = format!("- `{id}`: {reason}");
+            if !reasons.contains(&line) {
+                reasons.push(line);
+            }
         }
     }
     if lines.is_empty() {
-        lines.push("- Nowhere in this run.".to_owned());
+        page.push_str("Nowhere in this run.\n");
+        return;
     }
+    page.push_str("| work | to | theirs | ours | factor |\n|---|---|---:|---:|---:|\n");
     let _ = writeln!(page, "{}", lines.join("\n"));
+    if !reasons.is_empty() {
+        let _ = writeln!(page, "\nWhy, as far as it is known:\n\n{}", reasons.join("\n"));
+    }
 }
 
 fn show(figure: &Figure) -> String {

@@ -12,7 +12,12 @@ use crate::figures::{Figure, short};
 use crate::make::{Outcome, told};
 use crate::report::{Report, Row};
 
-const SIZE: (u32, u32) = (1100, 640);
+const WIDTH: u32 = 1100;
+/// Of a plot with lines.
+const HEIGHT: u32 = 640;
+/// Of a bar, with what is around it; and what is above all of them.
+const BAR: i32 = 46;
+const TOP: i32 = 84;
 const FONT: &str = "sans-serif";
 const OURS: RGBColor = RGBColor(200, 30, 60);
 const GREY: RGBColor = RGBColor(120, 120, 120);
@@ -32,6 +37,18 @@ pub(crate) struct Plot {
     pub(crate) file: &'static str,
     pub(crate) title: String,
     shape: Shape,
+}
+
+impl Plot {
+    fn height(&self) -> u32 {
+        match &self.shape {
+            Shape::Lines { .. } => HEIGHT,
+            Shape::Bars { bars, .. } => {
+                let count = i32::try_from(bars.len()).unwrap_or(1);
+                (TOP + count * BAR + 16).unsigned_abs()
+            }
+        }
+    }
 }
 
 enum Shape {
@@ -63,7 +80,7 @@ pub(crate) fn of(report: &Report) -> Vec<Plot> {
     let (file, title) = ("keys", "Redis: locks per second, by number of keys and tasks");
     lines("redis/scaling-keys", file, title, "keys", "locks per second");
     let mut bars = |section: &str, key: &str, file, title: &str, what, logarithmic| {
-        let bars = bars(report, section, key);
+        let bars = bars(report, section, key, title.contains("longer is better"));
         if !bars.is_empty() {
             let shape = Shape::Bars { what, bars, logarithmic };
             plots.push(Plot { file, title: title.into(), shape });
@@ -118,7 +135,7 @@ fn lines(report: &Report, section: &str) -> Vec<Line> {
     section.rows.iter().map(line).collect()
 }
 
-fn bars(report: &Report, section: &str, key: &str) -> Vec<(String, f64, RGBColor)> {
+fn bars(report: &Report, section: &str, key: &str, longer: bool) -> Vec<(String, f64, RGBColor)> {
     let Some(section) = report.section(section) else { return Vec::new() };
     let mut peers = 0;
     let bar = |row: &Row| {
@@ -130,7 +147,8 @@ fn bars(report: &Report, section: &str, key: &str) -> Vec<(String, f64, RGBColor
         Some((label, median, colour(row, &mut peers)))
     };
     let mut bars: Vec<_> = section.rows.iter().filter_map(bar).collect();
-    bars.sort_by(|a, b| a.1.total_cmp(&b.1));
+    // The best first.
+    bars.sort_by(|a, b| if longer { b.1.total_cmp(&a.1) } else { a.1.total_cmp(&b.1) });
     bars
 }
 
@@ -141,12 +159,13 @@ pub(crate) fn write(plots: &[Plot], dir: &Path) -> Outcome<()> {
     fs::create_dir_all(dir).map_err(told)?;
     for plot in plots {
         let mut text = String::new();
-        draw(plot, &SVGBackend::with_string(&mut text, SIZE).into_drawing_area())?;
+        let size = (WIDTH, plot.height());
+        draw(plot, &SVGBackend::with_string(&mut text, size).into_drawing_area())?;
         fs::write(dir.join(format!("{}.svg", plot.file)), text).map_err(told)?;
-        let mut pixels = vec![0; SIZE.0 as usize * SIZE.1 as usize * 3];
-        draw(plot, &BitMapBackend::with_buffer(&mut pixels, SIZE).into_drawing_area())?;
+        let mut pixels = vec![0; size.0 as usize * size.1 as usize * 3];
+        draw(plot, &BitMapBackend::with_buffer(&mut pixels, size).into_drawing_area())?;
         let file = fs::File::create(dir.join(format!("{}.png", plot.file))).map_err(told)?;
-        let mut encoder = png::Encoder::new(std::io::BufWriter::new(file), SIZE.0, SIZE.1);
+        let mut encoder = png::Encoder::new(std::io::BufWriter::new(file), size.0, size.1);
         encoder.set_color(png::ColorType::Rgb);
         encoder.set_compression(png::Compression::High);
         let mut writer = encoder.write_header().map_err(told)?;
@@ -234,9 +253,8 @@ fn draw_bars<B: DrawingBackend>(
     bars: &[(String, f64, RGBColor)],
     logarithmic: bool,
 ) -> Outcome<()> {
-    const LEFT: i32 = 430;
-    const TOP: i32 = 84;
-    let (width, height) = (SIZE.0.cast_signed(), SIZE.1.cast_signed());
+    const LEFT: i32 = 480;
+    let width = WIDTH.cast_signed();
     let text = |size: i32, place: HPos| {
         let style: TextStyle<'_> = (FONT, size).into();
         style.color(&BLACK).pos(Pos::new(place, VPos::Center))
@@ -248,13 +266,11 @@ fn draw_bars<B: DrawingBackend>(
     label(what, (LEFT, 64), 18, HPos::Left)?;
     let scale = |value: f64| if logarithmic { (value.max(1.0) * 1.3).ln() } else { value };
     let most = bars.iter().map(|bar| scale(bar.1)).fold(f64::MIN_POSITIVE, f64::max);
-    let step = (height - TOP - 14) / i32::try_from(bars.len()).unwrap_or(1).max(1);
-    let step = step.min(56);
     for (place, (name, value, colour)) in (0..).zip(bars) {
-        let top = TOP + place * step;
-        let middle = top + step / 2;
+        let top = TOP + place * BAR;
+        let middle = top + BAR / 2;
         let length = (scale(*value) / most * f64::from(width - LEFT - 110)).max(1.0) as i32;
-        let corners = [(LEFT, top + step / 6), (LEFT + length, top + step - step / 6)];
+        let corners = [(LEFT, top + BAR / 6), (LEFT + length, top + BAR - BAR / 6)];
         area.draw(&Rectangle::new(corners, colour.filled())).map_err(told)?;
         label(name, (LEFT - 10, middle), 18, HPos::Right)?;
         label(&short(*value), (LEFT + length + 8, middle), 18, HPos::Left)?;

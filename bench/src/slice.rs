@@ -235,7 +235,7 @@ pub(crate) struct Alone {
 pub(crate) async fn alone(lock: &dyn Lock, time: Duration, patience: Duration) -> Alone {
     let mut alone = Alone::default();
     let end = Instant::now() + time;
-    while Instant::now() < end {
+    loop {
         let start = Instant::now();
         let step = async { lock.acquire(Mode::Exclusive).await?.release().await };
         match tokio::time::timeout(patience, step).await {
@@ -252,6 +252,9 @@ pub(crate) async fn alone(lock: &dyn Lock, time: Duration, patience: Duration) -
                 alone.first_error.get_or_insert(format!("no answer within {patience:?}"));
                 break;
             }
+        }
+        if Instant::now() >= end {
+            break;
         }
     }
     alone

@@ -20,7 +20,7 @@ pub(crate) async fn run(bench: &mut Bench, section: Section, server: &RedisServe
         Better::Neither,
     );
     bench.begin(&mut section).await?;
-    let ttl = Duration::from_secs(bench.either(30, 3));
+    let ttl = Duration::from_secs(bench.either(30, 2));
     let waiters = bench.either(1000, 200);
     for make in makes::on_redis(&server.url(), ttl).await? {
         if make.kind == Kind::Raw || make.most_tasks < waiters {

@@ -19,6 +19,7 @@ pub(crate) async fn run(
 ) -> Outcome<()> {
     let mut section = section
         .column("rate", "hand-overs per second", Better::High)
+        .column("turns", "turns per second", Better::Neither)
         .column("mean", "mean µs", Better::Neither)
         .column("p99", "p99 µs", Better::Neither)
         .column("least", "turns of the least served", Better::Neither)
@@ -113,13 +114,14 @@ async fn one(
     let meter = read.as_ref().map(|read| read as &load::Meter<'_>);
     // So long that everybody has had a place before it counts.
     let warm = bench.ms(if tasks > 64 { 300 } else { 100 }, if tasks > 64 { 60 } else { 25 });
-    let time = bench.ms(700, 80) * longer;
+    let time = bench.ms(700, 60) * longer;
     Ok(slice::run(locks, Plan { contend: Contend::One, readers: 0, warm, time, meter }).await)
 }
 
 fn put(row: &mut Row, slice: &Slice) {
     let count = slice.hand_overs.len() as f64;
     row.put("rate", Some(slice.hand_overs_per_second()));
+    row.put("turns", Some(slice.turns_per_second()));
     row.put("mean", mean(&slice.hand_overs));
     row.put("p99", quantile(&slice.hand_overs, 0.99));
     row.put("least", slice.turns.iter().min().map(|turns| *turns as f64));

@@ -18,7 +18,7 @@ pub(crate) async fn run(bench: &mut Bench, section: Section, makes: &[Make]) -> 
     for repetition in 0..REPETITIONS {
         for make in rotated(makes, repetition) {
             let locks = make.locks(&fresh("readers"), TASKS).await?;
-            let (warm, time) = (bench.ms(80, 20), bench.ms(600, 80));
+            let (warm, time) = (bench.ms(80, 20), bench.ms(600, 60));
             let plan = Plan { contend: Contend::One, readers: 95, warm, time, meter: None };
             let slice = slice::run(locks, plan).await;
             let seconds = slice.took.as_secs_f64();

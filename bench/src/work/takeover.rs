@@ -27,13 +27,13 @@ pub(crate) async fn run(bench: &mut Bench, section: Section, place: Place<'_>) -
         if place.redis.is_some() { "ms after the lease's end" } else { "ms after the kill" };
     let mut section = section.column("ms", title, Better::Low);
     bench.begin(&mut section).await?;
-    let ttl = Duration::from_millis(bench.either(2000, 1000));
+    let ttl = Duration::from_millis(bench.either(2000, 700));
     let makes = child::of(place.store, place.at, ttl).await?;
     let rounds = if place.redis.is_some() { REPETITIONS } else { bench.either(15, REPETITIONS) };
     for _ in 0..rounds {
-        // A lease runs out by itself, so all run out at once; a kill is seen at once, so each is alone.
+        // A lease runs out by itself, so all may at once; a kill is seen at once, so each is alone if there is time.
         let mut times = Vec::new();
-        if place.redis.is_some() {
+        if place.redis.is_some() || bench.quick {
             let all = makes.iter().map(|make| one(&place, make, ttl));
             times = futures_util::future::join_all(all).await;
         } else {
@@ -65,8 +65,8 @@ async fn one(place: &Place<'_>, make: &Make, ttl: Duration) -> Outcome<f64> {
     // So long that it waits, and at random: those that poll are not always met at the same moment.
     let least = if make.kind == Kind::Peer { 150 } else { 50 };
     tokio::time::sleep(Duration::from_millis(fastrand::u64(least..least + 100))).await;
-    holder.kill();
     let killed = Instant::now();
+    holder.kill();
     let left = place.redis.map_or(Duration::ZERO, |server| {
         let left = server.command(&["PTTL", &make.key_of(&key)]);
         Duration::from_millis(left.parse().unwrap_or(0))

@@ -20,7 +20,7 @@ pub(crate) async fn run(
     let mut section =
         section.column("p50", "p50 µs", Better::Low).column("p99", "p99 µs", Better::Neither);
     bench.begin(&mut section).await?;
-    let time = bench.ms(500, 100);
+    let time = bench.ms(500, 60);
     for repetition in 0..REPETITIONS {
         let ping = bench.ping().await?;
         for turn in 0..makes.len() {
