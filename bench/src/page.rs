@@ -84,7 +84,15 @@ const REASONS: &[(&str, &str)] = &[
         "redis/keys",
         "The server's processor time: the scripts do more than SET NX does. Asks and releases of one process share calls, which pays for most of it.",
     ),
-    ("redlock/five", "All five servers share this machine's cores, and a lock asks all of them."),
+    (
+        "redlock/five",
+        "All five servers share this machine's cores. Peers send each a SET and return; Lockkeeper runs its scripts, and writes the highest fence of its \
+         majority back to a majority before the guard exists, which is a round trip more.",
+    ),
+    (
+        "redis/takeover",
+        "Those who ask every millisecond find the lock as soon as Redis has expired it; Lockkeeper asks once, when the lease is said to have ended.",
+    ),
     (
         "postgres/uncontended",
         "A fence that survives a crash of the server costs a transaction and a flush to disk; `fence=off` leaves it out.",
@@ -95,7 +103,8 @@ const REASONS: &[(&str, &str)] = &[
     ),
     ("postgres/queue", "The fence, as above: it is taken after the grant, while everybody waits."),
     ("postgres/wake", "The fence, as above."),
-    ("postgres/readers", "The fence, as above, for writers."),
+    ("postgres/takeover", "The fence, as above."),
+    ("postgres/readers", "The fence, as above: readers have one as well."),
     (
         "file/",
         "The fence and the label are written into the file, and the path is looked at again after locking, so that files may be removed; `fence=off` leaves \
@@ -111,7 +120,8 @@ fn losses(page: &mut String, report: &Report) {
     );
     let mut lines = Vec::new();
     let mut reasons: Vec<String> = Vec::new();
-    for section in &report.sections {
+    // What is in the plots is not said again.
+    for section in report.sections.iter().filter(|section| !section.id.contains("scaling")) {
         let Some(ours) = section.rows.iter().rev().find(|row| row.is_ours()) else { continue };
         let before = lines.len();
         for column in &section.columns {
@@ -122,9 +132,12 @@ fn losses(page: &mut String, report: &Report) {
                     && row.make != crate::stores::PINGS
                     && row.make != crate::stores::SELECTS
                 {
-                    let twice = if row.overlaps > 0 { ", **granted twice**" } else { "" };
+                    let breaks = row.all_notes().iter().any(|note| note.starts_with("**"));
+                    let breaks = if breaks { " (**breaks**: see its notes)" } else { "" };
+                    let factor =
+                        if factor.is_finite() { format!("{factor:.2} ×") } else { "–".into() };
                     lines.push(format!(
-                        "| {}, {} | {}{twice} | {} | {} | {factor:.2} × |",
+                        "| {}, {} | {}{breaks} | {} | {} | {factor} |",
                         section.title,
                         column.title,
                         row.make,

@@ -104,20 +104,25 @@ pub(crate) fn of(report: &Report) -> Vec<Plot> {
     plots
 }
 
-fn colour(row: &Row, peers: &mut usize) -> RGBColor {
+/// The same for all variants of a crate. Those that are known by then have their places.
+fn colour(row: &Row, peers: &mut Vec<String>) -> RGBColor {
     if row.is_ours() {
         return OURS;
     }
     if row.is_raw() {
         return GREY;
     }
-    *peers += 1;
-    PEERS[(*peers - 1) % PEERS.len()]
+    let name = row.make.split(',').next().unwrap_or_default().to_owned();
+    let place = peers.iter().position(|peer| *peer == name).unwrap_or_else(|| {
+        peers.push(name);
+        peers.len() - 1
+    });
+    PEERS[place % PEERS.len()]
 }
 
 fn lines(report: &Report, section: &str) -> Vec<Line> {
     let Some(section) = report.section(section) else { return Vec::new() };
-    let mut peers = 0;
+    let mut peers = Vec::new();
     let line = |row: &Row| {
         let points = section.columns.iter().filter_map(|column| {
             let figure = row.figures.get(&column.key)?;
@@ -137,7 +142,7 @@ fn lines(report: &Report, section: &str) -> Vec<Line> {
 
 fn bars(report: &Report, section: &str, key: &str, longer: bool) -> Vec<(String, f64, RGBColor)> {
     let Some(section) = report.section(section) else { return Vec::new() };
-    let mut peers = 0;
+    let mut peers = Vec::new();
     let bar = |row: &Row| {
         let median = row.figures.get(key).and_then(Figure::median)?;
         let mut label = row.make.clone();
@@ -196,8 +201,9 @@ fn draw_lines<B: DrawingBackend>(
     let least_x = points().map(|point| point.0).fold(f64::MAX, f64::min);
     let most_y = points().map(|point| point.3).fold(1.0, f64::max);
     let least_y = points().map(|point| point.2).fold(f64::MAX, f64::min).max(0.5);
-    let mut chart = ChartBuilder::on(area)
-        .caption(title, (FONT, 28))
+    let (left, right) = area.split_horizontally(770);
+    let mut chart = ChartBuilder::on(&left)
+        .caption(title, (FONT, 26))
         .margin(18)
         .x_label_area_size(56)
         .y_label_area_size(96)
@@ -206,7 +212,7 @@ fn draw_lines<B: DrawingBackend>(
             (least_y * 0.7..most_y * 1.5).log_scale(),
         )
         .map_err(told)?;
-    let numbers = |value: &f64| short(value.round());
+    let numbers = |value: &f64| short(*value).replace(".00", "").replace(".0", "");
     chart
         .configure_mesh()
         .x_desc(x)
@@ -231,18 +237,29 @@ fn draw_lines<B: DrawingBackend>(
             .map(|point| Circle::new((point.0, point.1), 4, line.colour.filled()));
         chart.draw_series(dots).map_err(told)?;
         let path = line.points.iter().map(|point| (point.0, point.1));
-        let legend = move |(x, y)| PathElement::new(vec![(x, y), (x + 24, y)], style);
-        let series = chart.draw_series(LineSeries::new(path, style)).map_err(told)?;
-        series.label(line.label.as_str()).legend(legend);
+        chart.draw_series(LineSeries::new(path, style)).map_err(told)?;
     }
-    chart
-        .configure_series_labels()
-        .position(SeriesLabelPosition::LowerLeft)
-        .background_style(WHITE.mix(0.85))
-        .border_style(BLACK.mix(0.3))
-        .label_font((FONT, 17))
-        .draw()
-        .map_err(told)
+    draw_legend(&right, lines)
+}
+
+/// What is which, in the order in which the lines end on the right.
+fn draw_legend<B: DrawingBackend>(area: &DrawingArea<B, Shift>, lines: &[Line]) -> Outcome<()> {
+    let last = |line: &Line| line.points.last().map_or(0.0, |point| point.1);
+    let mut lines: Vec<&Line> = lines.iter().collect();
+    lines.sort_by(|a, b| last(b).total_cmp(&last(a)));
+    for (place, line) in (0..).zip(lines) {
+        let y = 90 + place * 58;
+        let width = if line.colour == OURS { 4 } else { 2 };
+        let stroke = PathElement::new(vec![(0, y), (26, y)], line.colour.stroke_width(width));
+        area.draw(&stroke).map_err(told)?;
+        let style: TextStyle<'_> = (FONT, 17).into();
+        let style = style.color(&BLACK).pos(Pos::new(HPos::Left, VPos::Center));
+        // The variant comes under the name: the strip is narrow.
+        let (name, variant) = line.label.split_once(", ").unwrap_or((&line.label, ""));
+        area.draw(&Text::new(name.to_owned(), (36, y), style.clone())).map_err(told)?;
+        area.draw(&Text::new(variant.to_owned(), (36, y + 21), style)).map_err(told)?;
+    }
+    Ok(())
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "pixels")]

@@ -6,6 +6,7 @@ use lockkeeper_testkit::server::RedisServer;
 
 use crate::bench::{Bench, REPETITIONS};
 use crate::child::Holder;
+use crate::figures::Figure;
 use crate::load::{self, Load};
 use crate::make::{Kind, Make, Outcome, fresh};
 use crate::makes;
@@ -67,7 +68,11 @@ pub(crate) async fn run(bench: &mut Bench, section: Section) -> Outcome<()> {
             samples.map(|number| held.make.key_of(&format!("{}-{number}", held.key))).collect();
         let there =
             keys.iter().filter(|key| held.server.command(&["EXISTS", key.as_str()]) == "1").count();
-        section.row(&held.make).put("kept", Some(there as f64 / keys.len() as f64 * 100.0));
+        let row = section.row(&held.make);
+        row.put("kept", Some(there as f64 / keys.len() as f64 * 100.0));
+        if row.figures.get("requests").and_then(Figure::most) == Some(0.0) {
+            row.note("**does not renew: what is held longer than its ttl is lost**");
+        }
     }
     bench.end(section);
     Ok(())

@@ -1,5 +1,6 @@
 //! What each make does where it is easy to do wrong. Not a matter of speed.
 
+use std::task::Poll;
 use std::time::Duration;
 
 use lockkeeper_testkit::server::RedisServer;
@@ -78,18 +79,22 @@ async fn guard_frees(make: &Make, server: &RedisServer) -> Outcome<bool> {
     Ok(!is_there(make, &key, server))
 }
 
-/// Drops an acquire of a free lock at some moments while it is under way.
+/// Drops an acquire of a free lock at some moments while it is under way: after so many polls.
 async fn future_frees(make: &Make, server: &RedisServer) -> Outcome<bool> {
     let mut keys = Vec::new();
     for step in 0..20 {
         let key = fresh("left");
         let lock: Box<dyn Lock> = make.lock(&key, 0).await?;
-        let acquire = lock.acquire(Mode::Exclusive);
-        let wait = Duration::from_micros(step * 100);
-        if let Ok(Ok(held)) = tokio::time::timeout(wait, acquire).await {
-            // It was faster.
-            let _ = held.release().await;
+        let mut acquire = lock.acquire(Mode::Exclusive);
+        for _ in 0..=step {
+            if let Poll::Ready(held) = futures_util::poll!(&mut acquire) {
+                // It was faster.
+                let _ = held?.release().await;
+                break;
+            }
+            tokio::task::yield_now().await;
         }
+        drop(acquire);
         keys.push(key);
     }
     tokio::time::sleep(SETTLED).await;
