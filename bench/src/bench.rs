@@ -60,6 +60,16 @@ impl Bench {
         Ok(median(&times))
     }
 
+    /// The same, each after a pause of so many µs.
+    pub(crate) async fn ping_after(&mut self, pause: std::ops::Range<u64>) -> Outcome<f64> {
+        let mut times = Vec::new();
+        for _ in 0..self.either(30, 8) {
+            tokio::time::sleep(Duration::from_micros(fastrand::u64(pause.clone()))).await;
+            times.push(ping(&mut self.connection).await?);
+        }
+        median(&times).ok_or_else(|| "no time".into())
+    }
+
     /// Ends a section, and says what the main figure of each is.
     pub(crate) fn end(&mut self, section: Section) {
         if let Some(column) = section.main_column() {

@@ -115,6 +115,15 @@ impl Make {
     }
 }
 
+/// No locks: only a row of a table.
+pub(crate) struct Nothing;
+
+impl Source for Nothing {
+    fn lock(&self, _: &str, _: usize) -> Fut<'_, Outcome<Box<dyn Lock>>> {
+        Box::pin(async { Err("not to be had".into()) })
+    }
+}
+
 /// An error as a line.
 pub(crate) fn told(error: impl fmt::Display) -> String {
     error.to_string().lines().collect::<Vec<_>>().join(" ")

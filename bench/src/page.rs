@@ -131,6 +131,7 @@ fn losses(page: &mut String, report: &Report) {
                     && let Some(factor) = beats(their, our, column.better)
                     && row.make != crate::stores::PINGS
                     && row.make != crate::stores::SELECTS
+                    && row.make != crate::work::wake::UNIT
                 {
                     let breaks = row.all_notes().iter().any(|note| note.starts_with("**"));
                     let breaks = if breaks { " (**breaks**: see its notes)" } else { "" };

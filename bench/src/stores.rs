@@ -118,7 +118,7 @@ async fn lasting_on_redis(bench: &mut Bench, server: &RedisServer) -> Outcome<()
     }
     if bench.wants("redis/manners") {
         let text = "Not speed: 1 is yes, 0 is no. A lock at a ttl of 1 s is held for 2 s; a guard is dropped without a release; acquires
-            of a free lock are dropped after 1 to 20 polls.";
+            of a free lock are dropped at different moments within the first 3 ms or so.";
         let section = Section::new("redis/manners", "Redis: manners", text);
         manners::run(bench, section, server).await?;
     }

@@ -21,7 +21,7 @@ pub(crate) async fn run(bench: &mut Bench, section: Section, server: &RedisServe
     );
     bench.begin(&mut section).await?;
     let ttl = Duration::from_secs(bench.either(30, 2));
-    let waiters = bench.either(1000, 200);
+    let waiters = bench.either(1000, 100);
     for make in makes::on_redis(&server.url(), ttl).await? {
         if make.kind == Kind::Raw || make.most_tasks < waiters {
             continue;
@@ -34,7 +34,7 @@ pub(crate) async fn run(bench: &mut Bench, section: Section, server: &RedisServe
             .into_iter()
             .map(|lock| tokio::spawn(async move { lock.acquire(Mode::Exclusive).await.map(drop) }))
             .collect();
-        tokio::time::sleep(bench.ms(1500, 300)).await;
+        tokio::time::sleep(bench.ms(1500, 200)).await;
         let ours = make.kind == Kind::Ours;
         // A third of the ttl, in which ours asks once.
         let window = if ours { ttl / 3 } else { bench.ms(400, 100) };

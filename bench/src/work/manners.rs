@@ -82,19 +82,24 @@ async fn guard_frees(make: &Make, server: &RedisServer) -> Outcome<bool> {
 /// Drops an acquire of a free lock at some moments while it is under way: after so many polls.
 async fn future_frees(make: &Make, server: &RedisServer) -> Outcome<bool> {
     let mut keys = Vec::new();
-    for step in 0..20 {
+    for step in 0..40 {
         let key = fresh("left");
         let lock: Box<dyn Lock> = make.lock(&key, 0).await?;
         let mut acquire = lock.acquire(Mode::Exclusive);
+        let mut held = None;
         for _ in 0..=step {
-            if let Poll::Ready(held) = futures_util::poll!(&mut acquire) {
-                // It was faster.
-                let _ = held?.release().await;
+            if let Poll::Ready(done) = futures_util::poll!(&mut acquire) {
+                held = Some(done?);
                 break;
             }
-            tokio::task::yield_now().await;
+            // Connections are looked after by other threads, timers are too coarse.
+            std::thread::sleep(Duration::from_micros(20));
         }
         drop(acquire);
+        if let Some(held) = held {
+            // It was faster.
+            let _ = held.release().await;
+        }
         keys.push(key);
     }
     tokio::time::sleep(SETTLED).await;

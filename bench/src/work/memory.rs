@@ -5,19 +5,10 @@ use std::time::Instant;
 use lockkeeper_core::{Keeper, Memory};
 
 use crate::bench::{Bench, REPETITIONS};
-use crate::make::{Fut, Held, Kind, Lock, Make, Mode, Outcome, Source, told};
+use crate::make::{Fut, Held, Kind, Lock, Make, Mode, Nothing, Outcome, Source, told};
 use crate::report::{Better, Section};
 
-/// Only a name in the table: what is timed is called directly, since a box would cost as much as tokio's lock.
-struct Nothing;
-
-impl Source for Nothing {
-    fn lock(&self, _: &str, _: usize) -> Fut<'_, Outcome<Box<dyn Lock>>> {
-        Box::pin(async { Err("not to be had".into()) })
-    }
-}
-
-/// Measures lock and release, uncontended, on the memory store.
+/// Measures lock and release, uncontended, on the memory store. Called directly: a box would cost as much as tokio's lock.
 pub(crate) async fn uncontended(bench: &mut Bench, section: Section) -> Outcome<()> {
     let mut section = section.column("ns", "ns", Better::Low);
     bench.begin(&mut section).await?;
