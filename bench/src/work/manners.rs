@@ -95,6 +95,8 @@ async fn future_frees(make: &Make, server: &RedisServer) -> Outcome<bool> {
             // Connections are looked after by other threads, timers are too coarse.
             std::thread::sleep(Duration::from_micros(20));
         }
+        // So long that what was sent has been done, and nobody has looked at the answer.
+        std::thread::sleep(Duration::from_micros(400));
         drop(acquire);
         if let Some(held) = held {
             // It was faster.
