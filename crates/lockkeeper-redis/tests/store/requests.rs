@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use lockkeeper_testkit::server::RedisServer;
 use lockkeeper_testkit::wait::{eventually, soon};
 
-use crate::kit::{got, lock, nothing_left, open, secs, server, waiter};
+use crate::kit::{got, key, lock, nothing_left, number, open, secs, server};
 
 /// So long that nothing is renewed or refreshed meanwhile.
 const LONG: Duration = Duration::from_secs(3600);
@@ -67,17 +67,18 @@ async fn a_hand_over_is_two_requests_however_many_wait() {
     let mut waiters = Vec::new();
     for place in 1..=WAITERS {
         let mutex = keeper.mutex("a");
-        let ask = async move { mutex.lock().await };
-        waiters.push(waiter(&keeper, "a", usize::try_from(place).unwrap(), ask).await);
+        waiters.push(tokio::spawn(async move { mutex.lock().await }));
+        // An inspection would send requests of its own.
+        let queue = format!("{}:q", key("a"));
+        let count = || u64::try_from(number(&server, &["ZCARD", &queue])).unwrap();
+        eventually("a place in the queue", async || count() == place).await;
     }
-    // `waiter` looks at the queue, which are requests of their own: what is counted begins here.
-    assert!(requests(&server) - before >= WAITERS);
-    let before = requests(&server);
+    assert_eq!(requests(&server) - before, WAITERS, "asks, and nothing else");
     for waiter in waiters {
         guard.release().await.unwrap();
         guard = got(waiter).await;
     }
-    assert_eq!(requests(&server) - before, WAITERS, "releases, and nothing else");
+    assert_eq!(requests(&server) - before, 2 * WAITERS, "releases, and nothing else");
     guard.release().await.unwrap();
     nothing_left(&keeper, &server).await;
 }
