@@ -16,6 +16,7 @@ mod refusals;
 mod registers;
 mod regressions;
 mod replicas;
+mod requests;
 mod scripts;
 mod sharing;
 mod urls;

@@ -1,0 +1,72 @@
+//! What it was measured on.
+
+use std::fs;
+use std::process::Command;
+
+use lockkeeper_testkit::server::Binaries;
+
+/// Processor, memory, kernel, and the versions of what was measured.
+pub(crate) fn describe() -> Vec<(String, String)> {
+    let mut facts = Vec::new();
+    let mut add = |name: &str, value: String| facts.push((name.to_owned(), value));
+    let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = cpu.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+    let model = model.map_or("unknown", |(_, model)| model);
+    let cores = std::thread::available_parallelism().map_or(0, usize::from);
+    add("processor", format!("{model}, {cores} of its threads"));
+    let memory = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let total = memory.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+    let total = total.and_then(|total| total.split_whitespace().next()?.parse::<f64>().ok());
+    add("memory", format!("{:.0} GB", total.unwrap_or(0.0) / 1e6));
+    let system = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    add("kernel", format!("Linux {}", system.trim()));
+    add("Redis", version("redis-server", "redis-server"));
+    add("PostgreSQL", version("postgres", "postgresql"));
+    add("Rust", output(Command::new("rustc").arg("--version")));
+    add("built", if cfg!(debug_assertions) { "WITHOUT optimisation" } else { "--release" }.into());
+    for (name, version) in locked() {
+        add(&name, version);
+    }
+    facts
+}
+
+fn version(program: &str, package: &str) -> String {
+    match Binaries::installed().find(program, package) {
+        Ok(path) => output(Command::new(path).arg("--version")),
+        Err(error) => error.to_string(),
+    }
+}
+
+fn output(command: &mut Command) -> String {
+    let output =
+        command.output().map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
+    let output = output.unwrap_or_else(|error| error.to_string());
+    output.lines().next().unwrap_or("unknown").trim().to_owned()
+}
+
+/// What the lock file says of the crates that are compared.
+fn locked() -> Vec<(String, String)> {
+    const NAMES: &[&str] = &[
+        "distkit",
+        "distributed-lock-file",
+        "distributed-lock-postgres",
+        "distributed-lock-redis",
+        "fd-lock",
+        "redis",
+        "redlock",
+        "rslock",
+        "sqlx",
+        "tokio",
+        "tokio-postgres",
+    ];
+    let lock = include_str!("../../Cargo.lock");
+    let value = |line: &str| line.split('"').nth(1).unwrap_or_default().to_owned();
+    let mut found = Vec::new();
+    let mut lines = lock.lines();
+    while let Some(line) = lines.next() {
+        if line.starts_with("name = ") && NAMES.contains(&value(line).as_str()) {
+            found.push((value(line), lines.next().map(value).unwrap_or_default()));
+        }
+    }
+    found
+}

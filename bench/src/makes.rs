@@ -1,0 +1,103 @@
+//! The makes that are compared, by store.
+
+mod distkit;
+mod distributed_lock;
+mod file;
+mod lockkeeper;
+mod postgres;
+mod raw_redis;
+mod redlock;
+mod rslock;
+
+use std::path::Path;
+use std::time::Duration;
+
+use crate::make::{Make, Outcome};
+
+/// The shortest pause that makes sense for those that poll.
+pub(crate) const TUNED: Duration = Duration::from_millis(1);
+
+/// Locks on one Redis server.
+pub(crate) async fn on_redis(url: &str, ttl: Duration) -> Outcome<Vec<Make>> {
+    let mut makes = vec![
+        lockkeeper::redis(url, ttl).await?,
+        raw_redis::make(url, ttl).await?,
+        rslock::make(&[url], ttl, None),
+        rslock::make(&[url], ttl, Some(TUNED)),
+        distkit::make(url, ttl, None).await?,
+        distkit::make(url, ttl, Some(TUNED)).await?,
+    ];
+    makes.extend(distributed_lock::redis(&[url], ttl).await?);
+    makes.push(redlock::make(&[url], ttl, None));
+    makes.push(redlock::make(&[url], ttl, Some(TUNED)));
+    Ok(makes)
+}
+
+/// What no lock on Redis can be faster than.
+pub(crate) async fn redis_floor(url: &str) -> Outcome<Make> {
+    raw_redis::pings(url).await
+}
+
+/// What no lock on `PostgreSQL` can be faster than.
+pub(crate) async fn postgres_floor(url: &str) -> Outcome<Make> {
+    postgres::selects(url).await
+}
+
+pub(crate) use raw_redis::connect;
+
+/// Locks on a majority of Redis servers, or on the only one.
+pub(crate) async fn on_redlock(urls: &[&str], ttl: Duration) -> Outcome<Vec<Make>> {
+    let ours = match urls {
+        [url] => lockkeeper::redis(url, ttl).await?,
+        _ => lockkeeper::redlock(urls, ttl).await?,
+    };
+    let mut makes = vec![ours, rslock::make(urls, ttl, None)];
+    makes.extend(distributed_lock::redis(urls, ttl).await?.into_iter().take(1));
+    makes.push(redlock::make(urls, ttl, None));
+    Ok(makes)
+}
+
+/// Readers and writers on one Redis server.
+pub(crate) async fn shared_on_redis(url: &str, ttl: Duration) -> Outcome<Vec<Make>> {
+    Ok(vec![
+        lockkeeper::redis(url, ttl).await?,
+        distkit::shared(url, ttl, None).await?,
+        distkit::shared(url, ttl, Some(TUNED)).await?,
+        distributed_lock::shared_redis(url, ttl).await?,
+    ])
+}
+
+/// Locks on `PostgreSQL`.
+pub(crate) async fn on_postgres(url: &str) -> Outcome<Vec<Make>> {
+    let mut makes = lockkeeper::postgres(url)?;
+    makes.push(postgres::raw(url));
+    makes.push(postgres::sqlx_own(url));
+    makes.push(postgres::sqlx_pool(url)?);
+    makes.extend(distributed_lock::postgres(url).await?);
+    Ok(makes)
+}
+
+/// Readers and writers on `PostgreSQL`.
+pub(crate) async fn shared_on_postgres(url: &str) -> Outcome<Vec<Make>> {
+    let mut makes = lockkeeper::postgres(url)?;
+    makes.push(postgres::raw(url));
+    makes.extend(distributed_lock::shared_postgres(url).await?);
+    Ok(makes)
+}
+
+/// Locks in a directory.
+pub(crate) fn on_files(dir: &Path) -> Outcome<Vec<Make>> {
+    let mut makes = lockkeeper::files(dir)?;
+    makes.push(file::raw(dir));
+    makes.push(file::fd_lock(dir));
+    makes.push(distributed_lock::files(dir)?);
+    Ok(makes)
+}
+
+/// Readers and writers in a directory.
+pub(crate) fn shared_on_files(dir: &Path) -> Outcome<Vec<Make>> {
+    let mut makes = lockkeeper::files(dir)?;
+    makes.push(file::raw(dir));
+    makes.push(file::fd_lock(dir));
+    Ok(makes)
+}

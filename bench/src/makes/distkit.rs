@@ -1,0 +1,98 @@
+//! `distkit`, feature `lock`: asynchronous, polls, renews.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use distkit::DistkitRedisKey;
+use distkit::lock::{
+    LockGuardState, LockOptions, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard,
+};
+use redis::aio::ConnectionManager;
+
+use crate::make::{Fut, Held, Kind, Lock, Make, Mode, Outcome, Source, told};
+
+struct Kit {
+    connection: ConnectionManager,
+    ttl: Duration,
+    retry: Option<Duration>,
+    shared: bool,
+}
+
+pub(super) async fn make(url: &str, ttl: Duration, retry: Option<Duration>) -> Outcome<Make> {
+    let client = redis::Client::open(url).map_err(told)?;
+    let connection = client.get_connection_manager().await.map_err(told)?;
+    let kind = if retry.is_some() { Kind::Tuned } else { Kind::Peer };
+    let make = Make::new("distkit", kind, Kit { connection, ttl, retry, shared: false });
+    let variant = if retry.is_some() { "retry 1 ms" } else { "defaults (retry 50 ms)" };
+    Ok(Make { variant, commands: &["set", "evalsha"], key: "distkit-locks:*", ..make })
+}
+
+pub(super) async fn shared(url: &str, ttl: Duration, retry: Option<Duration>) -> Outcome<Make> {
+    let client = redis::Client::open(url).map_err(told)?;
+    let connection = client.get_connection_manager().await.map_err(told)?;
+    let make = make(url, ttl, retry).await?;
+    let source = Arc::new(Kit { connection, ttl, retry, shared: true });
+    Ok(Make { source, commands: &["evalsha"], ..make })
+}
+
+impl Source for Kit {
+    fn lock(&self, key: &str, _: usize) -> Fut<'_, Outcome<Box<dyn Lock>>> {
+        let key = key.to_owned();
+        Box::pin(async move {
+            let key = DistkitRedisKey::try_from(key).map_err(told)?;
+            // One for each task: an object of theirs is one owner.
+            let mut options = LockOptions::builder(key, self.connection.clone()).ttl(self.ttl);
+            if let Some(retry) = self.retry {
+                options = options.retry_interval(retry);
+            }
+            let options = options.build();
+            if self.shared {
+                return Ok(Box::new(SharedLock(RwLock::new(options))) as Box<dyn Lock>);
+            }
+            Ok(Box::new(PlainLock(Mutex::new(options))) as Box<dyn Lock>)
+        })
+    }
+}
+
+struct PlainLock(Arc<Mutex>);
+
+impl Lock for PlainLock {
+    fn acquire(&self, _: Mode) -> Fut<'_, Outcome<Box<dyn Held>>> {
+        Box::pin(async { Ok(Box::new(self.0.lock().await.map_err(told)?) as Box<dyn Held>) })
+    }
+}
+
+struct SharedLock(Arc<RwLock>);
+
+impl Lock for SharedLock {
+    fn acquire(&self, mode: Mode) -> Fut<'_, Outcome<Box<dyn Held>>> {
+        Box::pin(async move {
+            Ok(match mode {
+                Mode::Exclusive => Box::new(self.0.write().await.map_err(told)?) as Box<dyn Held>,
+                Mode::Shared => Box::new(self.0.read().await.map_err(told)?),
+            })
+        })
+    }
+}
+
+fn confirmed(state: LockGuardState) -> Outcome<()> {
+    if state == LockGuardState::Released { Ok(()) } else { Err(format!("{state:?}")) }
+}
+
+impl Held for MutexGuard {
+    fn release(self: Box<Self>) -> Fut<'static, Outcome<()>> {
+        Box::pin(async { confirmed(MutexGuard::release(*self).await.map_err(told)?) })
+    }
+}
+
+impl Held for RwLockReadGuard {
+    fn release(self: Box<Self>) -> Fut<'static, Outcome<()>> {
+        Box::pin(async { confirmed(RwLockReadGuard::release(*self).await.map_err(told)?) })
+    }
+}
+
+impl Held for RwLockWriteGuard {
+    fn release(self: Box<Self>) -> Fut<'static, Outcome<()>> {
+        Box::pin(async { confirmed(RwLockWriteGuard::release(*self).await.map_err(told)?) })
+    }
+}

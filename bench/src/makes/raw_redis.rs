@@ -1,0 +1,108 @@
+//! What one would write by hand: `SET NX PX`, and compare and delete.
+
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+
+use crate::make::{Fut, Held, Kind, Lock, Make, Mode, Outcome, Source, told};
+
+const UNLOCK: &str =
+    "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0";
+
+/// How long it waits before it asks again.
+const PAUSE: Duration = super::TUNED;
+
+#[derive(Clone)]
+struct Raw {
+    connection: MultiplexedConnection,
+    hash: String,
+    ttl: u64,
+}
+
+/// A connection with the settings that Lockkeeper has.
+pub(crate) async fn connect(url: &str) -> Outcome<MultiplexedConnection> {
+    let client = redis::Client::open(format!("{url}?protocol=resp3")).map_err(told)?;
+    let config = redis::AsyncConnectionConfig::new().set_response_timeout(None);
+    client.get_multiplexed_async_connection_with_config(&config).await.map_err(told)
+}
+
+pub(super) async fn make(url: &str, ttl: Duration) -> Outcome<Make> {
+    let mut connection = connect(url).await?;
+    let mut load = redis::cmd("SCRIPT");
+    let hash = load.arg("LOAD").arg(UNLOCK).query_async(&mut connection).await.map_err(told)?;
+    let ttl = u64::try_from(ttl.as_millis()).map_err(told)?;
+    let make = Make::new("raw SET NX PX + EVALSHA", Kind::Raw, Raw { connection, hash, ttl });
+    Ok(Make { variant: "retry 1 ms", commands: &["set", "evalsha"], key: "raw:*", ..make })
+}
+
+impl Source for Raw {
+    fn lock(&self, key: &str, task: usize) -> Fut<'_, Outcome<Box<dyn Lock>>> {
+        let lock = RawLock { raw: self.clone(), key: format!("raw:{key}"), owner: task };
+        Box::pin(async { Ok(Box::new(lock) as Box<dyn Lock>) })
+    }
+}
+
+#[derive(Clone)]
+struct RawLock {
+    raw: Raw,
+    key: String,
+    owner: usize,
+}
+
+impl Lock for RawLock {
+    fn acquire(&self, _: Mode) -> Fut<'_, Outcome<Box<dyn Held>>> {
+        Box::pin(async {
+            let mut connection = self.raw.connection.clone();
+            loop {
+                let mut set = redis::cmd("SET");
+                set.arg(&self.key).arg(self.owner).arg("NX").arg("PX").arg(self.raw.ttl);
+                let done: Option<String> = set.query_async(&mut connection).await.map_err(told)?;
+                if done.is_some() {
+                    return Ok(Box::new(self.clone()) as Box<dyn Held>);
+                }
+                tokio::time::sleep(PAUSE).await;
+            }
+        })
+    }
+}
+
+impl Held for RawLock {
+    fn release(mut self: Box<Self>) -> Fut<'static, Outcome<()>> {
+        Box::pin(async move {
+            let mut unlock = redis::cmd("EVALSHA");
+            unlock.arg(&self.raw.hash).arg(1).arg(&self.key).arg(self.owner);
+            let deleted: u32 = unlock.query_async(&mut self.raw.connection).await.map_err(told)?;
+            if deleted == 1 { Ok(()) } else { Err("lost".into()) }
+        })
+    }
+}
+
+/// Two PINGs: no lock, but as many requests as one takes.
+pub(super) async fn pings(url: &str) -> Outcome<Make> {
+    Ok(Make::new("two PINGs", Kind::Raw, Pings(connect(url).await?)))
+}
+
+#[derive(Clone)]
+struct Pings(MultiplexedConnection);
+
+impl Source for Pings {
+    fn lock(&self, _: &str, _: usize) -> Fut<'_, Outcome<Box<dyn Lock>>> {
+        Box::pin(async { Ok(Box::new(self.clone()) as Box<dyn Lock>) })
+    }
+}
+
+impl Lock for Pings {
+    fn acquire(&self, _: Mode) -> Fut<'_, Outcome<Box<dyn Held>>> {
+        Box::pin(async {
+            let mut pings = self.clone();
+            crate::bench::ping(&mut pings.0).await?;
+            Ok(Box::new(pings) as Box<dyn Held>)
+        })
+    }
+}
+
+impl Held for Pings {
+    fn release(mut self: Box<Self>) -> Fut<'static, Outcome<()>> {
+        Box::pin(async move { crate::bench::ping(&mut self.0).await.map(drop) })
+    }
+}

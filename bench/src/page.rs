@@ -1,0 +1,250 @@
+//! The report as Markdown.
+
+use std::fmt::Write as _;
+
+use crate::figures::{Figure, short};
+use crate::plots::Plot;
+use crate::report::{Better, Report, Row, Section};
+
+/// The whole page. The plots are in a directory of this name, beside it.
+pub(crate) fn page(report: &Report, command: &str, plots: &[Plot], dir: &str) -> String {
+    let mut page = String::from("# Performance\n\n");
+    let length = if report.quick {
+        "**quick** run, which is for a look, not for quoting,"
+    } else {
+        "full run"
+    };
+    let _ = writeln!(
+        page,
+        "Lockkeeper beside its peers from crates.io and the bare drivers: what is fast, what is not, and who breaks.\n\n\
+         All of this page was written by one {length} of {:.1} minutes:\n\n```sh\n{command}\n```\n",
+        report.seconds / 60.0
+    );
+    how_to_read(&mut page, report);
+    bars(&mut page, report);
+    losses(&mut page, report);
+    if !plots.is_empty() {
+        page.push_str("\n## Plots\n");
+        for plot in plots {
+            let _ = write!(page, "\n![{}]({dir}/{}.svg)\n", plot.title, plot.file);
+        }
+        page.push_str("\nThe same as PNG lie beside them.\n");
+    }
+    page.push_str("\n## Tables\n");
+    for section in &report.sections {
+        table(&mut page, section);
+    }
+    machine(&mut page, report);
+    page
+}
+
+fn how_to_read(page: &mut String, report: &Report) {
+    let _ = writeln!(
+        page,
+        "## How to read it\n\n\
+         - Everything runs on one machine: the servers and all makes share its cores. Times are this machine's; ratios travel better.\n\
+         - Each figure is the median of {} repetitions, with the least and the most of them in brackets. In a repetition all makes take \
+         turns in short slices, in an order that changes, so that what else happens on the machine happens to all. Ratios are taken repetition \
+         by repetition. What is without brackets was measured once.\n\
+         - A release counts when the store has confirmed it; where a make does not tell, its row says so.\n\
+         - In every contended slice each holder checks that it is alone. Whoever is not is counted as *granted twice*, beside the figure.\n\
+         - Peers run with their defaults and, where they poll, also with the shortest pause that makes sense (1 ms), and are labelled so. Raw rows are \
+         the bare driver, which renews nothing, tells of no loss, has no fence and no order.\n\
+         - A lease of 30 s, where there is one. Lockkeeper's figures include fences (unless a row says *fence off*), loss detection and, but on files, order.\n",
+        report.repetitions
+    );
+}
+
+fn bars(page: &mut String, report: &Report) {
+    if report.bars.is_empty() {
+        return;
+    }
+    page.push_str(
+        "## Bars\n\nWhat Lockkeeper is held to.\n\n| what | bar | is | |\n|---|---|---|---|\n",
+    );
+    for bar in &report.bars {
+        let verdict = if bar.met { "met" } else { "**MISSED**" };
+        let _ =
+            writeln!(page, "| {} | {} | {} | {verdict} |", bar.what, bar.limit, bar.figure.show());
+    }
+}
+
+/// Why somebody else may be faster, where that is known.
+const REASONS: &[(&str, &str)] = &[
+    (
+        "memory/uncontended",
+        "A lease, an owner, a fence and a place to be told of a loss, where tokio's lock has a flag.",
+    ),
+    ("memory/queue", "The same; tokio's lock wakes the next task, and nothing else."),
+    (
+        "redis/uncontended",
+        "One script looks at holder, readers and queue and mints a fence; the raw pair is a SET and a compare and delete.",
+    ),
+    (
+        "redis/keys",
+        "The server's processor time: the scripts do more than SET NX does. Asks and releases of one process share calls, which pays for most of it.",
+    ),
+    (
+        "redlock/five",
+        "All five servers share this machine's cores. Peers send each a SET and return; Lockkeeper runs its scripts, and writes the highest fence of its \
+         majority back to a majority before the guard exists, which is a round trip more.",
+    ),
+    (
+        "redis/takeover",
+        "Those who ask every millisecond find the lock as soon as Redis has expired it; Lockkeeper asks once, when the lease is said to have ended.",
+    ),
+    (
+        "postgres/uncontended",
+        "A fence that survives a crash of the server costs a transaction and a flush to disk; `fence=off` leaves it out.",
+    ),
+    (
+        "postgres/keys",
+        "The fence, as above; and held locks share connections, where the others have one for each task.",
+    ),
+    ("postgres/queue", "The fence, as above: it is taken after the grant, while everybody waits."),
+    ("postgres/wake", "The fence, as above."),
+    ("postgres/takeover", "The fence, as above."),
+    ("postgres/readers", "The fence, as above: readers have one as well."),
+    (
+        "file/",
+        "The fence and the label are written into the file, and the path is looked at again after locking, so that files may be removed; `fence=off` leaves \
+         the writing out. Those who block in a thread for each waiter are woken by the kernel directly, Lockkeeper by way of inotify and its runtime.",
+    ),
+];
+
+/// Whoever is better than Lockkeeper as it comes, in the figure that matters.
+fn losses(page: &mut String, report: &Report) {
+    page.push_str(
+        "\n## Where Lockkeeper loses\n\nEvery row of the tables whose main figure is better than that of Lockkeeper with its defaults, by more than the \
+         spread of either. Found by the program.\n\n",
+    );
+    let mut lines = Vec::new();
+    let mut reasons: Vec<String> = Vec::new();
+    // What is in the plots is not said again.
+    for section in report.sections.iter().filter(|section| !section.id.contains("scaling")) {
+        let Some(ours) = section.rows.iter().rev().find(|row| row.is_ours()) else { continue };
+        let before = lines.len();
+        for column in &section.columns {
+            let Some(our) = ours.figures.get(&column.key) else { continue };
+            for row in section.rows.iter().filter(|row| !row.is_ours()) {
+                if let Some(their) = row.figures.get(&column.key)
+                    && let Some(factor) = beats(their, our, column.better)
+                    && row.make != crate::stores::PINGS
+                    && row.make != crate::stores::SELECTS
+                    && row.make != crate::work::wake::UNIT
+                {
+                    let breaks = row.all_notes().iter().any(|note| note.starts_with("**"));
+                    let breaks = if breaks { " (**breaks**: see its notes)" } else { "" };
+                    let factor =
+                        if factor.is_finite() { format!("{factor:.2} ×") } else { "–".into() };
+                    lines.push(format!(
+                        "| {}, {} | {}{breaks} | {} | {} | {factor} |",
+                        section.title,
+                        column.title,
+                        row.make,
+                        show(their),
+                        show(our),
+                    ));
+                }
+            }
+        }
+        if lines.len() > before
+            && let Some((id, reason)) = REASONS.iter().find(|(id, _)| section.id.starts_with(id))
+        {
+            let line = format!("- `{id}`: {reason}");
+            if !reasons.contains(&line) {
+                reasons.push(line);
+            }
+        }
+    }
+    if lines.is_empty() {
+        page.push_str("Nowhere in this run.\n");
+        return;
+    }
+    page.push_str("| work | to | theirs | ours | factor |\n|---|---|---:|---:|---:|\n");
+    let _ = writeln!(page, "{}", lines.join("\n"));
+    if !reasons.is_empty() {
+        let _ = writeln!(page, "\nWhy, as far as it is known:\n\n{}", reasons.join("\n"));
+    }
+}
+
+fn show(figure: &Figure) -> String {
+    figure.median().map_or_else(|| "–".into(), short)
+}
+
+/// By which factor one is better than another, if it is so in all repetitions.
+fn beats(their: &Figure, our: &Figure, better: Better) -> Option<f64> {
+    let (their_median, our_median) = (their.median()?, our.median()?);
+    match better {
+        Better::Low => (their.most()? < our.least()?).then(|| our_median / their_median),
+        Better::High => (their.least()? > our.most()?).then(|| their_median / our_median),
+        Better::Neither => None,
+    }
+}
+
+/// A section as a table, with the notes of each row beneath it.
+pub(crate) fn table(page: &mut String, section: &Section) {
+    let _ = write!(page, "\n### {}\n\n`{}`. {}\n\n|", section.title, section.id, section.text);
+    let titles = section.columns.iter().map(|column| column.title.as_str());
+    for title in ["make"].into_iter().chain(titles) {
+        let _ = write!(page, " {title} |");
+    }
+    page.push_str("\n|---|");
+    page.push_str(&"---:|".repeat(section.columns.len()));
+    page.push('\n');
+    let mut notes: Vec<String> = Vec::new();
+    for row in sorted(section) {
+        let mut marks = String::new();
+        for note in row.all_notes() {
+            let place = notes.iter().position(|known| *known == note).unwrap_or_else(|| {
+                notes.push(note);
+                notes.len() - 1
+            });
+            let _ = write!(marks, " [{}]", place + 1);
+        }
+        let name = if row.is_ours() { format!("**{}**", row.make) } else { row.make.clone() };
+        let _ = write!(page, "| {name}{marks} |");
+        for column in &section.columns {
+            let figure = row.figures.get(&column.key).map_or_else(|| "–".into(), Figure::show);
+            let _ = write!(page, " {figure} |");
+        }
+        page.push('\n');
+    }
+    if !notes.is_empty() {
+        page.push('\n');
+        for (number, note) in notes.iter().enumerate() {
+            let _ = writeln!(page, "[{}] {note}  ", number + 1);
+        }
+    }
+}
+
+/// The rows, best first.
+fn sorted(section: &Section) -> Vec<&Row> {
+    let mut rows: Vec<&Row> = section.rows.iter().collect();
+    let Some(column) = section.main_column() else { return rows };
+    let key = |row: &Row| {
+        let median = row.figures.get(&column.key).and_then(Figure::median);
+        match column.better {
+            Better::High => median.map_or(f64::MAX, |median| -median),
+            Better::Low | Better::Neither => median.unwrap_or(f64::MAX),
+        }
+    };
+    rows.sort_by(|a, b| key(a).total_cmp(&key(b)));
+    rows
+}
+
+fn machine(page: &mut String, report: &Report) {
+    page.push_str("\n## Machine, versions, noise\n\n| | |\n|---|---|\n");
+    for (name, value) in &report.machine {
+        let _ = writeln!(page, "| {name} | {value} |");
+    }
+    let pings = Figure { repetitions: report.sections.iter().filter_map(|s| s.ping).collect() };
+    let loads = Figure { repetitions: report.sections.iter().map(|s| s.load_average).collect() };
+    let _ = writeln!(
+        page,
+        "\nNoise: before each section 200 PINGs were sent; their p50 was {} µs over the run, and the load average {}. On a machine that is not \
+         otherwise used, the load average is what this program makes. The spread of each figure stands beside it.",
+        pings.show(),
+        loads.show()
+    );
+}

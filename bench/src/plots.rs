@@ -1,0 +1,296 @@
+//! Plots, as SVG and as PNG.
+
+use std::fs;
+use std::path::Path;
+
+use plotters::coord::Shift;
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
+use plotters::style::{FontStyle, register_font};
+
+use crate::figures::{Figure, short};
+use crate::make::{Outcome, told};
+use crate::report::{Report, Row};
+
+const WIDTH: u32 = 1100;
+/// Of a plot with lines.
+const HEIGHT: u32 = 640;
+/// Of a bar, with what is around it; and what is above all of them.
+const BAR: i32 = 46;
+const TOP: i32 = 84;
+const FONT: &str = "sans-serif";
+const OURS: RGBColor = RGBColor(200, 30, 60);
+const GREY: RGBColor = RGBColor(120, 120, 120);
+/// Told apart by most eyes.
+const PEERS: [RGBColor; 6] = [
+    RGBColor(0, 114, 178),
+    RGBColor(230, 159, 0),
+    RGBColor(0, 158, 115),
+    RGBColor(86, 180, 233),
+    RGBColor(204, 121, 167),
+    RGBColor(150, 110, 60),
+];
+
+/// One plot.
+pub(crate) struct Plot {
+    /// Its file's name, without an end.
+    pub(crate) file: &'static str,
+    pub(crate) title: String,
+    shape: Shape,
+}
+
+impl Plot {
+    fn height(&self) -> u32 {
+        match &self.shape {
+            Shape::Lines { .. } => HEIGHT,
+            Shape::Bars { bars, .. } => {
+                let count = i32::try_from(bars.len()).unwrap_or(1);
+                (TOP + count * BAR + 16).unsigned_abs()
+            }
+        }
+    }
+}
+
+enum Shape {
+    /// Lines over a number, both on a logarithmic scale.
+    Lines { x: &'static str, y: &'static str, lines: Vec<Line> },
+    /// A bar for each.
+    Bars { what: &'static str, bars: Vec<(String, f64, RGBColor)>, logarithmic: bool },
+}
+
+struct Line {
+    label: String,
+    colour: RGBColor,
+    /// Number, median, least, most.
+    points: Vec<(f64, f64, f64, f64)>,
+}
+
+/// The plots for which there are figures.
+pub(crate) fn of(report: &Report) -> Vec<Plot> {
+    let mut plots = Vec::new();
+    let mut lines = |section: &str, file, title: &str, x, y| {
+        let lines = lines(report, section);
+        if lines.iter().any(|line| line.points.len() > 3) {
+            let shape = Shape::Lines { x, y, lines };
+            plots.push(Plot { file, title: title.into(), shape });
+        }
+    };
+    let (file, title) = ("waiters", "Redis: hand-overs per second, by number of waiters");
+    lines("redis/scaling-waiters", file, title, "waiters", "hand-overs per second");
+    let (file, title) = ("keys", "Redis: locks per second, by number of keys and tasks");
+    lines("redis/scaling-keys", file, title, "keys", "locks per second");
+    let mut bars = |section: &str, key: &str, file, title: &str, what, logarithmic| {
+        let bars = bars(report, section, key, title.contains("longer is better"));
+        if !bars.is_empty() {
+            let shape = Shape::Bars { what, bars, logarithmic };
+            plots.push(Plot { file, title: title.into(), shape });
+        }
+    };
+    let title = "Redis: lock and release, uncontended (shorter is better)";
+    bars(
+        "redis/uncontended",
+        "p50-ratio",
+        "uncontended",
+        title,
+        "p50, in units of two PINGs",
+        false,
+    );
+    let title = "Redis: requests per hand-over, 64 tasks (shorter is better)";
+    bars("redis/queue-64", "requests", "requests", title, "requests, logarithmic", true);
+    let title = "PostgreSQL: hand-overs, 64 tasks (longer is better)";
+    bars("postgres/queue-64", "rate", "postgres", title, "hand-overs per second", false);
+    let title = "Files: hand-overs, 64 tasks (longer is better)";
+    bars("file/queue-64", "rate", "files", title, "hand-overs per second", false);
+    plots
+}
+
+/// The same for all variants of a crate. Those that are known by then have their places.
+fn colour(row: &Row, peers: &mut Vec<String>) -> RGBColor {
+    if row.is_ours() {
+        return OURS;
+    }
+    if row.is_raw() {
+        return GREY;
+    }
+    let name = row.make.split(',').next().unwrap_or_default().to_owned();
+    let place = peers.iter().position(|peer| *peer == name).unwrap_or_else(|| {
+        peers.push(name);
+        peers.len() - 1
+    });
+    PEERS[place % PEERS.len()]
+}
+
+fn lines(report: &Report, section: &str) -> Vec<Line> {
+    let Some(section) = report.section(section) else { return Vec::new() };
+    let mut peers = Vec::new();
+    let line = |row: &Row| {
+        let points = section.columns.iter().filter_map(|column| {
+            let figure = row.figures.get(&column.key)?;
+            let number = column.key.parse().ok()?;
+            let (median, least, most) = (figure.median()?, figure.least()?, figure.most()?);
+            (median > 0.0).then_some((number, median, least.max(1.0), most))
+        });
+        let points = points.collect();
+        let mut label = row.make.clone();
+        if row.overlaps > 0 {
+            label.push_str(" (granted twice)");
+        }
+        Line { label, colour: colour(row, &mut peers), points }
+    };
+    section.rows.iter().map(line).collect()
+}
+
+fn bars(report: &Report, section: &str, key: &str, longer: bool) -> Vec<(String, f64, RGBColor)> {
+    let Some(section) = report.section(section) else { return Vec::new() };
+    let mut peers = Vec::new();
+    let bar = |row: &Row| {
+        let median = row.figures.get(key).and_then(Figure::median)?;
+        let mut label = row.make.clone();
+        if row.overlaps > 0 {
+            label.push_str(" (granted twice)");
+        }
+        Some((label, median, colour(row, &mut peers)))
+    };
+    let mut bars: Vec<_> = section.rows.iter().filter_map(bar).collect();
+    // The best first.
+    bars.sort_by(|a, b| if longer { b.1.total_cmp(&a.1) } else { a.1.total_cmp(&b.1) });
+    bars
+}
+
+/// Writes them into a directory, each as SVG and as PNG.
+pub(crate) fn write(plots: &[Plot], dir: &Path) -> Outcome<()> {
+    let light = epaint_default_fonts::UBUNTU_LIGHT;
+    register_font(FONT, FontStyle::Normal, light).map_err(|_| "the font cannot be read")?;
+    fs::create_dir_all(dir).map_err(told)?;
+    for plot in plots {
+        let mut text = String::new();
+        let size = (WIDTH, plot.height());
+        draw(plot, &SVGBackend::with_string(&mut text, size).into_drawing_area())?;
+        fs::write(dir.join(format!("{}.svg", plot.file)), text).map_err(told)?;
+        let mut pixels = vec![0; size.0 as usize * size.1 as usize * 3];
+        draw(plot, &BitMapBackend::with_buffer(&mut pixels, size).into_drawing_area())?;
+        let file = fs::File::create(dir.join(format!("{}.png", plot.file))).map_err(told)?;
+        let mut encoder = png::Encoder::new(std::io::BufWriter::new(file), size.0, size.1);
+        encoder.set_color(png::ColorType::Rgb);
+        encoder.set_compression(png::Compression::High);
+        let mut writer = encoder.write_header().map_err(told)?;
+        writer.write_image_data(&pixels).map_err(told)?;
+    }
+    Ok(())
+}
+
+fn draw<B: DrawingBackend>(plot: &Plot, area: &DrawingArea<B, Shift>) -> Outcome<()> {
+    area.fill(&WHITE).map_err(told)?;
+    match &plot.shape {
+        Shape::Lines { x, y, lines } => draw_lines(area, &plot.title, (x, y), lines),
+        Shape::Bars { what, bars, logarithmic } => {
+            draw_bars(area, &plot.title, what, bars, *logarithmic)
+        }
+    }?;
+    area.present().map_err(told)
+}
+
+fn draw_lines<B: DrawingBackend>(
+    area: &DrawingArea<B, Shift>,
+    title: &str,
+    (x, y): (&str, &str),
+    lines: &[Line],
+) -> Outcome<()> {
+    let points = || lines.iter().flat_map(|line| &line.points);
+    let most_x = points().map(|point| point.0).fold(1.0, f64::max);
+    let least_x = points().map(|point| point.0).fold(f64::MAX, f64::min);
+    let most_y = points().map(|point| point.3).fold(1.0, f64::max);
+    let least_y = points().map(|point| point.2).fold(f64::MAX, f64::min).max(0.5);
+    let (left, right) = area.split_horizontally(770);
+    let mut chart = ChartBuilder::on(&left)
+        .caption(title, (FONT, 26))
+        .margin(18)
+        .x_label_area_size(56)
+        .y_label_area_size(96)
+        .build_cartesian_2d(
+            (least_x * 0.9..most_x * 1.1).log_scale(),
+            (least_y * 0.7..most_y * 1.5).log_scale(),
+        )
+        .map_err(told)?;
+    let numbers = |value: &f64| short(*value).replace(".00", "").replace(".0", "");
+    chart
+        .configure_mesh()
+        .x_desc(x)
+        .y_desc(y)
+        .x_label_formatter(&numbers)
+        .y_label_formatter(&numbers)
+        .label_style((FONT, 18))
+        .axis_desc_style((FONT, 20))
+        .light_line_style(BLACK.mix(0.04))
+        .draw()
+        .map_err(told)?;
+    for line in lines {
+        let width = if line.colour == OURS { 4 } else { 2 };
+        let style = line.colour.stroke_width(width);
+        let spread = line.points.iter().map(|point| {
+            PathElement::new(vec![(point.0, point.2), (point.0, point.3)], line.colour.mix(0.6))
+        });
+        chart.draw_series(spread).map_err(told)?;
+        let dots = line
+            .points
+            .iter()
+            .map(|point| Circle::new((point.0, point.1), 4, line.colour.filled()));
+        chart.draw_series(dots).map_err(told)?;
+        let path = line.points.iter().map(|point| (point.0, point.1));
+        chart.draw_series(LineSeries::new(path, style)).map_err(told)?;
+    }
+    draw_legend(&right, lines)
+}
+
+/// What is which, in the order in which the lines end on the right.
+fn draw_legend<B: DrawingBackend>(area: &DrawingArea<B, Shift>, lines: &[Line]) -> Outcome<()> {
+    let last = |line: &Line| line.points.last().map_or(0.0, |point| point.1);
+    let mut lines: Vec<&Line> = lines.iter().collect();
+    lines.sort_by(|a, b| last(b).total_cmp(&last(a)));
+    for (place, line) in (0..).zip(lines) {
+        let y = 90 + place * 58;
+        let width = if line.colour == OURS { 4 } else { 2 };
+        let stroke = PathElement::new(vec![(0, y), (26, y)], line.colour.stroke_width(width));
+        area.draw(&stroke).map_err(told)?;
+        let style: TextStyle<'_> = (FONT, 17).into();
+        let style = style.color(&BLACK).pos(Pos::new(HPos::Left, VPos::Center));
+        // The variant comes under the name: the strip is narrow.
+        let (name, variant) = line.label.split_once(", ").unwrap_or((&line.label, ""));
+        area.draw(&Text::new(name.to_owned(), (36, y), style.clone())).map_err(told)?;
+        area.draw(&Text::new(variant.to_owned(), (36, y + 21), style)).map_err(told)?;
+    }
+    Ok(())
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "pixels")]
+fn draw_bars<B: DrawingBackend>(
+    area: &DrawingArea<B, Shift>,
+    title: &str,
+    what: &str,
+    bars: &[(String, f64, RGBColor)],
+    logarithmic: bool,
+) -> Outcome<()> {
+    const LEFT: i32 = 480;
+    let width = WIDTH.cast_signed();
+    let text = |size: i32, place: HPos| {
+        let style: TextStyle<'_> = (FONT, size).into();
+        style.color(&BLACK).pos(Pos::new(place, VPos::Center))
+    };
+    let label = |label: &str, at: (i32, i32), size: i32, place: HPos| {
+        area.draw(&Text::new(label.to_owned(), at, text(size, place))).map_err(told)
+    };
+    label(title, (width / 2, 30), 28, HPos::Center)?;
+    label(what, (LEFT, 64), 18, HPos::Left)?;
+    let scale = |value: f64| if logarithmic { (value.max(1.0) * 1.3).ln() } else { value };
+    let most = bars.iter().map(|bar| scale(bar.1)).fold(f64::MIN_POSITIVE, f64::max);
+    for (place, (name, value, colour)) in (0..).zip(bars) {
+        let top = TOP + place * BAR;
+        let middle = top + BAR / 2;
+        let length = (scale(*value) / most * f64::from(width - LEFT - 110)).max(1.0) as i32;
+        let corners = [(LEFT, top + BAR / 6), (LEFT + length, top + BAR - BAR / 6)];
+        area.draw(&Rectangle::new(corners, colour.filled())).map_err(told)?;
+        label(name, (LEFT - 10, middle), 18, HPos::Right)?;
+        label(&short(*value), (LEFT + length + 8, middle), 18, HPos::Left)?;
+    }
+    Ok(())
+}

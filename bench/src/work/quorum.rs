@@ -1,0 +1,93 @@
+//! A majority of five servers.
+
+use std::time::Duration;
+
+use lockkeeper_testkit::server::RedlockNodes;
+
+use crate::bench::{Bench, REPETITIONS};
+use crate::figures::quantile;
+use crate::make::{Lock, Make, Outcome, fresh};
+use crate::makes;
+use crate::report::{Better, Section};
+use crate::slice::alone;
+
+const TTL: Duration = Duration::from_secs(30);
+
+/// Measures lock and release with all five well and with two of them stopped, in turn.
+pub(crate) async fn run(bench: &mut Bench, section: Section) -> Outcome<()> {
+    let mut section = section
+        .column("single", "one server, p50 µs", Better::Neither)
+        .column("well", "all well, p50 µs", Better::Low)
+        .column("stopped", "two stopped, p50 µs", Better::Low)
+        .column("keys", "keys left after 100 releases", Better::Neither);
+    bench.begin(&mut section).await?;
+    let nodes = RedlockNodes::start(5).map_err(|error| error.to_string())?;
+    let urls: Vec<String> = nodes.nodes().iter().map(|node| node.url()).collect();
+    let urls: Vec<&str> = urls.iter().map(String::as_str).collect();
+    let makes = makes::on_redlock(&urls, TTL).await?;
+    let singles = makes::on_redlock(&urls[..1], TTL).await?;
+    let time = bench.ms(250, 50);
+    // So long a make may take to answer while two servers do not.
+    let patience = bench.ms(2000, 300);
+    for repetition in 0..REPETITIONS {
+        for turn in 0..makes.len() {
+            let place = (turn + repetition) % makes.len();
+            let (make, single) = (&makes[place], &singles[place]);
+            let lock = single.lock(&fresh("single"), 0).await?;
+            let slice = alone(&*lock, time, patience).await;
+            section.row(make).put("single", quantile(&slice.times, 0.5));
+            let lock = make.lock(&fresh("quorum"), 0).await?;
+            let slice = alone(&*lock, time, patience).await;
+            let row = section.row(make);
+            row.put("well", quantile(&slice.times, 0.5));
+            row.wrongs_of_alone(&slice);
+        }
+        let keys = fresh("stopped");
+        let mut locks: Vec<(&Make, Box<dyn Lock>)> = Vec::new();
+        for make in &makes {
+            locks.push((make, make.lock(&keys, 0).await?));
+        }
+        for node in &nodes.nodes()[3..] {
+            node.stop();
+        }
+        for (make, lock) in &locks {
+            let slice = alone(&**lock, time, patience).await;
+            let row = section.row(make);
+            row.put("stopped", quantile(&slice.times, 0.5));
+            if let Some(error) = &slice.first_error {
+                row.note(format!("with two stopped: {error}"));
+            }
+        }
+        for node in &nodes.nodes()[3..] {
+            node.cont();
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    leftovers(&mut section, &nodes, &makes).await?;
+    bench.end(section);
+    Ok(())
+}
+
+/// What locks that were all released leave on the servers.
+async fn leftovers(section: &mut Section, nodes: &RedlockNodes, makes: &[Make]) -> Outcome<()> {
+    for make in makes {
+        for node in nodes.nodes() {
+            node.command(&["FLUSHALL"]);
+        }
+        let mut done = 0_u32;
+        for _ in 0..100 {
+            let lock = make.lock(&fresh("left"), 0).await?;
+            let slice = alone(&*lock, Duration::ZERO, Duration::from_secs(5)).await;
+            done += u32::try_from(slice.times.len()).unwrap_or(0);
+        }
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let sizes = nodes.nodes().iter().map(|node| node.command(&["DBSIZE"]));
+        let left: f64 = sizes.filter_map(|size| size.parse::<f64>().ok()).sum();
+        let row = section.row(make);
+        row.put("keys", Some(left));
+        if left > 0.0 {
+            row.note(format!("**leaks: {left} keys on the servers after {done} releases**"));
+        }
+    }
+    Ok(())
+}

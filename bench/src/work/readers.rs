@@ -1,0 +1,34 @@
+//! Readers and, now and then, a writer.
+
+use crate::bench::{Bench, REPETITIONS, rotated};
+use crate::make::{Make, Outcome, fresh};
+use crate::report::{Better, Section};
+use crate::slice::{self, Contend, Plan};
+
+/// How many tasks there are.
+pub(crate) const TASKS: usize = 32;
+
+/// Measures how many readers and writers get through in a second: 95 of 100 turns read.
+pub(crate) async fn run(bench: &mut Bench, section: Section, makes: &[Make]) -> Outcome<()> {
+    let mut section = section
+        .column("reads", "readers per second", Better::High)
+        .column("writes", "writers per second", Better::Neither)
+        .column("longest", "longest wait, ms", Better::Neither);
+    bench.begin(&mut section).await?;
+    for repetition in 0..REPETITIONS {
+        for make in rotated(makes, repetition) {
+            let locks = make.locks(&fresh("readers"), TASKS).await?;
+            let (warm, time) = (bench.ms(80, 20), bench.ms(600, 60));
+            let plan = Plan { contend: Contend::One, readers: 95, warm, time, meter: None };
+            let slice = slice::run(locks, plan).await;
+            let seconds = slice.took.as_secs_f64();
+            let row = section.row(make);
+            row.put("reads", Some(slice.reads as f64 / seconds));
+            row.put("writes", Some((slice.all_turns() - slice.reads) as f64 / seconds));
+            row.put("longest", Some(slice.longest.as_secs_f64() * 1e3));
+            row.wrongs_of(&slice);
+        }
+    }
+    bench.end(section);
+    Ok(())
+}

@@ -1,0 +1,35 @@
+//! How often the hot paths allocate, exactly: that does not depend on how fast the machine is.
+//!
+//! In a binary of its own, with one test, since the allocator counts for the whole process. Whoever changes the number on purpose
+//! writes the new one here.
+#![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
+
+use std::alloc::System;
+
+use lockkeeper_core::{Keeper, Memory};
+use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
+
+#[global_allocator]
+static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
+
+const LOCKS: usize = 1000;
+
+/// In paused time, so that no timer comes in between; on one thread.
+#[tokio::test(start_paused = true)]
+async fn an_uncontended_lock_and_release_allocate_eight_times() {
+    let keeper = Keeper::new(Memory::new());
+    let mutex = keeper.mutex("orders/42");
+    let locks = async || {
+        for _ in 0..LOCKS {
+            mutex.lock().await.unwrap().release().await.unwrap();
+        }
+    };
+    // Tables grow to their size, and stay so.
+    locks().await;
+    let region = Region::new(ALLOCATOR);
+    locks().await;
+    let change = region.change();
+    assert_eq!(change.allocations, 8 * LOCKS, "in {LOCKS} locks");
+    assert_eq!(change.reallocations, 0);
+    assert_eq!(change.allocations, change.deallocations, "something is kept");
+}
