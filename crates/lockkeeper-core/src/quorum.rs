@@ -115,6 +115,7 @@ impl Backend for Quorum {
             node_timeout: self.node_timeout.min(spec.ttl),
             background: spec.background,
             granted: false,
+            last: None,
             downgraded: false,
         }))
     }
@@ -132,9 +133,42 @@ struct QuorumClaim {
     node_timeout: Duration,
     background: Background,
     granted: bool,
+    /// What was granted last, if nothing was given back since.
+    last: Option<LastGrant>,
     /// A downgrade was asked for. From then on it is asked for instead of a renewal: a node that was slow may
     /// not have heard of it yet.
     downgraded: bool,
+}
+
+/// A grant of a majority.
+struct LastGrant {
+    fence: Fence,
+    /// What each node gave; `None` for one that was not waited for.
+    nodes: Vec<Option<Fence>>,
+}
+
+impl LastGrant {
+    fn new(fence: Fence, said: &[Said]) -> Self {
+        let given = |said: &Said| match said {
+            Said::Granted(grant) => grant.fence,
+            _ => None,
+        };
+        Self { fence, nodes: said.iter().map(given).collect() }
+    }
+
+    /// How many nodes say what they said then, so that nobody else had them in between, and how many may
+    /// still say so.
+    fn standing(&self, said: &[Said]) -> (usize, usize) {
+        let (mut same, mut open) = (0, 0);
+        for (before, said) in self.nodes.iter().zip(said).filter(|(before, _)| before.is_some()) {
+            match said {
+                Said::Granted(grant) if grant.fence == *before => same += 1,
+                Said::Nothing => open += 1,
+                _ => {}
+            }
+        }
+        (same, open)
+    }
 }
 
 /// One node's claim, and what it has been asked and not answered.
@@ -213,6 +247,16 @@ enum Said {
     Failed(Error),
 }
 
+impl From<Result<Attempt>> for Said {
+    fn from(answer: Result<Attempt>) -> Self {
+        match answer {
+            Ok(Attempt::Granted(grant)) => Said::Granted(grant),
+            Ok(Attempt::Contended { retry_after }) => Said::Contended(retry_after),
+            Err(error) => Said::Failed(error),
+        }
+    }
+}
+
 impl QuorumClaim {
     fn ask_all(&mut self, ask: Ask) {
         for node in &mut self.nodes {
@@ -243,33 +287,45 @@ impl QuorumClaim {
     }
 
     async fn acquire(&mut self, floor: Option<Fence>) -> Result<Attempt> {
-        let end = Moment::now().add(self.node_timeout);
+        let mut end = Moment::now().add(self.node_timeout);
         self.ask_all(Ask::Attempt(floor));
+        let mut last = self.last.take().filter(|last| floor <= Some(last.fence));
         let mut said = vec![Said::Nothing; self.nodes.len()];
         let mut raised = vec![false; self.nodes.len()];
         let mut fence = None;
-        while let Some((i, answer)) = self.next_answer(end).await {
-            said[i] = match answer {
-                Answer::Attempt(Ok(Attempt::Granted(grant)))
-                    if raised[i] && grant.fence < fence =>
-                {
-                    Said::Failed(Error::new(ErrorKind::Unavailable, "a node keeps its fence low"))
+        loop {
+            match self.next_answer(end).await {
+                Some((i, Answer::Attempt(answer))) => {
+                    said[i] = Said::from(answer);
+                    if raised[i] && matches!(&said[i], Said::Granted(grant) if grant.fence < fence)
+                    {
+                        let message = "a node keeps its fence low";
+                        said[i] = Said::Failed(Error::new(ErrorKind::Unavailable, message));
+                    }
                 }
-                Answer::Attempt(Ok(Attempt::Granted(grant))) => Said::Granted(grant),
-                Answer::Attempt(Ok(Attempt::Contended { retry_after })) => {
-                    Said::Contended(retry_after)
-                }
-                Answer::Attempt(Err(error)) => Said::Failed(error),
-                Answer::Release(_) => {
+                Some((i, Answer::Release(_))) => {
                     // What an earlier round left there is gone: now it can be asked.
                     self.nodes[i].ask(Ask::Attempt(fence.or(floor)), self.node_timeout);
                     continue;
                 }
-                Answer::Renewal(_) => continue,
-            };
+                Some((_, Answer::Renewal(_))) => continue,
+                None => {
+                    // Unless the last grant cannot be confirmed, and what a majority says now is another.
+                    let granted = granted(&said, None).count() >= self.majority;
+                    if !granted || fence.is_some() || last.take().is_none() {
+                        break;
+                    }
+                    end = Moment::now().add(self.node_timeout);
+                }
+            }
             if self.raises && fence.is_none() && granted(&said, None).count() >= self.majority {
-                // From here on this is the fence, whatever the others say.
-                fence = granted(&said, None).filter_map(|(_, grant)| grant.fence).max();
+                let (same, open) = last.as_ref().map_or((0, 0), |last| last.standing(&said));
+                if same >= self.majority {
+                    fence = last.as_ref().map(|last| last.fence);
+                } else if same + open < self.majority {
+                    // From here on this is the fence, whatever the others say.
+                    fence = granted(&said, None).filter_map(|(_, grant)| grant.fence).max();
+                }
             }
             for (i, grant) in granted(&said, None) {
                 if grant.fence < fence && !raised[i] {
@@ -282,6 +338,7 @@ impl QuorumClaim {
                 && (fence.is_some() || !self.raises)
             {
                 self.granted = true;
+                self.last = fence.map(|fence| LastGrant::new(fence, &said));
                 return Ok(Attempt::Granted(Grant { fence, valid_for: Some(valid_for) }));
             }
             if self.is_decided(&said) {
@@ -387,7 +444,7 @@ impl QuorumClaim {
         // A node that has not answered yet is seen to in the background.
         self.finish_in_background();
         let held = self.granted && released + (self.nodes.len() - confirmed) >= self.majority;
-        (self.granted, self.downgraded) = (false, false);
+        (self.granted, self.downgraded, self.last) = (false, false, None);
         Ok(if held { Release::Released } else { Release::WasNotHeld })
     }
 

@@ -5,7 +5,7 @@ use lockkeeper_testkit::wait::soon;
 
 use futures_util::StreamExt as _;
 
-use crate::kit::{got, lock, number, open, secs, waiter};
+use crate::kit::{got, number, open, secs, waiter};
 use crate::scripts::{LOCK, SEMAPHORE, attempt, break_it, release};
 
 const INFO: &str = "lockkeeper:{a}:i";
@@ -132,7 +132,8 @@ async fn whoever_listens_without_a_place_is_told_of_every_release() {
 async fn a_waiter_learns_that_the_one_let_in_before_it_has_a_short_lease() {
     let server = RedisServer::start_or_panic();
     let keeper = open(&server.url()).await;
-    let first = lock(&keeper, "a").await;
+    // So long that nobody looks on its account.
+    let first = keeper.mutex("a").ttl(secs(600)).lock().await.unwrap();
     let short = keeper.mutex("a").ttl(secs(2));
     let second = waiter(&keeper, "a", 1, async move { short.lock().await }).await;
     let long = keeper.mutex("a").ttl(secs(600));
