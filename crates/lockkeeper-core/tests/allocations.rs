@@ -7,7 +7,7 @@
 use std::alloc::System;
 
 use lockkeeper_core::{Keeper, Memory};
-use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
+use stats_alloc::{INSTRUMENTED_SYSTEM, Region, Stats, StatsAlloc};
 
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
@@ -26,10 +26,17 @@ async fn an_uncontended_lock_and_release_allocate_eight_times() {
     };
     // Tables grow to their size, and stay so.
     locks().await;
-    let region = Region::new(ALLOCATOR);
-    locks().await;
-    let change = region.change();
-    assert_eq!(change.allocations, 8 * LOCKS, "in {LOCKS} locks");
-    assert_eq!(change.reallocations, 0);
-    assert_eq!(change.allocations, change.deallocations, "something is kept");
+    let mut least = Stats { allocations: usize::MAX, ..Stats::default() };
+    // The harness has a thread of its own, which may still be busy with starting this test: it can only add.
+    for _ in 0..5 {
+        let region = Region::new(ALLOCATOR);
+        locks().await;
+        let change = region.change();
+        if change.allocations < least.allocations {
+            least = change;
+        }
+    }
+    assert_eq!(least.allocations, 8 * LOCKS, "in {LOCKS} locks");
+    assert_eq!(least.reallocations, 0);
+    assert_eq!(least.allocations, least.deallocations, "something is kept");
 }
