@@ -26,10 +26,15 @@ async fn an_uncontended_lock_and_release_allocate_eight_times() {
     };
     // Tables grow to their size, and stay so.
     locks().await;
-    let region = Region::new(ALLOCATOR);
-    locks().await;
-    let change = region.change();
-    assert_eq!(change.allocations, 8 * LOCKS, "in {LOCKS} locks");
-    assert_eq!(change.reallocations, 0);
-    assert_eq!(change.allocations, change.deallocations, "something is kept");
+    // The harness has a thread of its own, which may still be busy with starting this test: it can only add.
+    let mut rounds = Vec::with_capacity(5);
+    for _ in 0..5 {
+        let region = Region::new(ALLOCATOR);
+        locks().await;
+        rounds.push(region.change());
+    }
+    let least = rounds.iter().min_by_key(|round| round.allocations + round.deallocations).unwrap();
+    assert_eq!(least.allocations, 8 * LOCKS, "in {LOCKS} locks");
+    assert_eq!(least.reallocations, 0);
+    assert_eq!(least.allocations, least.deallocations, "something is kept");
 }
