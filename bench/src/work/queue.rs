@@ -92,7 +92,7 @@ pub(crate) async fn scaling(
         for point in points {
             for make in rotated(makes, repetition) {
                 if make.most_tasks >= *point {
-                    let slice = one(bench, make, *point, None, bench.ms(300, 60)).await?;
+                    let slice = one(bench, make, *point, None, bench.ms(300, 40)).await?;
                     let row = section.row(make);
                     row.put(&point.to_string(), Some(slice.hand_overs_per_second()));
                     row.wrongs_of(&slice);
