@@ -6,6 +6,9 @@ use crate::figures::{Figure, short};
 use crate::plots::Plot;
 use crate::report::{Better, Report, Row, Section};
 
+/// With this load average before it begins, a machine does something else as well.
+const BUSY: f64 = 1.0;
+
 /// The whole page. The plots are in a directory of this name, beside it.
 pub(crate) fn page(report: &Report, command: &str, plots: &[Plot], dir: &str) -> String {
     let mut page = String::from("# Performance\n\n");
@@ -20,6 +23,12 @@ pub(crate) fn page(report: &Report, command: &str, plots: &[Plot], dir: &str) ->
          All of this page was written by one {length} of {:.1} minutes:\n\n```sh\n{command}\n```\n",
         report.seconds / 60.0
     );
+    if report.sections.first().is_some_and(|section| section.load_average > BUSY) {
+        let _ = writeln!(
+            page,
+            "**The machine was busy with something else when this run began (load average above {BUSY}): do not quote its figures.**\n"
+        );
+    }
     how_to_read(&mut page, report);
     bars(&mut page, report);
     losses(&mut page, report);

@@ -139,7 +139,7 @@ async fn scaling(bench: &mut Bench, best: &[Make]) -> Outcome<()> {
         let text = "One lock; hand-overs per second between so many tasks, each make with its shortest pause.";
         let section =
             Section::new("redis/scaling-waiters", "Redis: hand-overs by number of waiters", text);
-        let points = bench.either(vec![2, 8, 32, 128, 512, 2048], vec![2, 8, 64, 512]);
+        let points = bench.either(vec![2, 8, 64, 256, 512, 2048], vec![2, 8, 64, 512]);
         let makes: Vec<Make> = best
             .iter()
             .filter(|make| !bench.quick || make.most_tasks == usize::MAX)

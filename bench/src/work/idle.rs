@@ -23,7 +23,8 @@ pub(crate) async fn run(bench: &mut Bench, section: Section, server: &RedisServe
     let ttl = Duration::from_secs(bench.either(30, 2));
     let waiters = bench.either(1000, 100);
     for make in makes::on_redis(&server.url(), ttl).await? {
-        if make.kind == Kind::Raw || make.most_tasks < waiters {
+        let known = bench.quick && make.kind == Kind::Peer;
+        if make.kind == Kind::Raw || make.most_tasks < waiters || known {
             continue;
         }
         let key = fresh("idle");

@@ -59,7 +59,7 @@ pub(crate) async fn scaling(
 
 async fn one(bench: &Bench, make: &Make, tasks: usize) -> Outcome<slice::Slice> {
     let locks = make.many(&fresh("many"), tasks.min(make.most_tasks)).await?;
-    let (warm, time) = (bench.ms(80, 20), bench.ms(400, 40));
+    let (warm, time) = (bench.ms(80, 20), bench.ms(350, 40));
     let plan = Plan { contend: Contend::Each, readers: 0, warm, time, meter: None };
     Ok(slice::run(locks, plan).await)
 }

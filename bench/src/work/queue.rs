@@ -1,5 +1,7 @@
 //! Many tasks, and one lock.
 
+use std::time::Duration;
+
 use lockkeeper_testkit::server::RedisServer;
 
 use crate::bench::{Bench, REPETITIONS, rotated};
@@ -39,7 +41,7 @@ pub(crate) async fn run(
                 section.row(make).note(format!("not run with {tasks} tasks"));
                 continue;
             }
-            let slice = one(bench, make, tasks, server, 1).await?;
+            let slice = one(bench, make, tasks, server, bench.ms(600, 60)).await?;
             put(section.row(make), &slice);
         }
     }
@@ -61,8 +63,8 @@ pub(crate) async fn fairness(
     }
     bench.begin(&mut section).await?;
     for tasks in tasks {
-        let longer = if *tasks > 100 { bench.either(16, 20) } else { bench.either(4, 8) };
-        let slice = one(bench, make, *tasks, None, longer).await?;
+        let time = if *tasks > 100 { bench.ms(11_000, 1200) } else { bench.ms(2800, 500) };
+        let slice = one(bench, make, *tasks, None, time).await?;
         let least = *slice.turns.iter().min().unwrap_or(&0) as f64;
         let most = *slice.turns.iter().max().unwrap_or(&0) as f64;
         let row = section.row(make);
@@ -90,7 +92,7 @@ pub(crate) async fn scaling(
         for point in points {
             for make in rotated(makes, repetition) {
                 if make.most_tasks >= *point {
-                    let slice = one(bench, make, *point, None, 1).await?;
+                    let slice = one(bench, make, *point, None, bench.ms(300, 40)).await?;
                     let row = section.row(make);
                     row.put(&point.to_string(), Some(slice.hand_overs_per_second()));
                     row.wrongs_of(&slice);
@@ -107,14 +109,13 @@ async fn one(
     make: &Make,
     tasks: usize,
     server: Option<&RedisServer>,
-    longer: u32,
+    time: Duration,
 ) -> Outcome<Slice> {
     let locks = make.locks(&fresh("queue"), tasks).await?;
     let read = server.map(|server| move || load::of_redis(server, make));
     let meter = read.as_ref().map(|read| read as &load::Meter<'_>);
     // So long that everybody has had a place before it counts.
     let warm = bench.ms(if tasks > 64 { 300 } else { 100 }, if tasks > 64 { 60 } else { 25 });
-    let time = bench.ms(700, 60) * longer;
     Ok(slice::run(locks, Plan { contend: Contend::One, readers: 0, warm, time, meter }).await)
 }
 

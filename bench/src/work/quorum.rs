@@ -28,7 +28,7 @@ pub(crate) async fn run(bench: &mut Bench, section: Section) -> Outcome<()> {
     let singles = makes::on_redlock(&urls[..1], TTL).await?;
     let time = bench.ms(250, 50);
     // So long a make may take to answer while two servers do not.
-    let patience = bench.ms(2000, 300);
+    let patience = bench.ms(2000, 150);
     for repetition in 0..REPETITIONS {
         for turn in 0..makes.len() {
             let place = (turn + repetition) % makes.len();
@@ -61,7 +61,7 @@ pub(crate) async fn run(bench: &mut Bench, section: Section) -> Outcome<()> {
         for node in &nodes.nodes()[3..] {
             node.cont();
         }
-        tokio::time::sleep(Duration::from_millis(200)).await;
+        tokio::time::sleep(bench.ms(200, 100)).await;
     }
     leftovers(&mut section, &nodes, &makes).await?;
     bench.end(section);

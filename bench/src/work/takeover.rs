@@ -29,7 +29,7 @@ pub(crate) async fn run(bench: &mut Bench, section: Section, place: Place<'_>) -
     bench.begin(&mut section).await?;
     let ttl = Duration::from_millis(bench.either(2000, 700));
     let makes = child::of(place.store, place.at, ttl).await?;
-    let rounds = if place.redis.is_some() { REPETITIONS } else { bench.either(15, REPETITIONS) };
+    let rounds = if place.redis.is_some() { REPETITIONS } else { bench.either(10, REPETITIONS) };
     for _ in 0..rounds {
         // A lease runs out by itself, so all may at once; a kill is seen at once, so each is alone if there is time.
         let mut times = Vec::new();
