@@ -190,6 +190,11 @@ fn draw<B: DrawingBackend>(plot: &Plot, area: &DrawingArea<B, Shift>) -> Outcome
     area.present().map_err(told)
 }
 
+/// A power of ten beside a number: only those have labels.
+fn decade(value: f64, side: fn(f64) -> f64) -> f64 {
+    10_f64.powf(side(value.log10()))
+}
+
 fn draw_lines<B: DrawingBackend>(
     area: &DrawingArea<B, Shift>,
     title: &str,
@@ -209,7 +214,7 @@ fn draw_lines<B: DrawingBackend>(
         .y_label_area_size(96)
         .build_cartesian_2d(
             (least_x * 0.9..most_x * 1.1).log_scale(),
-            (least_y * 0.7..most_y * 1.5).log_scale(),
+            (decade(least_y, f64::floor)..decade(most_y, f64::ceil)).log_scale(),
         )
         .map_err(told)?;
     let numbers = |value: &f64| short(*value).replace(".00", "").replace(".0", "");
