@@ -1,17 +1,11 @@
 //! One connection to one server, from the first word to the last.
 
-use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use futures_util::StreamExt as _;
 use lockkeeper_core::{Error, Result};
-use redis::aio::{MultiplexedConnection, PubSubSink};
-use redis::{
-    AsyncConnectionConfig, Client, Cmd, ConnectionAddr, IntoConnectionInfo as _, ProtocolVersion,
-    PushInfo, PushKind, RedisConnectionInfo, RedisError, RedisResult, ServerErrorKind, Value,
-};
+use redis::{Cmd, ProtocolVersion, RedisError, RedisResult, ServerErrorKind, Value};
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
@@ -20,13 +14,14 @@ use crate::error::{Verdict, translate, unavailable, verdict};
 use crate::mailbox::Mailboxes;
 use crate::renewals::millis;
 use crate::scripts::{self, Script};
+use crate::wire::{Hear, Wire};
 
 /// How long replicas have to acknowledge. The connection waits for nothing else in the meantime.
 const REPLICAS_WITHIN: Duration = Duration::from_secs(1);
 
 /// A connection that answers, until it is [`gone`](Self::gone).
 pub(crate) struct Connection {
-    requests: MultiplexedConnection,
+    requests: Wire,
     ears: Ears,
     /// Where the server tells this process what it is to know: new for each connection, so that nobody
     /// listens there any more when this one is gone.
@@ -46,7 +41,7 @@ enum Ears {
     /// On the connection itself.
     Same,
     /// With RESP2: on a second one.
-    Second(PubSubSink),
+    Second(Wire),
     /// Nowhere: what is between us and the server lets no messages through.
     None,
 }
@@ -94,12 +89,9 @@ impl Connection {
         before: Option<&Identity>,
         mailboxes: &Arc<Mailboxes>,
     ) -> Result<Self> {
-        let gone = CancellationToken::new();
-        // If it comes to nothing, the task that reads the second connection is to end.
-        let undo = gone.clone().drop_guard();
-        let (mut requests, ears) = connect(config, address, mailboxes, &gone).await?;
+        let (requests, second, gone) = connect(config, address, mailboxes).await?;
         let channel = format!("{}:wake:{:016x}", config.prefix, fastrand::u64(..));
-        let ears = match subscribe(&mut requests, ears, &channel).await {
+        let ears = match subscribe(&requests, second, &channel).await {
             Ok(ears) => ears,
             Err(error) if verdict(&error) == Verdict::Broken => return Err(translate(error)),
             Err(error) => {
@@ -107,19 +99,17 @@ impl Connection {
                 Ears::None
             }
         };
-        let mut setup = redis::pipe();
         for script in scripts::all() {
-            setup.cmd("SCRIPT").arg("LOAD").arg(script.code);
+            let loaded = requests.ask(redis::cmd("SCRIPT").arg("LOAD").arg(script.code)).await;
+            // Where that is refused, EVAL may not be.
+            if let Err(error) = loaded
+                && verdict(&error) == Verdict::Broken
+            {
+                return Err(translate(error));
+            }
         }
-        // Where that is refused, EVAL may not be.
-        let loaded = requests.send_packed_commands(&setup, 0, scripts::all().len()).await;
-        if let Err(error) = loaded
-            && verdict(&error) == Verdict::Broken
-        {
-            return Err(translate(error));
-        }
-        refuse_replica(&mut requests).await?;
-        let identity = identify(&mut requests, address).await;
+        refuse_replica(&requests).await?;
+        let identity = identify(&requests, address).await;
         if let Some(before) = before
             && let Some(client) = before.client
             && before.address == identity.address
@@ -127,13 +117,12 @@ impl Connection {
             && before.run == identity.run
         {
             let mut end = redis::cmd("CLIENT");
-            let ended = requests.send_packed_command(end.arg("KILL").arg("ID").arg(client)).await;
+            let ended = requests.send(end.arg("KILL").arg("ID").arg(client)).await;
             if let Err(error) = ended {
                 return Err(translate(error));
             }
             // Refused or not there any more: there is nothing further that could be done.
         }
-        undo.disarm();
         let (written, replication) = (AtomicU64::new(0), tokio::sync::Mutex::default());
         let runtime = Handle::current();
         Ok(Self { requests, ears, channel, identity, gone, runtime, written, replication })
@@ -172,9 +161,7 @@ impl Connection {
 
     /// Sends a command and awaits its answer. A connection that turns out to be broken is gone after it.
     pub(crate) async fn send(&self, command: &Cmd) -> RedisResult<Value> {
-        let mut requests = self.requests.clone();
-        let answer = self.while_it_lives(requests.send_packed_command(command)).await;
-        self.judge(answer)
+        self.judge(self.requests.send(command).await)
     }
 
     /// Runs a script: `add` adds its keys and arguments.
@@ -260,45 +247,28 @@ impl Connection {
 
     /// Listens on a channel, too.
     pub(crate) async fn subscribe(&self, channel: &str) -> RedisResult<()> {
-        let subscribe = async {
-            match &self.ears {
-                Ears::Same => self.requests.clone().subscribe(channel).await,
-                Ears::Second(sink) => sink.clone().subscribe(channel).await,
-                Ears::None => Ok(()),
-            }
-        };
-        self.while_it_lives(subscribe).await
+        self.about_channels("SUBSCRIBE", channel).await
     }
 
     pub(crate) async fn unsubscribe(&self, channel: &str) -> RedisResult<()> {
-        let unsubscribe = async {
-            match &self.ears {
-                Ears::Same => self.requests.clone().unsubscribe(channel).await,
-                Ears::Second(sink) => sink.clone().unsubscribe(channel).await,
-                Ears::None => Ok(()),
-            }
-        };
-        self.while_it_lives(unsubscribe).await
+        self.about_channels("UNSUBSCRIBE", channel).await
     }
 
-    /// The answer, unless the connection is given up before.
-    async fn while_it_lives<T>(
-        &self,
-        answer: impl Future<Output = RedisResult<T>>,
-    ) -> RedisResult<T> {
-        tokio::select! {
-            biased;
-            answer = answer => answer,
-            () = self.gone.cancelled() => Err(lost()),
-        }
+    async fn about_channels(&self, what: &str, channel: &str) -> RedisResult<()> {
+        let wire = match &self.ears {
+            Ears::Same => &self.requests,
+            Ears::Second(wire) => wire,
+            Ears::None => return Ok(()),
+        };
+        wire.ask(redis::cmd(what).arg(channel)).await.map(drop)
     }
 
     /// Whether the server is still there.
     pub(crate) async fn is_alive(&self, within: Duration) -> bool {
         let pings = async {
             self.send(&redis::cmd("PING")).await?;
-            if let Ears::Second(sink) = &self.ears {
-                sink.clone().ping::<Value>().await?;
+            if let Ears::Second(wire) = &self.ears {
+                wire.ask(&redis::cmd("PING")).await?;
             }
             RedisResult::Ok(())
         };
@@ -313,7 +283,6 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // Ends the task that reads the second connection.
         self.gone.cancel();
     }
 }
@@ -329,10 +298,6 @@ pub(crate) fn is_unknown_script(answer: &RedisResult<Value>) -> bool {
     answer.as_ref().is_err_and(|error| error.kind() == ServerErrorKind::NoScript.into())
 }
 
-fn lost() -> RedisError {
-    std::io::Error::new(std::io::ErrorKind::ConnectionReset, "the connection is lost").into()
-}
-
 /// An error that says which server it is about.
 pub(crate) fn at(address: &Address, error: &Error) -> Error {
     Error::new(error.kind(), format!("{address}: {error}")).with_source(error.clone())
@@ -343,130 +308,42 @@ async fn connect(
     config: &Config,
     address: &Address,
     mailboxes: &Arc<Mailboxes>,
-    gone: &CancellationToken,
-) -> Result<(MultiplexedConnection, Option<PubSubSink>)> {
+) -> Result<(Wire, Option<Wire>, CancellationToken)> {
+    let hear = || -> Option<Hear> {
+        let mailboxes = mailboxes.clone();
+        Some(Box::new(move |channel, message| mailboxes.deliver(channel, message)))
+    };
     if config.protocol == Protocol::Any {
-        let client = client(config, address, ProtocolVersion::RESP3)?;
-        let (mailboxes, gone) = (mailboxes.clone(), gone.clone());
-        let hear = move |push: PushInfo| {
-            match (&push.kind, push.data.as_slice()) {
-                (PushKind::Message, [Value::BulkString(channel), Value::BulkString(message)]) => {
-                    mailboxes.deliver(channel, message);
-                }
-                (PushKind::Disconnection, _) => gone.cancel(),
-                _ => {}
-            }
-            Ok::<(), std::convert::Infallible>(())
-        };
-        let settings = settings(config).set_push_sender(hear);
-        match client.get_multiplexed_async_connection_with_config(&settings).await {
-            Ok(connection) => return Ok((connection, None)),
+        let (protocol, gone) = (ProtocolVersion::RESP3, CancellationToken::new());
+        let wire = Wire::connect(config, address, protocol, hear(), &gone).await?;
+        match wire.log_in(config, protocol).await {
+            Ok(()) => return Ok((wire, None, gone)),
             Err(error) if knows_no_resp3(&error) => {}
             Err(error) => return Err(translate(error)),
         }
     }
-    let client = client(config, address, ProtocolVersion::RESP2)?;
-    let requests = client.get_multiplexed_async_connection_with_config(&settings(config)).await;
-    let requests = requests.map_err(translate)?;
-    let messages = client.get_async_pubsub().await.map_err(translate)?;
-    let (sink, mut stream) = messages.split();
-    let (mailboxes, gone) = (mailboxes.clone(), gone.clone());
-    tokio::spawn(async move {
-        loop {
-            let message = tokio::select! {
-                message = stream.next() => message,
-                () = gone.cancelled() => None,
-            };
-            let Some(message) = message else { break };
-            mailboxes.deliver(message.get_channel_name().as_bytes(), message.get_payload_bytes());
-        }
-        gone.cancel();
-    });
-    Ok((requests, Some(sink)))
-}
-
-fn settings(config: &Config) -> AsyncConnectionConfig {
-    // Whether a server is silent for too long is seen to by its link, once for all requests.
-    AsyncConnectionConfig::new()
-        .set_connection_timeout(Some(config.connect_timeout))
-        .set_response_timeout(None)
-}
-
-/// A client for one server, as the configuration says.
-pub(crate) fn client(
-    config: &Config,
-    address: &Address,
-    protocol: ProtocolVersion,
-) -> Result<Client> {
-    let mut login = RedisConnectionInfo::default().set_db(config.database).set_protocol(protocol);
-    if let Some(username) = &config.username {
-        login = login.set_username(username);
-    }
-    if let Some(password) = &config.password {
-        login = login.set_password(password);
-    }
-    let (host, port) = (address.host.clone(), address.port);
-    let place = if config.tls {
-        ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None }
-    } else {
-        ConnectionAddr::Tcp(host, port)
-    };
-    let info = place.into_connection_info().map_err(translate)?;
-    let tcp = redis::io::tcp::TcpSettings::default().set_nodelay(true);
-    open(config, info.set_redis_settings(login).set_tcp_settings(tcp))
-}
-
-#[cfg(feature = "tls")]
-fn open(config: &Config, info: redis::ConnectionInfo) -> Result<Client> {
-    if !config.tls {
-        return Client::open(info).map_err(translate);
-    }
-    // If there is one already, the program has chosen, and that is as good.
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    let root_cert = match &config.ca_file {
-        Some(path) => Some(std::fs::read(path).map_err(|error| {
-            crate::error::config(format!("the CA file {}: {error}", path.display()))
-        })?),
-        None => None,
-    };
-    let certificates = redis::TlsCertificates { client_tls: None, root_cert };
-    Client::build_with_tls(info, certificates).map_err(translate)
-}
-
-#[cfg(not(feature = "tls"))]
-fn open(_config: &Config, info: redis::ConnectionInfo) -> Result<Client> {
-    Client::open(info).map_err(translate)
+    let (protocol, gone) = (ProtocolVersion::RESP2, CancellationToken::new());
+    let requests = Wire::open(config, address, protocol, None, &gone).await?;
+    let messages = Wire::open(config, address, protocol, hear(), &gone).await?;
+    Ok((requests, Some(messages), gone))
 }
 
 /// Whether a server, or what stands before it, speaks only RESP2.
 fn knows_no_resp3(error: &RedisError) -> bool {
-    error.kind() == redis::ErrorKind::RESP3NotSupported
-        || error.code() == Some("NOPROTO")
+    error.code() == Some("NOPROTO")
         || error.to_string().to_ascii_lowercase().contains("unknown command")
 }
 
-async fn subscribe(
-    requests: &mut MultiplexedConnection,
-    second: Option<PubSubSink>,
-    channel: &str,
-) -> RedisResult<Ears> {
-    match second {
-        None => {
-            requests.subscribe(channel).await?;
-            Ok(Ears::Same)
-        }
-        Some(mut sink) => {
-            sink.subscribe(channel).await?;
-            Ok(Ears::Second(sink))
-        }
-    }
+async fn subscribe(requests: &Wire, second: Option<Wire>, channel: &str) -> RedisResult<Ears> {
+    let listener = second.as_ref().unwrap_or(requests);
+    listener.ask(redis::cmd("SUBSCRIBE").arg(channel)).await?;
+    Ok(second.map_or(Ears::Same, Ears::Second))
 }
 
 /// A replica would refuse every lock, and so would a server that wants a password: better to say so at
 /// once. (Where ROLE is not allowed, the first lock tells.)
-async fn refuse_replica(requests: &mut MultiplexedConnection) -> Result<()> {
-    let role = requests.send_packed_command(&redis::cmd("ROLE")).await;
-    let role = match role.and_then(Value::extract_error) {
+async fn refuse_replica(requests: &Wire) -> Result<()> {
+    let role = match requests.ask(&redis::cmd("ROLE")).await {
         Ok(role) => role,
         Err(error) if error.code() == Some("NOAUTH") => return Err(translate(error)),
         Err(_) => return Ok(()),
@@ -483,13 +360,13 @@ async fn refuse_replica(requests: &mut MultiplexedConnection) -> Result<()> {
     Ok(())
 }
 
-async fn identify(requests: &mut MultiplexedConnection, address: &Address) -> Identity {
+async fn identify(requests: &Wire, address: &Address) -> Identity {
     let mut ask = redis::cmd("CLIENT");
-    let client = match requests.send_packed_command(ask.arg("ID")).await {
+    let client = match requests.ask(ask.arg("ID")).await {
         Ok(Value::Int(client)) => Some(client),
         _ => None,
     };
-    let info = requests.send_packed_command(redis::cmd("INFO").arg("server")).await;
+    let info = requests.ask(redis::cmd("INFO").arg("server")).await;
     let info = info.ok().and_then(|info| redis::from_redis_value::<String>(info).ok());
     let run = info.as_deref().and_then(|info| {
         let line = info.lines().find_map(|line| line.strip_prefix("run_id:"));

@@ -79,6 +79,11 @@ fn one_line(error: &RedisError) -> String {
     text
 }
 
+/// The same, for one of the operating system.
+pub(crate) fn io(error: std::io::Error) -> Error {
+    translate(error.into())
+}
+
 pub(crate) fn unavailable(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::Unavailable, message)
 }

@@ -4,14 +4,15 @@ use std::collections::HashMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use lockkeeper_core::{Error, ErrorKind, Finding, Result};
-use redis::aio::MultiplexedConnection;
-use redis::{Cmd, ProtocolVersion, ServerErrorKind, Value, from_redis_value};
+use redis::{ProtocolVersion, ServerErrorKind, from_redis_value};
+use tokio_util::sync::CancellationToken;
 
 use crate::backend::Redis;
 use crate::config::{Address, Config, Protocol, Servers};
 use crate::connection::{self, Connection};
 use crate::error::translate;
 use crate::mailbox::Mailboxes;
+use crate::wire::Wire;
 
 /// How far clocks may be apart before it is worth a word.
 const APART: Duration = Duration::from_secs(2);
@@ -171,10 +172,9 @@ struct Asked {
 
 impl Asked {
     async fn ask(config: &Config, address: &Address) -> Result<Self> {
-        let client = connection::client(config, address, ProtocolVersion::RESP2)?;
-        let mut server = client.get_multiplexed_async_connection().await.map_err(translate)?;
-        let told = server.send_packed_command(&redis::cmd("INFO")).await;
-        let text: String = match told.and_then(Value::extract_error) {
+        let gone = CancellationToken::new();
+        let server = Wire::open(config, address, ProtocolVersion::RESP2, None, &gone).await?;
+        let text: String = match server.ask(&redis::cmd("INFO")).await {
             Ok(text) => from_redis_value(text).map_err(|error| translate(error.into()))?,
             // It can hold locks all the same.
             Err(error) if error.kind() == redis::ErrorKind::Server(ServerErrorKind::NoPerm) => {
@@ -187,13 +187,13 @@ impl Asked {
         let mut settings = HashMap::new();
         for name in ["maxmemory", "maxmemory-policy", "appendonly", "appendfsync", "save"] {
             let mut get = redis::cmd("CONFIG");
-            let answer = send(&mut server, get.arg("GET").arg(name)).await;
+            let answer = server.ask(get.arg("GET").arg(name)).await;
             let pair = answer.ok().and_then(|answer| from_redis_value::<Vec<String>>(answer).ok());
             if let Some([key, value]) = pair.as_deref() {
                 settings.insert(key.clone(), value.clone());
             }
         }
-        Ok(Self { info, settings, apart: apart(&mut server).await })
+        Ok(Self { info, settings, apart: apart(&server).await })
     }
 
     fn info(&self, key: &str) -> Option<String> {
@@ -308,17 +308,12 @@ impl Asked {
 }
 
 /// How far the server's clock is from ours, at least.
-async fn apart(server: &mut MultiplexedConnection) -> Option<Duration> {
+async fn apart(server: &Wire) -> Option<Duration> {
     let now = || SystemTime::now().duration_since(UNIX_EPOCH).ok();
     let before = now()?;
-    let time: (u64, u32) = from_redis_value(send(server, &redis::cmd("TIME")).await.ok()?).ok()?;
+    let time: (u64, u32) = from_redis_value(server.ask(&redis::cmd("TIME")).await.ok()?).ok()?;
     let (time, after) = (Duration::new(time.0, time.1.checked_mul(1000)?), now()?);
     Some(before.saturating_sub(time).max(time.saturating_sub(after)))
-}
-
-async fn send(server: &mut MultiplexedConnection, command: &Cmd) -> Result<Value> {
-    let answer = server.send_packed_command(command).await;
-    answer.and_then(Value::extract_error).map_err(translate)
 }
 
 #[cfg(test)]

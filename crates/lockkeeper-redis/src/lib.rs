@@ -54,8 +54,11 @@ mod link;
 mod mailbox;
 mod redlock;
 mod renewals;
+mod resp;
 mod scripts;
 mod steps;
+mod stream;
+mod wire;
 
 pub use backend::Redis;
 pub use config::{Config, Protocol};

@@ -9,14 +9,15 @@ use lockkeeper_core::{BoxFuture, Error, Result};
 use redis::{ProtocolVersion, Value};
 use tokio::runtime::Handle;
 use tokio::time::Instant;
-use tokio_util::sync::DropGuard;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::config::{Address, Config};
-use crate::connection::{Connection, Identity, at, client};
+use crate::connection::{Connection, Identity, at};
 use crate::error::{config as config_error, translate, unavailable};
 use crate::mailbox::Mailboxes;
 use crate::renewals::Renewals;
 use crate::steps::Steps;
+use crate::wire::Wire;
 
 /// The least pause between two tries to connect: a server that refuses is not asked in a loop.
 const LEAST_PAUSE: Duration = Duration::from_millis(50);
@@ -164,16 +165,11 @@ async fn ask_sentinel(config: &Config, sentinel: &Address, master: &str) -> Resu
     let mut plain = config.clone();
     (plain.username, plain.database) = (None, 0);
     plain.password.clone_from(&config.sentinel_password);
-    let client = client(&plain, sentinel, ProtocolVersion::RESP2)?;
-    let timeouts = redis::AsyncConnectionConfig::new()
-        .set_connection_timeout(Some(config.connect_timeout))
-        .set_response_timeout(Some(config.connect_timeout));
-    let connection = client.get_multiplexed_async_connection_with_config(&timeouts).await;
-    let mut connection = connection.map_err(translate)?;
+    let gone = CancellationToken::new();
+    let wire = Wire::open(&plain, sentinel, ProtocolVersion::RESP2, None, &gone).await?;
     let mut ask = redis::cmd("SENTINEL");
     ask.arg("get-master-addr-by-name").arg(master);
-    let answer = connection.send_packed_command(&ask).await.and_then(Value::extract_error);
-    let answer = answer.map_err(translate)?;
+    let answer = wire.ask(&ask).await.map_err(translate)?;
     if answer == Value::Nil {
         return Err(config_error(format!("it knows no master {master:?}")));
     }

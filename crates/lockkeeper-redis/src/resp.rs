@@ -1,0 +1,162 @@
+//! What a server says, from bytes to values. The redis crate's own parser is given whole values only where they are
+//! rare: to the answers of a lock it took longer than everything else that happens to them here.
+
+use redis::{ErrorKind, RedisError, RedisResult, Value};
+
+/// The deepest that values are nested. Ours are by three.
+const DEEPEST: usize = 32;
+
+/// Something that a server has said.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Said {
+    /// The answer to the oldest request that has none yet.
+    Answer(Value),
+    /// A message on a channel.
+    Message { channel: Vec<u8>, message: Vec<u8> },
+    /// Something that nobody has asked for.
+    Other,
+}
+
+/// Why there is no value.
+enum Trouble {
+    /// Its end is still to come.
+    Unfinished,
+    Garbage(&'static str),
+}
+
+type Parsed<T> = Result<T, Trouble>;
+
+/// The first thing said in some bytes, and how many of them it takes; `None` if its end is still to come. With RESP2,
+/// messages are arrays like others: `listens` says that they are to be expected.
+pub(crate) fn parse(bytes: &[u8], listens: bool) -> RedisResult<Option<(Said, usize)>> {
+    let mut reader = Reader { bytes, at: 0 };
+    match reader.said(listens) {
+        Ok(said) => Ok(Some((said, reader.at))),
+        Err(Trouble::Unfinished) => Ok(None),
+        Err(Trouble::Garbage(what)) => Err(RedisError::from((ErrorKind::Parse, what))),
+    }
+}
+
+struct Reader<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Reader<'a> {
+    fn said(&mut self, listens: bool) -> Parsed<Said> {
+        if self.bytes.first() == Some(&b'>') {
+            self.at = 1;
+            let items = self.items(1, 0)?.unwrap_or_default();
+            return Ok(match items.first() {
+                Some(Value::BulkString(kind)) if kind == b"message" => message(items),
+                // In RESP3 that is how these are answered.
+                Some(Value::BulkString(kind)) if kind == b"subscribe" || kind == b"unsubscribe" => {
+                    Said::Answer(Value::Array(items))
+                }
+                _ => Said::Other,
+            });
+        }
+        let value = self.value(0)?;
+        Ok(match value {
+            Value::Array(items)
+                if listens
+                    && matches!(items.first(), Some(Value::BulkString(kind)) if kind == b"message") =>
+            {
+                message(items)
+            }
+            value => Said::Answer(value),
+        })
+    }
+
+    fn value(&mut self, depth: usize) -> Parsed<Value> {
+        if depth > DEEPEST {
+            return Err(Trouble::Garbage("values nested too deeply"));
+        }
+        let start = self.at;
+        let kind = *self.bytes.get(start).ok_or(Trouble::Unfinished)?;
+        self.at += 1;
+        Ok(match kind {
+            b':' => Value::Int(number(self.line()?)?),
+            b'$' => self.blob()?.map_or(Value::Nil, |bytes| Value::BulkString(bytes.to_vec())),
+            b'*' => self.items(1, depth)?.map_or(Value::Nil, Value::Array),
+            b'~' => self.items(1, depth)?.map_or(Value::Nil, Value::Set),
+            b'%' => Value::Map(pairs(self.items(2, depth)?.unwrap_or_default())),
+            b'_' => {
+                self.line()?;
+                Value::Nil
+            }
+            // Attributes are beside the answer, and nobody here wants them.
+            b'|' => {
+                self.items(2, depth)?;
+                self.value(depth + 1)?
+            }
+            b'+' | b'-' | b',' | b'#' | b'(' => {
+                self.line()?;
+                self.by_the_crate(start)?
+            }
+            b'!' | b'=' => {
+                self.blob()?;
+                self.by_the_crate(start)?
+            }
+            _ => return Err(Trouble::Garbage("no value begins like that")),
+        })
+    }
+
+    /// What stands between here and the end of the line.
+    fn line(&mut self) -> Parsed<&'a [u8]> {
+        let rest = &self.bytes[self.at..];
+        let end = rest.iter().position(|byte| *byte == b'\n').ok_or(Trouble::Unfinished)?;
+        self.at += end + 1;
+        rest[..end].strip_suffix(b"\r").ok_or(Trouble::Garbage("a line that ends too early"))
+    }
+
+    /// So many bytes, with their number before them; `None` if that is less than none.
+    fn blob(&mut self) -> Parsed<Option<&'a [u8]>> {
+        let Ok(length) = usize::try_from(number(self.line()?)?) else { return Ok(None) };
+        let rest = &self.bytes[self.at..];
+        let end = length.checked_add(2).ok_or(Trouble::Garbage("a text that is too long"))?;
+        if rest.len() < end {
+            return Err(Trouble::Unfinished);
+        }
+        self.at += end;
+        let text = rest[..end].strip_suffix(b"\r\n");
+        text.map(Some).ok_or(Trouble::Garbage("a text that goes on after its end"))
+    }
+
+    /// So many times `each` values, with their number before them; `None` if that is less than none.
+    fn items(&mut self, each: usize, depth: usize) -> Parsed<Option<Vec<Value>>> {
+        let Ok(count) = usize::try_from(number(self.line()?)?) else { return Ok(None) };
+        let count = count.checked_mul(each).ok_or(Trouble::Garbage("too many values"))?;
+        // Each takes some bytes: what is announced need not come.
+        let mut items = Vec::with_capacity(count.min((self.bytes.len() - self.at) / 3));
+        for _ in 0..count {
+            items.push(self.value(depth + 1)?);
+        }
+        Ok(Some(items))
+    }
+
+    fn by_the_crate(&self, start: usize) -> Parsed<Value> {
+        let value = redis::parse_redis_value(&self.bytes[start..self.at]);
+        value.map_err(|_| Trouble::Garbage("a value that makes no sense"))
+    }
+}
+
+fn message(items: Vec<Value>) -> Said {
+    let mut items = items.into_iter().skip(1);
+    match (items.next(), items.next()) {
+        (Some(Value::BulkString(channel)), Some(Value::BulkString(message))) => {
+            Said::Message { channel, message }
+        }
+        _ => Said::Other,
+    }
+}
+
+fn pairs(items: Vec<Value>) -> Vec<(Value, Value)> {
+    let mut items = items.into_iter();
+    std::iter::from_fn(|| items.next().zip(items.next())).collect()
+}
+
+fn number(line: &[u8]) -> Parsed<i64> {
+    let number = std::str::from_utf8(line).ok().and_then(|line| line.parse().ok());
+    number.ok_or(Trouble::Garbage("a number that is none"))
+}

@@ -1,0 +1,308 @@
+//! Requests and answers on one connection.
+//!
+//! Whoever has a request writes it, there and then, on whatever thread that is: no task stands between a lock and
+//! the network. A task of the connection's runtime, the *pump*, reads what comes back and gives it to whom it is for;
+//! it also writes what the network would not take at once.
+
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::io;
+use std::pin::{Pin, pin};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker, ready};
+
+use lockkeeper_core::Result;
+use redis::{Cmd, ErrorKind, ProtocolVersion, RedisError, RedisResult, Value};
+use tokio::io::{AsyncRead as _, AsyncWrite as _, ReadBuf};
+use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
+
+use crate::config::{Address, Config};
+use crate::error::translate;
+use crate::resp::{self, Said};
+use crate::stream::{self, Reader, Writer};
+
+/// How much is read at once, at first.
+const BUFFER: usize = 16 * 1024;
+
+/// Is called with the channel and the text of each message.
+pub(crate) type Hear = Box<dyn Fn(&[u8], &[u8]) + Send>;
+
+/// A connection for requests. It ends when it is dropped, or when the token is cancelled that it was opened with; if
+/// it breaks, it cancels that itself.
+pub(crate) struct Wire {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    gone: CancellationToken,
+}
+
+struct State {
+    /// None when the connection has ended.
+    writer: Option<Writer>,
+    /// What the writer has yet to take.
+    out: Vec<u8>,
+    /// Who waits for an answer, in the order of the requests.
+    waiting: VecDeque<oneshot::Sender<RedisResult<Value>>>,
+    /// Wakes the pump.
+    pump: Waker,
+}
+
+impl Wire {
+    /// Connects, and logs in. With RESP2, a connection that hears messages takes no requests but those about channels.
+    pub(crate) async fn open(
+        config: &Config,
+        address: &Address,
+        protocol: ProtocolVersion,
+        hear: Option<Hear>,
+        gone: &CancellationToken,
+    ) -> Result<Self> {
+        let wire = Self::connect(config, address, protocol, hear, gone).await?;
+        wire.log_in(config, protocol).await.map_err(translate)?;
+        Ok(wire)
+    }
+
+    /// Connects. Nothing has been said yet.
+    pub(crate) async fn connect(
+        config: &Config,
+        address: &Address,
+        protocol: ProtocolVersion,
+        hear: Option<Hear>,
+        gone: &CancellationToken,
+    ) -> Result<Self> {
+        let (reader, writer) = stream::connect(config, address).await?;
+        let state = State {
+            writer: Some(writer),
+            out: Vec::new(),
+            waiting: VecDeque::new(),
+            pump: Waker::noop().clone(),
+        };
+        let shared = Arc::new(Shared { state: Mutex::new(state), gone: gone.clone() });
+        let listens = hear.is_some() && protocol == ProtocolVersion::RESP2;
+        let heard = Heard { bytes: vec![0; BUFFER], filled: 0, listens, hear };
+        tokio::spawn(Pump { shared: shared.clone(), reader, heard }.run());
+        Ok(Self { shared })
+    }
+
+    pub(crate) async fn log_in(
+        &self,
+        config: &Config,
+        protocol: ProtocolVersion,
+    ) -> RedisResult<()> {
+        let password = config.password.as_deref();
+        if protocol == ProtocolVersion::RESP3 {
+            let mut hello = redis::cmd("HELLO");
+            hello.arg(3);
+            if let Some(password) = password {
+                hello
+                    .arg("AUTH")
+                    .arg(config.username.as_deref().unwrap_or("default"))
+                    .arg(password);
+            }
+            self.ask(&hello).await?;
+        } else if let Some(password) = password {
+            let mut auth = redis::cmd("AUTH");
+            self.ask(auth.arg(&config.username).arg(password)).await.map_err(not_admitted)?;
+        }
+        if config.database != 0 {
+            self.ask(redis::cmd("SELECT").arg(config.database)).await?;
+        }
+        Ok(())
+    }
+
+    /// Sends a command and awaits its answer, which may be an error, too.
+    ///
+    /// Once it is polled it is sent, and is obeyed even if nobody awaits the answer any more.
+    pub(crate) async fn ask(&self, command: &Cmd) -> RedisResult<Value> {
+        self.send(command).await?.extract_error()
+    }
+
+    /// The same, with errors within the answer left where they are.
+    pub(crate) async fn send(&self, command: &Cmd) -> RedisResult<Value> {
+        let (answer, answered) = oneshot::channel();
+        self.shared.write(command, answer)?;
+        answered.await.unwrap_or_else(|_| Err(lost()))
+    }
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        // Nothing has broken: what shares the token may go on.
+        self.shared.end(&lost(), |_| {});
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self, command: &Cmd, answer: oneshot::Sender<RedisResult<Value>>) -> RedisResult<()> {
+        let mut state = self.state();
+        if state.writer.is_none() {
+            return Err(lost());
+        }
+        command.write_packed_command(&mut state.out);
+        state.waiting.push_back(answer);
+        let written = state.flush();
+        drop(state);
+        written.inspect_err(|error| self.fail(error))
+    }
+
+    /// Ends the connection because it is broken.
+    fn fail(&self, why: &RedisError) {
+        self.end(why, CancellationToken::cancel);
+    }
+
+    /// Ends the connection, unless it has ended: what has been written is all that was, and nobody is answered any
+    /// more. `before` they hear of it, the token is seen to.
+    fn end(&self, why: &RedisError, before: impl FnOnce(&CancellationToken)) {
+        let mut state = self.state();
+        let Some(writer) = state.writer.take() else { return };
+        let (waiting, pump) = (std::mem::take(&mut state.waiting), state.pump.clone());
+        state.out = Vec::new();
+        drop(state);
+        drop(writer);
+        before(&self.gone);
+        for answer in waiting {
+            let _ = answer.send(Err(why.clone()));
+        }
+        pump.wake();
+    }
+}
+
+impl State {
+    /// Writes what the network takes. When it takes more, the pump is woken.
+    fn flush(&mut self) -> RedisResult<()> {
+        let Some(writer) = &mut self.writer else { return Ok(()) };
+        let mut context = Context::from_waker(&self.pump);
+        let mut done = 0;
+        while done < self.out.len() {
+            match Pin::new(&mut *writer).poll_write(&mut context, &self.out[done..]) {
+                Poll::Ready(Ok(0)) => return Err(lost()),
+                Poll::Ready(Ok(count)) => done += count,
+                Poll::Ready(Err(error)) => return Err(error.into()),
+                Poll::Pending => break,
+            }
+        }
+        self.out.drain(..done);
+        // What encrypts has a buffer of its own.
+        match Pin::new(writer).poll_flush(&mut context) {
+            Poll::Ready(Err(error)) => Err(error.into()),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// What reads a connection, for as long as its runtime lets it.
+struct Pump {
+    shared: Arc<Shared>,
+    reader: Reader,
+    heard: Heard,
+}
+
+impl Pump {
+    async fn run(mut self) {
+        let gone = self.shared.gone.clone();
+        let mut gone = pin!(gone.cancelled());
+        let why = poll_fn(|context| {
+            if gone.as_mut().poll(context).is_ready() {
+                return Poll::Ready(lost());
+            }
+            self.poll(context)
+        });
+        let why = why.await;
+        self.shared.fail(&why);
+    }
+
+    /// Reads for as long as something comes. Is ready when the connection is no good any more.
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<RedisError> {
+        let mut state = self.shared.state();
+        if state.writer.is_none() {
+            return Poll::Ready(lost());
+        }
+        if !state.pump.will_wake(context.waker()) {
+            state.pump.clone_from(context.waker());
+        }
+        if let Err(error) = state.flush() {
+            return Poll::Ready(error);
+        }
+        drop(state);
+        loop {
+            if let Err(error) = ready!(self.heard.read(&mut self.reader, context)) {
+                return Poll::Ready(error.into());
+            }
+            if let Err(error) = self.heard.sort(&self.shared) {
+                return Poll::Ready(error);
+            }
+        }
+    }
+}
+
+impl Drop for Pump {
+    /// Its runtime may end before it does.
+    fn drop(&mut self) {
+        self.shared.fail(&lost());
+    }
+}
+
+/// What has been read.
+struct Heard {
+    bytes: Vec<u8>,
+    filled: usize,
+    /// Whether arrays may be messages.
+    listens: bool,
+    hear: Option<Hear>,
+}
+
+impl Heard {
+    fn read(&mut self, reader: &mut Reader, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.filled == self.bytes.len() {
+            self.bytes.resize(self.filled * 2, 0);
+        }
+        let mut buffer = ReadBuf::new(&mut self.bytes[self.filled..]);
+        ready!(Pin::new(reader).poll_read(context, &mut buffer))?;
+        let count = buffer.filled().len();
+        self.filled += count;
+        Poll::Ready(if count == 0 { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(()) })
+    }
+
+    /// Gives everything that has been said in full to whom it is for.
+    fn sort(&mut self, shared: &Shared) -> RedisResult<()> {
+        let mut done = 0;
+        while let Some((said, length)) = resp::parse(&self.bytes[done..self.filled], self.listens)?
+        {
+            done += length;
+            match said {
+                Said::Answer(value) => {
+                    let answer = shared.state().waiting.pop_front();
+                    let answer = answer.ok_or((ErrorKind::Parse, "an answer to nothing"))?;
+                    let _ = answer.send(Ok(value));
+                }
+                Said::Message { channel, message } => {
+                    if let Some(hear) = &self.hear {
+                        hear(&channel, &message);
+                    }
+                }
+                Said::Other => {}
+            }
+        }
+        self.bytes.copy_within(done..self.filled, 0);
+        self.filled -= done;
+        Ok(())
+    }
+}
+
+fn lost() -> RedisError {
+    io::Error::new(io::ErrorKind::ConnectionReset, "the connection is lost").into()
+}
+
+/// What a server says to a wrong password, in words that do not depend on its version.
+fn not_admitted(error: RedisError) -> RedisError {
+    if error.code() == Some("NOPERM") || error.kind() == ErrorKind::Io {
+        return error;
+    }
+    (ErrorKind::AuthenticationFailed, "the password was refused", error.to_string()).into()
+}
