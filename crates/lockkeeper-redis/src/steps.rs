@@ -25,6 +25,9 @@ const MOST_STEPS: usize = 64;
 /// With so many calls under way, what comes waits for more to share the next one with, until one of them is
 /// answered or there is enough for a call. With fewer, nothing waits.
 const ENOUGH_CALLS: usize = 4;
+/// With so many calls under way, a step is not sent by whoever takes it any more. Fewer than [`ENOUGH_CALLS`]: if those
+/// who have sent theirs do not come for the answers, there is still a way for others.
+const ENOUGH_ALONE: usize = 2;
 
 /// An ask or a release.
 #[derive(Debug, Clone)]
@@ -105,8 +108,8 @@ pub(crate) type Taken = (Arc<Connection>, Value);
 
 /// The steps of one link that are to be taken.
 ///
-/// One that finds nothing under way is sent right there, by whoever takes it. Others are carried by a task of
-/// their own, the *courier*: whoever takes a step may not poll it for a while, and nobody else should have to
+/// One that finds hardly anything under way is sent right there, by whoever takes it. Others are carried by a task
+/// of their own, the *courier*: whoever takes a step may not poll it for a while, and nobody else should have to
 /// wait for that.
 #[derive(Debug, Default)]
 pub(crate) struct Steps {
@@ -118,8 +121,8 @@ pub(crate) struct Steps {
 struct State {
     waiting: VecDeque<Waiting>,
     has_courier: bool,
-    /// How many are under way by themselves.
-    alone: usize,
+    /// How many calls are.
+    under_way: usize,
 }
 
 #[derive(Debug)]
@@ -152,8 +155,8 @@ impl Steps {
 
     fn add(&self, step: Step) -> Added {
         let mut state = self.state();
-        if !state.has_courier && state.alone == 0 {
-            state.alone = 1;
+        if state.waiting.is_empty() && state.under_way < ENOUGH_ALONE {
+            state.under_way += 1;
             return Added::Alone(step);
         }
         let (answer, answered) = oneshot::channel();
@@ -165,19 +168,34 @@ impl Steps {
         }
     }
 
-    /// What shares the next call, with so many under way.
-    fn next(&self, under_way: usize) -> Vec<Waiting> {
+    /// What shares the next call, which is under way from now on; nothing if there is to be none yet.
+    fn next(&self) -> Vec<Waiting> {
         let mut state = self.state();
         loop {
-            if under_way >= ENOUGH_CALLS && state.waiting.len() < MOST_STEPS {
+            if state.under_way >= ENOUGH_CALLS && state.waiting.len() < MOST_STEPS {
                 return Vec::new();
             }
             let count = state.waiting.len().min(MOST_STEPS);
             let mut batch: Vec<Waiting> = state.waiting.drain(..count).collect();
             batch.retain(Waiting::is_awaited);
-            if !batch.is_empty() || count == 0 {
+            if count == 0 {
                 return batch;
             }
+            if !batch.is_empty() {
+                state.under_way += 1;
+                return batch;
+            }
+        }
+    }
+
+    /// A call has ended.
+    fn ended(&self) {
+        let mut state = self.state();
+        state.under_way -= 1;
+        let is_awaited = !state.waiting.is_empty();
+        drop(state);
+        if is_awaited {
+            self.added.notify_one();
         }
     }
 
@@ -192,7 +210,7 @@ impl Steps {
 /// Takes a step. Dropped before it was sent, it never is; dropped after that, its answer is lost.
 pub(crate) async fn take(link: &Arc<Link>, step: Step) -> Result<Taken> {
     let answered = match link.steps.add(step) {
-        Added::Alone(step) => return Alone(link).take(&step).await,
+        Added::Alone(step) => return UnderWay(link.clone()).take(&step).await,
         Added::New(answered) => {
             // Made before anything else: whatever fails from here on, there is no courier then.
             let courier = Courier { link: link.clone(), has_work: true };
@@ -207,10 +225,11 @@ pub(crate) async fn take(link: &Arc<Link>, step: Step) -> Result<Taken> {
     answered.await.unwrap_or_else(|_| Err(unavailable("the connection is lost")))
 }
 
-/// A step that is sent by whoever takes it.
-struct Alone<'a>(&'a Arc<Link>);
+/// A call, for as long as it is under way.
+struct UnderWay(Arc<Link>);
 
-impl Alone<'_> {
+impl UnderWay {
+    /// Takes one step.
     async fn take(&self, step: &Step) -> Result<Taken> {
         let connection = self.0.connection().await?;
         let add = |command: &mut Cmd| add_to(command, &connection, std::iter::once(step));
@@ -219,9 +238,9 @@ impl Alone<'_> {
     }
 }
 
-impl Drop for Alone<'_> {
+impl Drop for UnderWay {
     fn drop(&mut self) {
-        self.0.steps.state().alone -= 1;
+        self.0.steps.ended();
     }
 }
 
@@ -247,13 +266,17 @@ impl Courier {
             // Whoever was just answered, or began at the same time, may have the next step ready in a moment.
             tokio::task::yield_now().await;
             loop {
-                let batch = self.link.steps.next(calls.len());
+                let batch = self.link.steps.next();
                 if batch.is_empty() {
                     break;
                 }
+                let under_way = UnderWay(self.link.clone());
                 match self.link.connection().await {
                     Ok(connection) => {
-                        let mut call = Box::pin(call(connection, batch));
+                        let mut call = Box::pin(async move {
+                            call(connection, batch).await;
+                            drop(under_way);
+                        });
                         // Sent before the next one: steps of one claim reach the server in order.
                         if poll_fn(|context| Poll::Ready(call.as_mut().poll(context)))
                             .await
@@ -361,12 +384,51 @@ mod tests {
     }
 
     #[test]
-    fn a_step_that_finds_nothing_under_way_needs_no_courier() {
+    fn a_step_that_finds_hardly_anything_under_way_needs_no_courier() {
         let link = link();
         for _ in 0..3 {
             assert!(matches!(link.steps.add(step()), Added::Alone(_)));
-            drop(Alone(&link));
+            assert!(matches!(link.steps.add(step()), Added::Alone(_)));
+            drop((UnderWay(link.clone()), UnderWay(link.clone())));
         }
+    }
+
+    #[test]
+    fn steps_that_nobody_comes_for_leave_a_way_for_others() {
+        let link = link();
+        let steps = &link.steps;
+        let mut others = Vec::new();
+        for _ in 0..MOST_STEPS {
+            match steps.add(step()) {
+                // Sent, and left alone from then on.
+                Added::Alone(_) => {}
+                Added::New(answered) | Added::Waiting(answered) => others.push(answered),
+            }
+        }
+        assert_eq!(steps.next().len(), others.len());
+        assert_eq!(others.len(), MOST_STEPS - ENOUGH_ALONE);
+    }
+
+    #[test]
+    fn with_enough_calls_under_way_steps_wait_for_more_or_for_an_answer() {
+        let link = link();
+        let steps = &link.steps;
+        let mut answers = Vec::new();
+        let mut add = || match steps.add(step()) {
+            Added::Alone(_) => {}
+            Added::New(answered) | Added::Waiting(answered) => answers.push(answered),
+        };
+        (0..ENOUGH_ALONE).for_each(|_| add());
+        for _ in ENOUGH_ALONE..ENOUGH_CALLS {
+            add();
+            assert_eq!(steps.next().len(), 1);
+        }
+        (1..MOST_STEPS).for_each(|_| add());
+        assert!(steps.next().is_empty());
+        steps.ended();
+        assert_eq!(steps.next().len(), MOST_STEPS - 1);
+        (0..MOST_STEPS).for_each(|_| add());
+        assert_eq!(steps.next().len(), MOST_STEPS);
     }
 
     /// One that comes when the courier has looked for the last time, and has not yet gone.
@@ -374,13 +436,15 @@ mod tests {
     fn a_courier_is_not_dismissed_while_a_step_waits() {
         let link = link();
         let steps = &link.steps;
-        assert!(matches!(steps.add(step()), Added::Alone(_)));
+        for _ in 0..ENOUGH_ALONE {
+            assert!(matches!(steps.add(step()), Added::Alone(_)));
+        }
         let Added::New(_first) = steps.add(step()) else { panic!("it needs a courier") };
-        assert_eq!(steps.next(0).len(), 1);
-        assert!(steps.next(0).is_empty());
+        assert_eq!(steps.next().len(), 1);
+        assert!(steps.next().is_empty());
         let Added::Waiting(_second) = steps.add(step()) else { panic!("there is a courier") };
         assert!(!steps.dismiss());
-        assert_eq!(steps.next(0).len(), 1);
+        assert_eq!(steps.next().len(), 1);
         assert!(steps.dismiss());
         let Added::New(_third) = steps.add(step()) else { panic!("it has gone") };
     }

@@ -335,7 +335,7 @@ fn scripts_use_no_keys_but_those_they_are_given() {
         "KEYS[4]",
         "KEYS[5]",
         "KEYS[6]",
-        "KEYS[key + 1]",
+        "KEYS[place]",
         "key",
         "holder",
         "held",
