@@ -90,6 +90,8 @@ impl Connection {
         mailboxes: &Arc<Mailboxes>,
     ) -> Result<Self> {
         let (requests, second, gone) = connect(config, address, mailboxes).await?;
+        // First of all: a server that wants a password hangs up when it is sent a long script without.
+        refuse_replica(&requests).await?;
         let channel = format!("{}:wake:{:016x}", config.prefix, fastrand::u64(..));
         let ears = match subscribe(&requests, second, &channel).await {
             Ok(ears) => ears,
@@ -108,7 +110,6 @@ impl Connection {
                 return Err(translate(error));
             }
         }
-        refuse_replica(&requests).await?;
         let identity = identify(&requests, address).await;
         if let Some(before) = before
             && let Some(client) = before.client

@@ -160,3 +160,125 @@ fn number(line: &[u8]) -> Parsed<i64> {
     let number = std::str::from_utf8(line).ok().and_then(|line| line.parse().ok());
     number.ok_or(Trouble::Garbage("a number that is none"))
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn answer(bytes: &[u8]) -> Value {
+        match parse(bytes, false) {
+            Ok(Some((Said::Answer(value), length))) if length == bytes.len() => value,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn blob(kind: char, text: &[u8]) -> Vec<u8> {
+        [format!("{kind}{}\r\n", text.len()).as_bytes(), text, b"\r\n"].concat()
+    }
+
+    /// A value as a server writes it.
+    fn written() -> impl Strategy<Value = Vec<u8>> {
+        let line = |kind: &'static str, text: &'static str| {
+            text.prop_map(move |text| format!("{kind}{text}\r\n").into_bytes())
+        };
+        let bytes = || proptest::collection::vec(any::<u8>(), 0..40);
+        let leaf = prop_oneof![
+            any::<i64>().prop_map(|number| format!(":{number}\r\n").into_bytes()),
+            bytes().prop_map(|text| blob('$', &text)),
+            line("+", "[A-Za-z0-9 ]{0,12}"),
+            line("-", "(NOSCRIPT|ERR|NOPERM|WRONGTYPE|OOM)( [a-z' ]{0,12})?"),
+            line("#", "[tf]"),
+            line(",", "-?[0-9]{1,3}\\.[0-9]{1,3}"),
+            line("(", "[0-9]{1,30}"),
+            Just(b"_\r\n".to_vec()),
+            Just(b"$-1\r\n".to_vec()),
+            Just(b"*-1\r\n".to_vec()),
+            "[a-z ]{0,12}".prop_map(|text| blob('=', format!("txt:{text}").as_bytes())),
+            "ERR [a-z ]{0,12}".prop_map(|text| blob('!', text.as_bytes())),
+        ];
+        leaf.prop_recursive(4, 40, 6, |inner| {
+            let many = |kind: char, each: usize| {
+                move |items: Vec<Vec<u8>>| {
+                    let count = items.len() / each;
+                    let head = format!("{kind}{count}\r\n").into_bytes();
+                    [head, items[..count * each].concat()].concat()
+                }
+            };
+            let items = || proptest::collection::vec(inner.clone(), 0..6);
+            prop_oneof![
+                items().prop_map(many('*', 1)),
+                items().prop_map(many('~', 1)),
+                items().prop_map(many('%', 2)),
+            ]
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn values_are_what_the_crate_says_they_are(bytes in written()) {
+            prop_assert_eq!(answer(&bytes), redis::parse_redis_value(&bytes).unwrap());
+        }
+
+        #[test]
+        fn a_value_is_unfinished_until_its_last_byte_and_ends_there(one in written(), two in written()) {
+            for end in 0..one.len() {
+                prop_assert_eq!(parse(&one[..end], false).unwrap(), None);
+            }
+            let (said, length) = parse(&[one.clone(), two].concat(), false).unwrap().unwrap();
+            prop_assert_eq!(length, one.len());
+            prop_assert_eq!(said, Said::Answer(answer(&one)));
+        }
+
+        #[test]
+        fn nothing_that_is_said_makes_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..60)) {
+            let _ = parse(&bytes, true);
+        }
+
+        #[test]
+        fn nothing_that_is_nearly_right_makes_it_panic(
+            bytes in written(), at in any::<prop::sample::Index>(), byte in any::<u8>(),
+        ) {
+            let mut bytes = bytes;
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+            let _ = parse(&bytes, true);
+        }
+    }
+
+    #[test]
+    fn what_is_announced_takes_no_room_before_it_comes() {
+        for bytes in ["*2000000000\r\n", "%1000000000\r\n:1\r\n", "$9000000000000000000\r\n"] {
+            assert_eq!(parse(bytes.as_bytes(), false).unwrap(), None);
+        }
+    }
+
+    #[test]
+    fn garbage_is_an_error() {
+        let deep = "*1\r\n".repeat(40);
+        for bytes in ["HTTP/1.1 400\r\n", "$2\r\nabc\r\n", ":x\r\n", ":1\n", "*x\r\n", &deep] {
+            let error = parse(bytes.as_bytes(), false).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Parse, "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn attributes_are_left_out() {
+        assert_eq!(answer(b"|1\r\n+a\r\n:1\r\n:2\r\n"), Value::Int(2));
+    }
+
+    #[test]
+    fn messages_are_told_from_answers() {
+        let said = |text: &str, listens| parse(text.as_bytes(), listens).unwrap().unwrap().0;
+        let message = "3\r\n$7\r\nmessage\r\n$1\r\na\r\n$2\r\nhi\r\n";
+        let heard = Said::Message { channel: b"a".into(), message: b"hi".into() };
+        assert_eq!(said(&format!(">{message}"), false), heard);
+        assert_eq!(said(&format!("*{message}"), true), heard);
+        assert!(matches!(said(&format!("*{message}"), false), Said::Answer(Value::Array(_))));
+        let subscribed = "3\r\n$9\r\nsubscribe\r\n$1\r\na\r\n:1\r\n";
+        assert!(matches!(said(&format!(">{subscribed}"), false), Said::Answer(_)));
+        assert!(matches!(said(&format!("*{subscribed}"), true), Said::Answer(_)));
+        assert_eq!(said(">2\r\n$10\r\ninvalidate\r\n*0\r\n", false), Said::Other);
+    }
+}

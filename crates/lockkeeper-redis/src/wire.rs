@@ -306,3 +306,6 @@ fn not_admitted(error: RedisError) -> RedisError {
     }
     (ErrorKind::AuthenticationFailed, "the password was refused", error.to_string()).into()
 }
+
+#[cfg(test)]
+mod tests;

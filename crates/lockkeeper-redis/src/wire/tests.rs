@@ -1,0 +1,217 @@
+//! A wire, and a server that says and does what a test wants.
+
+use std::sync::mpsc;
+use std::time::Duration;
+
+use lockkeeper_testkit::wait::{eventually, soon};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+
+use super::*;
+
+/// More than the network takes at once.
+const MUCH: usize = 16 * 1024 * 1024;
+
+async fn pair(
+    protocol: ProtocolVersion,
+    hear: Option<Hear>,
+) -> (Arc<Wire>, TcpStream, CancellationToken) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = Address { host: "127.0.0.1".into(), port: listener.local_addr().unwrap().port() };
+    let config = Config::from_url(&format!("redis://{address}/")).unwrap();
+    let gone = CancellationToken::new();
+    let wire = Wire::connect(&config, &address, protocol, hear, &gone);
+    let (wire, accepted) = tokio::join!(wire, listener.accept());
+    (Arc::new(wire.unwrap()), accepted.unwrap().0, gone)
+}
+
+async fn plain() -> (Arc<Wire>, TcpStream, CancellationToken) {
+    pair(ProtocolVersion::RESP3, None).await
+}
+
+fn ask(wire: &Arc<Wire>, word: &str) -> tokio::task::JoinHandle<RedisResult<Value>> {
+    let (wire, command) = (wire.clone(), redis::cmd(word));
+    tokio::spawn(async move { wire.ask(&command).await })
+}
+
+/// Waits until so many have asked, and not been answered.
+async fn waiting(wire: &Wire, count: usize) {
+    eventually("requests", async || wire.shared.state().waiting.len() == count).await;
+}
+
+async fn says(server: &mut TcpStream, text: &str) {
+    server.write_all(text.as_bytes()).await.unwrap();
+}
+
+async fn heard(server: &mut TcpStream, text: &str) {
+    let mut buffer = vec![0; text.len()];
+    soon("the request", server.read_exact(&mut buffer)).await.unwrap();
+    assert_eq!(String::from_utf8_lossy(&buffer), text);
+}
+
+/// Reads until the other side hangs up.
+async fn hung_up(server: &mut TcpStream) {
+    let mut rest = Vec::new();
+    let _ = soon("the end", server.read_to_end(&mut rest)).await;
+}
+
+#[tokio::test]
+async fn answers_find_their_requests_also_if_some_are_not_awaited_any_more() {
+    let (wire, mut server, _gone) = plain().await;
+    let first = ask(&wire, "ONE");
+    waiting(&wire, 1).await;
+    let given_up = ask(&wire, "TWO");
+    waiting(&wire, 2).await;
+    let last = ask(&wire, "THREE");
+    waiting(&wire, 3).await;
+    given_up.abort();
+    heard(&mut server, "*1\r\n$3\r\nONE\r\n*1\r\n$3\r\nTWO\r\n*1\r\n$5\r\nTHREE\r\n").await;
+    // In two parts, cut where it hurts.
+    says(&mut server, ":1\r\n:2\r\n$3\r\nth").await;
+    assert_eq!(soon("the first", first).await.unwrap().unwrap(), Value::Int(1));
+    says(&mut server, "r\r\n").await;
+    let last = soon("the last", last).await.unwrap().unwrap();
+    assert_eq!(last, Value::BulkString(b"thr".into()));
+}
+
+#[tokio::test]
+async fn a_request_is_written_by_the_first_poll_whoever_polls() {
+    let (wire, mut server, _gone) = plain().await;
+    // On a thread that belongs to no runtime, and then never again.
+    std::thread::spawn(move || {
+        let command = redis::cmd("ONE");
+        let mut asked = Box::pin(wire.ask(&command));
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(asked.as_mut().poll(&mut context).is_pending());
+        drop(asked);
+        std::mem::forget(wire);
+    })
+    .join()
+    .unwrap();
+    heard(&mut server, "*1\r\n$3\r\nONE\r\n").await;
+}
+
+#[tokio::test]
+async fn what_the_network_does_not_take_at_once_follows_though_nobody_awaits_it() {
+    let (wire, mut server, _gone) = plain().await;
+    let mut command = redis::cmd("SET");
+    command.arg("x".repeat(MUCH));
+    let mut asked = Box::pin(wire.ask(&command));
+    assert!(asked.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    assert!(!wire.shared.state().out.is_empty(), "it took everything: {MUCH} is not much");
+    drop(asked);
+    let next = ask(&wire, "NEXT");
+    let mut all = vec![0; command.get_packed_command().len()];
+    soon("all of it", server.read_exact(&mut all)).await.unwrap();
+    assert!(all == command.get_packed_command());
+    heard(&mut server, "*1\r\n$4\r\nNEXT\r\n").await;
+    says(&mut server, "+OK\r\n:2\r\n").await;
+    assert_eq!(soon("the next", next).await.unwrap().unwrap(), Value::Int(2));
+}
+
+#[tokio::test]
+async fn an_answer_may_be_larger_than_the_buffer() {
+    let (wire, mut server, _gone) = plain().await;
+    let asked = ask(&wire, "GET");
+    let text = "x".repeat(BUFFER * 5 + 1);
+    says(&mut server, &format!("${}\r\n{text}\r\n:1\r\n", text.len())).await;
+    let answer = soon("the answer", asked).await.unwrap().unwrap();
+    assert_eq!(answer, Value::BulkString(text.into_bytes()));
+}
+
+#[tokio::test]
+async fn when_the_server_hangs_up_everybody_is_told_and_nothing_more_is_sent() {
+    let (wire, server, gone) = plain().await;
+    let (one, two) = (ask(&wire, "ONE"), ask(&wire, "TWO"));
+    waiting(&wire, 2).await;
+    drop(server);
+    for asked in [one, two] {
+        assert!(soon("the end", asked).await.unwrap().unwrap_err().is_io_error());
+    }
+    soon("the word of it", gone.cancelled()).await;
+    assert!(soon("the refusal", ask(&wire, "THREE")).await.unwrap().is_err());
+}
+
+#[tokio::test]
+async fn what_makes_no_sense_ends_the_connection() {
+    for nonsense in ["HTTP/1.1 400 Bad Request\r\n", ":1\r\n:2\r\n"] {
+        let (wire, mut server, gone) = plain().await;
+        let one = ask(&wire, "ONE");
+        waiting(&wire, 1).await;
+        says(&mut server, nonsense).await;
+        soon("the end", gone.cancelled()).await;
+        let answer = soon("the answer", one).await.unwrap();
+        assert_eq!(answer.is_ok(), nonsense.starts_with(':'), "{answer:?}");
+        hung_up(&mut server).await;
+    }
+}
+
+#[tokio::test]
+async fn a_token_that_is_cancelled_ends_it() {
+    let (wire, mut server, gone) = plain().await;
+    let one = ask(&wire, "ONE");
+    waiting(&wire, 1).await;
+    gone.cancel();
+    assert!(soon("the end", one).await.unwrap().is_err());
+    hung_up(&mut server).await;
+}
+
+#[tokio::test]
+async fn one_that_is_dropped_hangs_up_and_leaves_others_with_its_token_alone() {
+    let (wire, mut server, gone) = plain().await;
+    drop(wire);
+    hung_up(&mut server).await;
+    assert!(!gone.is_cancelled());
+}
+
+#[test]
+fn when_its_runtime_ends_everybody_is_told() {
+    let other = tokio::runtime::Runtime::new().unwrap();
+    let (wire, _server, gone) = other.block_on(plain());
+    let here = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    here.block_on(async {
+        let one = ask(&wire, "ONE");
+        waiting(&wire, 1).await;
+        other.shutdown_background();
+        assert!(soon("the end", one).await.unwrap().is_err());
+        assert!(gone.is_cancelled());
+    });
+}
+
+#[tokio::test]
+async fn messages_are_heard_between_answers() {
+    for (protocol, kind) in [(ProtocolVersion::RESP3, '>'), (ProtocolVersion::RESP2, '*')] {
+        let (sender, receiver) = mpsc::channel();
+        let hear = move |channel: &[u8], message: &[u8]| {
+            let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+            let _ = sender.send((text(channel), text(message)));
+        };
+        let (wire, mut server, _gone) = pair(protocol, Some(Box::new(hear))).await;
+        let asked = ask(&wire, "SUBSCRIBE");
+        waiting(&wire, 1).await;
+        let message = "3\r\n$7\r\nmessage\r\n$1\r\na\r\n$2\r\nhi\r\n";
+        let subscribed = "3\r\n$9\r\nsubscribe\r\n$1\r\na\r\n:1\r\n";
+        says(&mut server, &format!("{kind}{message}{kind}{subscribed}{kind}{message}")).await;
+        assert!(matches!(soon("the answer", asked).await.unwrap().unwrap(), Value::Array(_)));
+        let mut heard = Vec::new();
+        eventually("both messages", async || {
+            heard.extend(receiver.try_iter());
+            heard.len() == 2
+        })
+        .await;
+        assert!(heard.iter().all(|(channel, message)| channel == "a" && message == "hi"));
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_is_slow_to_answer_keeps_nobody_from_asking() {
+    let (wire, mut server, _gone) = plain().await;
+    let asked: Vec<_> = (0..1000).map(|_| ask(&wire, "PING")).collect();
+    waiting(&wire, 1000).await;
+    tokio::time::timeout(Duration::from_secs(10), says(&mut server, &"+PONG\r\n".repeat(1000)))
+        .await
+        .unwrap();
+    for asked in asked {
+        soon("an answer", asked).await.unwrap().unwrap();
+    }
+}
