@@ -67,7 +67,7 @@ while true do
     if others == 0 then
       call('DEL', HOLDER, HELD)
       answer = 1
-    elseif others == 1 and not minted[HOLDER] then
+    elseif others == 1 then
       look_at_clock()
       local held, line = try('GET', HELD), try('ZRANGE', QUEUE, 0, 1)
       local heir, after = line[1], line[2]
@@ -75,12 +75,13 @@ while true do
       local floor, before, ttl, ends, behind, seq, channel = string.match(
         records and records[1] or '', '^%S+ (%S+)( x 1 1 (%S+) )(%S+)( (%S+) (%S+) .*)$')
       local last = type(held) == 'string' and string.match(held, '^%S+ (%S+)')
-      -- The heir wants it for himself, still waits, and can be told; the clock is ahead of every fence; and whoever
-      -- is next asks as often as the heir does, so that he need not be told how long to wait.
-      if channel and channel ~= '-' and tonumber(ends) > clock_ms
+      -- The heir wants it for himself, and still waits; the clock is ahead of every fence; and whoever is next asks
+      -- as often as the heir does, so that he need not be told how long to wait.
+      if channel and tonumber(ends) > clock_ms
         and (#floor < #clock or #floor == #clock and floor <= clock)
         and last and (#last < #clock or #last == #clock and last < clock)
         and (not after or records[2] and string.find(records[2], before, 1, true)) then
+        -- If nobody hears it, his process is gone.
         local listeners = try('PUBSUB', 'NUMSUB', channel)
         if listeners.err or listeners[2] > 0 then
           call('ZREM', QUEUE, heir)

@@ -231,7 +231,8 @@ fn steps_that_share_a_call_are_taken_one_after_the_other() {
 /// Everything in the database, without what is another time each time.
 fn shape(server: &RedisServer) -> BTreeMap<String, Vec<String>> {
     let timeless = |word: String| match word.parse::<u64>() {
-        Ok(number) if number > 1 << 40 => format!("a time of {} digits", word.len()),
+        // Fences that are ahead of the clock are far ahead here, and no times.
+        Ok(1_000_000_000_000..3_000_000_000_000_000) => format!("{} digits", word.len()),
         _ => word,
     };
     let keys = dump(server).into_iter();
@@ -242,7 +243,8 @@ fn shape(server: &RedisServer) -> BTreeMap<String, Vec<String>> {
 fn the_short_part_does_nothing_but_what_the_long_part_does() {
     let server = RedisServer::start_or_panic();
     let client = redis::Client::open(server.url()).unwrap();
-    let (mut quiet, mut other) = (client.get_connection().unwrap(), client.get_connection().unwrap());
+    let (mut quiet, mut other) =
+        (client.get_connection().unwrap(), client.get_connection().unwrap());
     let mut listener = quiet.as_pubsub();
     let mut others = other.as_pubsub();
     others.set_read_timeout(Some(std::time::Duration::from_secs(10))).unwrap();
@@ -252,16 +254,52 @@ fn the_short_part_does_nothing_but_what_the_long_part_does() {
     let without: &'static str = whole.replacen("while true do", "while false do", 1).leak();
     assert_ne!(whole, without);
     let x = |owner| listening(owner, "x", TTL);
+    let by_hand = |code| Step::new("by hand", code, LOCK, &[TTL]);
+    let mut wants_a_fence = x("two");
+    wants_a_fence.args[3] = "5000000000000000".to_owned();
+    let too_long = by_hand(
+        "local record = redis.call('HGET', KEYS[5], 'two')
+        return redis.call('HSET', KEYS[5], 'two', (record:gsub('600000 %d+ 7', '600000 1 7')))",
+    );
+    let no_readers = by_hand("return redis.call('SET', KEYS[1], '(readers)', 'PX', ARGV[1])");
+    let no_readers_any_more = no_readers.clone();
+    let ghost = by_hand(
+        "redis.call('ZADD', KEYS[3], '4000000000000', 'ghost')
+        redis.call('HSET', KEYS[5], 'ghost', '1 1 s 1 1 600000 0 7 - a label')
+        redis.call('PEXPIRE', KEYS[5], ARGV[1])
+        return redis.call('PEXPIRE', KEYS[3], ARGV[1])",
+    );
+    let fence_ahead =
+        by_hand("return redis.call('SET', KEYS[6], '4000000000000000', 'PX', ARGV[1])");
+    let clock_back = by_hand(
+        "local record = redis.call('GET', KEYS[2])
+        record = record:gsub('^(%d+) %d+', '%1 4000000000000000')
+        return redis.call('SET', KEYS[2], record, 'PX', ARGV[1])",
+    );
     let mut all = states();
     all.extend([
         ("held, one listens", vec![x("one"), x("two")]),
         ("held, three listen", vec![x("one"), x("two"), x("three"), x("new")]),
-        ("held, the last listens for long", vec![x("one"), x("two"), listening("three", "x", LONG)]),
-        ("held, the first listens for long", vec![x("one"), listening("two", "x", LONG), x("three")]),
+        (
+            "held, the last listens for long",
+            vec![x("one"), x("two"), listening("three", "x", LONG)],
+        ),
+        (
+            "held, the first listens for long",
+            vec![x("one"), listening("two", "x", LONG), x("three")],
+        ),
         ("held, a reader listens last", vec![x("one"), x("two"), listening("three", "s", TTL)]),
         ("held, a reader listens first", vec![x("one"), listening("two", "s", TTL), x("three")]),
         ("held, the last is deaf", vec![x("one"), x("two"), attempt("three", "x", true, "0")]),
-        ("held, the first wants a fence", vec![x("one"), attempt("two", "x", true, "5000000000000000")]),
+        ("held, the first wants a fence", vec![x("one"), wants_a_fence, x("three")]),
+        ("held, the first has waited too long", vec![x("one"), x("two"), x("three"), too_long]),
+        ("held by readers who are gone", vec![no_readers]),
+        ("held, readers have lost it", vec![x("one"), ghost.clone()]),
+        ("held, readers have lost it, one waits", vec![x("one"), x("two"), ghost]),
+        ("held, a fence was ahead, one waits", vec![x("one"), x("two"), fence_ahead.clone()]),
+        ("held, a fence was ahead", vec![x("one"), fence_ahead]),
+        ("held, the clock went back", vec![x("one"), x("two"), clock_back]),
+        ("held by readers who are gone, one waits", vec![x("one"), x("two"), no_readers_any_more]),
     ]);
     let mut steps = steps();
     steps.extend(["one", "two", "three", "new"].map(x));
