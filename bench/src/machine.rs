@@ -3,7 +3,31 @@
 use std::fs;
 use std::process::Command;
 
+use std::sync::OnceLock;
+
 use lockkeeper_testkit::server::Binaries;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+use crate::make::{Outcome, told};
+
+/// Starts a server on one processor, and keeps this thread, and those that it starts, on another from then on. Where there
+/// is only one, they share it.
+pub(crate) fn apart<T>(start: impl FnOnce() -> T) -> Outcome<T> {
+    static ALLOWED: OnceLock<Vec<usize>> = OnceLock::new();
+    let allowed = sched_getaffinity(None).map_err(told)?;
+    let allowed = ALLOWED
+        .get_or_init(|| (0..CpuSet::MAX_CPU).filter(|place| allowed.is_set(*place)).collect());
+    stay_on(allowed.last())?;
+    let server = start();
+    stay_on(allowed.first())?;
+    Ok(server)
+}
+
+fn stay_on(place: Option<&usize>) -> Outcome<()> {
+    let mut set = CpuSet::new();
+    set.set(*place.ok_or("no processor is allowed")?);
+    sched_setaffinity(None, &set).map_err(told)
+}
 
 /// Processor, memory, kernel, and the versions of what was measured.
 pub(crate) fn describe() -> Vec<(String, String)> {

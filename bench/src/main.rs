@@ -91,13 +91,13 @@ fn run(runtime: &tokio::runtime::Runtime, arguments: &Arguments) -> Outcome<()> 
     let connection = runtime.block_on(makes::connect(&weather.url()))?;
     let mut bench = Bench::new(arguments.quick, arguments.only.clone(), connection);
     runtime.block_on(measure(&mut bench))?;
-    if bench.wants("postgres/uncontended") {
-        let single = Builder::new_current_thread().enable_all().build().map_err(told)?;
-        single.block_on(stores::postgres_alone(&mut bench))?;
-    }
+    let single = Builder::new_current_thread().enable_all().build().map_err(told)?;
+    single.block_on(stores::alone(&mut bench))?;
     if bench.sections.is_empty() {
         return Err(format!("nothing is called {:?}", arguments.only));
     }
+    // By store; what was measured first or last does not matter.
+    bench.sections.sort_by_key(|section| report::place(&section.id));
     let mut report = Report {
         quick: arguments.quick,
         repetitions: REPETITIONS,

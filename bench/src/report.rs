@@ -36,6 +36,13 @@ pub(crate) struct Section {
     pub(crate) seconds: f64,
 }
 
+/// Where a section stands in the report: by store, and who is alone comes first.
+pub(crate) fn place(id: &str) -> (Option<usize>, bool) {
+    let stores = ["redis", "redlock", "postgres", "file", "memory"];
+    let (store, work) = id.split_once('/').unwrap_or((id, ""));
+    (stores.iter().position(|known| *known == store), work != "uncontended")
+}
+
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Column {
     pub(crate) key: String,

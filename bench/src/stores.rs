@@ -6,15 +6,17 @@ use lockkeeper_testkit::server::{PostgresServer, RedisServer};
 
 use crate::bench::Bench;
 use crate::make::{Kind, Make, Outcome, told};
-use crate::makes;
 use crate::report::Section;
 use crate::work::takeover::Place;
 use crate::work::{
     held, idle, keys, manners, memory, queue, quorum, readers, takeover, uncontended, wake,
 };
+use crate::{machine, makes};
 
 const TTL: Duration = Duration::from_secs(30);
 
+/// How those are run that are alone.
+const ALONE: &str = "On a runtime with one thread, on a processor that the server does not share.";
 /// The floor of Redis in tables.
 pub(crate) const PINGS: &str = "two PINGs";
 pub(crate) const RAW_REDIS: &str = "raw SET NX PX + EVALSHA, retry 1 ms";
@@ -40,18 +42,6 @@ pub(crate) async fn on_redis(bench: &mut Bench) -> Outcome<()> {
     let url = server.url();
     let all = makes::on_redis(&url, TTL).await?;
     let best = tuned(&all);
-    if bench.wants("redis/uncontended") {
-        let mut makes = best.clone();
-        makes.push(makes::redis_floor(&url).await?);
-        // Alone nobody polls, but distkit awaits a tick of its interval first.
-        makes.extend(
-            all.iter().filter(|make| make.name == "distkit" && make.kind == Kind::Peer).cloned(),
-        );
-        let text = "One lock that nobody else wants, on one connection. Two PINGs are as many round trips.";
-        let section =
-            Section::new("redis/uncontended", "Redis: lock and release, uncontended", text);
-        uncontended::run(bench, section, &makes, (PINGS, "in units of two PINGs")).await?;
-    }
     if bench.wants("redis/keys") {
         let text = "64 tasks, each on a key of its own, all on one client. (`redlock` has a connection for each request.)";
         let section = Section::new("redis/keys", "Redis: 64 tasks on 64 keys", text);
@@ -201,17 +191,37 @@ pub(crate) async fn on_postgres(bench: &mut Bench) -> Outcome<()> {
     Ok(())
 }
 
-/// On a runtime with one thread: on several, on which of them a connection's task happens to be makes a difference of a third
-/// to any make, from run to run.
-pub(crate) async fn postgres_alone(bench: &mut Bench) -> Outcome<()> {
+/// What is done on a runtime with one thread, each of client and server on a processor of its own: otherwise it is the
+/// system that decides, for each connection and for as long as it likes, whether the two share one, and that makes a
+/// difference of more than two to any make.
+pub(crate) async fn alone(bench: &mut Bench) -> Outcome<()> {
+    if bench.wants("redis/uncontended") {
+        let server = machine::apart(RedisServer::start)?.map_err(told)?;
+        let url = server.url();
+        let all = makes::on_redis(&url, TTL).await?;
+        let mut makes = tuned(&all);
+        makes.push(makes::redis_floor(&url).await?);
+        // Alone nobody polls, but distkit awaits a tick of its interval first.
+        makes.extend(
+            all.iter().filter(|make| make.name == "distkit" && make.kind == Kind::Peer).cloned(),
+        );
+        let text = format!(
+            "One lock that nobody else wants, on one connection. Two PINGs are as many round trips. {ALONE}"
+        );
+        let section =
+            Section::new("redis/uncontended", "Redis: lock and release, uncontended", &text);
+        uncontended::run(bench, section, &makes, (PINGS, "in units of two PINGs")).await?;
+    }
     if bench.wants("postgres/uncontended") {
-        let server = PostgresServer::start().map_err(told)?;
+        let server = machine::apart(PostgresServer::start)?.map_err(told)?;
         let url = server.url();
         let mut makes = makes::on_postgres(&url).await?;
         makes.push(makes::postgres_floor(&url).await?);
-        let text = "One lock that nobody else wants, on a runtime with one thread. Two `SELECT 1` are as many round trips.";
+        let text = format!(
+            "One lock that nobody else wants. Two `SELECT 1` are as many round trips. {ALONE}"
+        );
         let title = "PostgreSQL: lock and release, uncontended";
-        let section = Section::new("postgres/uncontended", title, text);
+        let section = Section::new("postgres/uncontended", title, &text);
         uncontended::run(bench, section, &makes, (SELECTS, "in units of two SELECT 1")).await?;
     }
     Ok(())

@@ -73,6 +73,6 @@ fn roots(config: &Config) -> Result<rustls::RootCertStore> {
 
 /// Never called: the configuration has been refused.
 #[cfg(not(feature = "tls"))]
-async fn encrypt(_: &Config, _: &Address, _: TcpStream) -> Result<(Reader, Writer)> {
-    Err(crate::error::config("this build has no TLS"))
+fn encrypt(_: &Config, _: &Address, _: TcpStream) -> std::future::Ready<Result<(Reader, Writer)>> {
+    std::future::ready(Err(crate::error::config("this build has no TLS")))
 }
