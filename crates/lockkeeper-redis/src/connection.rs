@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use futures_util::future::{join, join_all};
 use lockkeeper_core::{Error, Result};
 use redis::{Cmd, ProtocolVersion, RedisError, RedisResult, ServerErrorKind, Value};
 use tokio::runtime::Handle;
@@ -101,16 +102,8 @@ impl Connection {
                 Ears::None
             }
         };
-        for script in scripts::all() {
-            let loaded = requests.ask(redis::cmd("SCRIPT").arg("LOAD").arg(script.code)).await;
-            // Where that is refused, EVAL may not be.
-            if let Err(error) = loaded
-                && verdict(&error) == Verdict::Broken
-            {
-                return Err(translate(error));
-            }
-        }
-        let identity = identify(&requests, address).await;
+        let (loaded, identity) = join(load(&requests), identify(&requests, address)).await;
+        loaded?;
         if let Some(before) = before
             && let Some(client) = before.client
             && before.address == identity.address
@@ -361,13 +354,30 @@ async fn refuse_replica(requests: &Wire) -> Result<()> {
     Ok(())
 }
 
+/// Makes the scripts known.
+async fn load(requests: &Wire) -> Result<()> {
+    let load = async |script: &Script| {
+        requests.ask(redis::cmd("SCRIPT").arg("LOAD").arg(script.code)).await
+    };
+    for loaded in join_all(scripts::all().map(load)).await {
+        // Where that is refused, EVAL may not be.
+        if let Err(error) = loaded
+            && verdict(&error) == Verdict::Broken
+        {
+            return Err(translate(error));
+        }
+    }
+    Ok(())
+}
+
 async fn identify(requests: &Wire, address: &Address) -> Identity {
-    let mut ask = redis::cmd("CLIENT");
-    let client = match requests.ask(ask.arg("ID")).await {
+    let (mut client, mut info) = (redis::cmd("CLIENT"), redis::cmd("INFO"));
+    let asked = join(requests.ask(client.arg("ID")), requests.ask(info.arg("server")));
+    let (client, info) = asked.await;
+    let client = match client {
         Ok(Value::Int(client)) => Some(client),
         _ => None,
     };
-    let info = requests.ask(redis::cmd("INFO").arg("server")).await;
     let info = info.ok().and_then(|info| redis::from_redis_value::<String>(info).ok());
     let run = info.as_deref().and_then(|info| {
         let line = info.lines().find_map(|line| line.strip_prefix("run_id:"));

@@ -5,6 +5,8 @@ use redis::{ErrorKind, RedisError, RedisResult, Value};
 
 /// The deepest that values are nested. Ours are by three.
 const DEEPEST: usize = 32;
+/// A value that is not all there.
+const SHORT: &str = "a value without its end";
 
 /// Something that a server has said.
 #[derive(Debug, PartialEq)]
@@ -17,24 +19,54 @@ pub(crate) enum Said {
     Other,
 }
 
-/// Why there is no value.
-enum Trouble {
-    /// Its end is still to come.
-    Unfinished,
-    Garbage(&'static str),
+type Parsed<T> = Result<T, &'static str>;
+
+fn garbage(what: &'static str) -> RedisError {
+    RedisError::from((ErrorKind::Parse, what))
 }
 
-type Parsed<T> = Result<T, Trouble>;
+/// Finds where a value ends. It goes on where it was when there were fewer bytes, so a long one that comes in many
+/// pieces is not looked through once for each of them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Skim {
+    at: usize,
+    /// How many values are still to come.
+    open: usize,
+}
 
-/// The first thing said in some bytes, and how many of them it takes; `None` if its end is still to come. With RESP2,
-/// messages are arrays like others: `listens` says that they are to be expected.
-pub(crate) fn parse(bytes: &[u8], listens: bool) -> RedisResult<Option<(Said, usize)>> {
-    let mut reader = Reader { bytes, at: 0 };
-    match reader.said(listens) {
-        Ok(said) => Ok(Some((said, reader.at))),
-        Err(Trouble::Unfinished) => Ok(None),
-        Err(Trouble::Garbage(what)) => Err(RedisError::from((ErrorKind::Parse, what))),
+impl Default for Skim {
+    fn default() -> Self {
+        Self { at: 0, open: 1 }
     }
+}
+
+impl Skim {
+    /// How long the value is that the bytes begin with; `None` if its end is still to come.
+    pub(crate) fn end(&mut self, bytes: &[u8]) -> RedisResult<Option<usize>> {
+        while self.open > 0 {
+            let Some(kind) = bytes.get(self.at) else { return Ok(None) };
+            let mut reader = Reader { bytes, at: self.at + 1 };
+            let Some(line) = reader.line().map_err(garbage)? else { return Ok(None) };
+            let count = || number(line).map(usize::try_from).map_err(garbage);
+            let (more, skip) = match kind {
+                b'$' | b'!' | b'=' => (0, count()?.map_or(0, |length| length.saturating_add(2))),
+                b'*' | b'~' | b'>' => (count()?.unwrap_or(0), 0),
+                b'%' | b'|' => (count()?.unwrap_or(0).saturating_mul(2), 0),
+                b':' | b'_' | b'+' | b'-' | b',' | b'#' | b'(' => (0, 0),
+                _ => return Err(garbage("no value begins like that")),
+            };
+            // Attributes come before the value that they are of.
+            self.open = self.open.saturating_add(more) - usize::from(*kind != b'|');
+            self.at = reader.at.saturating_add(skip);
+        }
+        Ok(Some(self.at).filter(|end| *end <= bytes.len()))
+    }
+}
+
+/// What is said in some bytes, which are those of one value from the first to the last. With RESP2, messages are
+/// arrays like others: `listens` says that they are to be expected.
+pub(crate) fn parse(bytes: &[u8], listens: bool) -> RedisResult<Said> {
+    Reader { bytes, at: 0 }.said(listens).map_err(garbage)
 }
 
 struct Reader<'a> {
@@ -70,19 +102,19 @@ impl<'a> Reader<'a> {
 
     fn value(&mut self, depth: usize) -> Parsed<Value> {
         if depth > DEEPEST {
-            return Err(Trouble::Garbage("values nested too deeply"));
+            return Err("values nested too deeply");
         }
         let start = self.at;
-        let kind = *self.bytes.get(start).ok_or(Trouble::Unfinished)?;
+        let kind = *self.bytes.get(start).ok_or(SHORT)?;
         self.at += 1;
         Ok(match kind {
-            b':' => Value::Int(number(self.line()?)?),
+            b':' => Value::Int(number(self.line()?.ok_or(SHORT)?)?),
             b'$' => self.blob()?.map_or(Value::Nil, |bytes| Value::BulkString(bytes.to_vec())),
             b'*' => self.items(1, depth)?.map_or(Value::Nil, Value::Array),
             b'~' => self.items(1, depth)?.map_or(Value::Nil, Value::Set),
             b'%' => Value::Map(pairs(self.items(2, depth)?.unwrap_or_default())),
             b'_' => {
-                self.line()?;
+                self.line()?.ok_or(SHORT)?;
                 Value::Nil
             }
             // Attributes are beside the answer, and nobody here wants them.
@@ -91,42 +123,43 @@ impl<'a> Reader<'a> {
                 self.value(depth + 1)?
             }
             b'+' | b'-' | b',' | b'#' | b'(' => {
-                self.line()?;
+                self.line()?.ok_or(SHORT)?;
                 self.by_the_crate(start)?
             }
             b'!' | b'=' => {
                 self.blob()?;
                 self.by_the_crate(start)?
             }
-            _ => return Err(Trouble::Garbage("no value begins like that")),
+            _ => return Err("no value begins like that"),
         })
     }
 
-    /// What stands between here and the end of the line.
-    fn line(&mut self) -> Parsed<&'a [u8]> {
+    /// What stands between here and the end of the line; `None` if that is still to come.
+    fn line(&mut self) -> Parsed<Option<&'a [u8]>> {
         let rest = &self.bytes[self.at..];
-        let end = rest.iter().position(|byte| *byte == b'\n').ok_or(Trouble::Unfinished)?;
+        let Some(end) = rest.iter().position(|byte| *byte == b'\n') else { return Ok(None) };
         self.at += end + 1;
-        rest[..end].strip_suffix(b"\r").ok_or(Trouble::Garbage("a line that ends too early"))
+        rest[..end].strip_suffix(b"\r").map(Some).ok_or("a line that ends too early")
     }
 
     /// So many bytes, with their number before them; `None` if that is less than none.
     fn blob(&mut self) -> Parsed<Option<&'a [u8]>> {
-        let Ok(length) = usize::try_from(number(self.line()?)?) else { return Ok(None) };
+        let Ok(length) = usize::try_from(number(self.line()?.ok_or(SHORT)?)?) else {
+            return Ok(None);
+        };
         let rest = &self.bytes[self.at..];
-        let end = length.checked_add(2).ok_or(Trouble::Garbage("a text that is too long"))?;
-        if rest.len() < end {
-            return Err(Trouble::Unfinished);
-        }
-        self.at += end;
-        let text = rest[..end].strip_suffix(b"\r\n");
-        text.map(Some).ok_or(Trouble::Garbage("a text that goes on after its end"))
+        let end = length.saturating_add(2);
+        self.at = self.at.saturating_add(end);
+        let text = rest.get(..end).ok_or(SHORT)?.strip_suffix(b"\r\n");
+        text.map(Some).ok_or("a text that goes on after its end")
     }
 
     /// So many times `each` values, with their number before them; `None` if that is less than none.
     fn items(&mut self, each: usize, depth: usize) -> Parsed<Option<Vec<Value>>> {
-        let Ok(count) = usize::try_from(number(self.line()?)?) else { return Ok(None) };
-        let count = count.checked_mul(each).ok_or(Trouble::Garbage("too many values"))?;
+        let Ok(count) = usize::try_from(number(self.line()?.ok_or(SHORT)?)?) else {
+            return Ok(None);
+        };
+        let count = count.checked_mul(each).ok_or("too many values")?;
         // Each takes some bytes: what is announced need not come.
         let mut items = Vec::with_capacity(count.min((self.bytes.len() - self.at) / 3));
         for _ in 0..count {
@@ -137,7 +170,7 @@ impl<'a> Reader<'a> {
 
     fn by_the_crate(&self, start: usize) -> Parsed<Value> {
         let value = redis::parse_redis_value(&self.bytes[start..self.at]);
-        value.map_err(|_| Trouble::Garbage("a value that makes no sense"))
+        value.map_err(|_| "a value that makes no sense")
     }
 }
 
@@ -158,7 +191,7 @@ fn pairs(items: Vec<Value>) -> Vec<(Value, Value)> {
 
 fn number(line: &[u8]) -> Parsed<i64> {
     let number = std::str::from_utf8(line).ok().and_then(|line| line.parse().ok());
-    number.ok_or(Trouble::Garbage("a number that is none"))
+    number.ok_or("a number that is none")
 }
 
 #[cfg(test)]
@@ -169,7 +202,7 @@ mod tests {
 
     fn answer(bytes: &[u8]) -> Value {
         match parse(bytes, false) {
-            Ok(Some((Said::Answer(value), length))) if length == bytes.len() => value,
+            Ok(Said::Answer(value)) => value,
             other => panic!("{other:?}"),
         }
     }
@@ -223,17 +256,21 @@ mod tests {
 
         #[test]
         fn a_value_is_unfinished_until_its_last_byte_and_ends_there(one in written(), two in written()) {
+            // With all bytes before it seen one by one, and with none.
+            let mut skim = Skim::default();
             for end in 0..one.len() {
-                prop_assert_eq!(parse(&one[..end], false).unwrap(), None);
+                prop_assert_eq!(skim.end(&one[..end]).unwrap(), None);
+                prop_assert_eq!(Skim::default().end(&one[..end]).unwrap(), None);
             }
-            let (said, length) = parse(&[one.clone(), two].concat(), false).unwrap().unwrap();
-            prop_assert_eq!(length, one.len());
-            prop_assert_eq!(said, Said::Answer(answer(&one)));
+            let both = [one.clone(), two].concat();
+            prop_assert_eq!(skim.end(&both).unwrap(), Some(one.len()));
+            prop_assert_eq!(Skim::default().end(&both).unwrap(), Some(one.len()));
         }
 
         #[test]
         fn nothing_that_is_said_makes_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..60)) {
             let _ = parse(&bytes, true);
+            let _ = Skim::default().end(&bytes);
         }
 
         #[test]
@@ -244,13 +281,15 @@ mod tests {
             let at = at.index(bytes.len());
             bytes[at] = byte;
             let _ = parse(&bytes, true);
+            let _ = Skim::default().end(&bytes);
         }
     }
 
     #[test]
     fn what_is_announced_takes_no_room_before_it_comes() {
         for bytes in ["*2000000000\r\n", "%1000000000\r\n:1\r\n", "$9000000000000000000\r\n"] {
-            assert_eq!(parse(bytes.as_bytes(), false).unwrap(), None);
+            assert_eq!(Skim::default().end(bytes.as_bytes()).unwrap(), None);
+            assert!(parse(bytes.as_bytes(), false).is_err());
         }
     }
 
@@ -261,16 +300,21 @@ mod tests {
             let error = parse(bytes.as_bytes(), false).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Parse, "{bytes:?}");
         }
+        for bytes in ["HTTP/1.1 400\r\n", "$x\r\n", ":1\n", "*x\r\n", "*1\r\n?\r\n"] {
+            assert!(Skim::default().end(bytes.as_bytes()).is_err(), "{bytes:?}");
+        }
     }
 
     #[test]
     fn attributes_are_left_out() {
-        assert_eq!(answer(b"|1\r\n+a\r\n:1\r\n:2\r\n"), Value::Int(2));
+        let bytes = b"|1\r\n+a\r\n:1\r\n:2\r\n";
+        assert_eq!(answer(bytes), Value::Int(2));
+        assert_eq!(Skim::default().end(bytes).unwrap(), Some(bytes.len()));
     }
 
     #[test]
     fn messages_are_told_from_answers() {
-        let said = |text: &str, listens| parse(text.as_bytes(), listens).unwrap().unwrap().0;
+        let said = |text: &str, listens| parse(text.as_bytes(), listens).unwrap();
         let message = "3\r\n$7\r\nmessage\r\n$1\r\na\r\n$2\r\nhi\r\n";
         let heard = Said::Message { channel: b"a".into(), message: b"hi".into() };
         assert_eq!(said(&format!(">{message}"), false), heard);

@@ -155,7 +155,8 @@ impl Steps {
 
     fn add(&self, step: Step) -> Added {
         let mut state = self.state();
-        if state.waiting.is_empty() && state.under_way < ENOUGH_ALONE {
+        // Not while there is a courier: what it has taken and not sent yet may be of the same claim, and come first.
+        if !state.has_courier && state.under_way < ENOUGH_ALONE {
             state.under_way += 1;
             return Added::Alone(step);
         }
@@ -266,13 +267,18 @@ impl Courier {
             // Whoever was just answered, or began at the same time, may have the next step ready in a moment.
             tokio::task::yield_now().await;
             loop {
-                let batch = self.link.steps.next();
+                let mut batch = self.link.steps.next();
                 if batch.is_empty() {
                     break;
                 }
                 let under_way = UnderWay(self.link.clone());
                 match self.link.connection().await {
                     Ok(connection) => {
+                        // That may have taken a while.
+                        batch.retain(Waiting::is_awaited);
+                        if batch.is_empty() {
+                            continue;
+                        }
                         let mut call = Box::pin(async move {
                             call(connection, batch).await;
                             drop(under_way);
@@ -429,6 +435,20 @@ mod tests {
         assert_eq!(steps.next().len(), MOST_STEPS - 1);
         (0..MOST_STEPS).for_each(|_| add());
         assert_eq!(steps.next().len(), MOST_STEPS);
+    }
+
+    /// The attempt of a claim may be with the courier, which waits for a connection, when its release comes.
+    #[test]
+    fn no_step_overtakes_what_a_courier_has_taken_and_not_sent() {
+        let link = link();
+        let steps = &link.steps;
+        for _ in 0..ENOUGH_ALONE {
+            assert!(matches!(steps.add(step()), Added::Alone(_)));
+        }
+        let Added::New(_attempt) = steps.add(step()) else { panic!("it needs a courier") };
+        assert_eq!(steps.next().len(), 1);
+        (0..ENOUGH_ALONE).for_each(|_| steps.ended());
+        let Added::Waiting(_release) = steps.add(step()) else { panic!("it goes its own way") };
     }
 
     /// One that comes when the courier has looked for the last time, and has not yet gone.

@@ -1,18 +1,26 @@
 //! Bytes to and from a server, encrypted or not.
 
+use futures_util::future::select_ok;
 use lockkeeper_core::Result;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 
 use crate::config::{Address, Config};
-use crate::error::io;
+use crate::error::{io, unavailable};
 
 pub(crate) type Reader = Box<dyn AsyncRead + Send + Unpin>;
 pub(crate) type Writer = Box<dyn AsyncWrite + Send + Unpin>;
 
 /// Connects.
 pub(crate) async fn connect(config: &Config, address: &Address) -> Result<(Reader, Writer)> {
-    let stream = TcpStream::connect((address.host.as_str(), address.port)).await.map_err(io)?;
+    let places =
+        tokio::net::lookup_host((address.host.as_str(), address.port)).await.map_err(io)?;
+    // All at once: one that swallows everything must not keep the others from being tried.
+    let tries: Vec<_> = places.map(|place| Box::pin(TcpStream::connect(place))).collect();
+    if tries.is_empty() {
+        return Err(unavailable("the name has no address"));
+    }
+    let (stream, _) = select_ok(tries).await.map_err(io)?;
     stream.set_nodelay(true).map_err(io)?;
     if config.tls {
         return encrypt(config, address, stream).await;

@@ -19,11 +19,13 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::{Address, Config};
 use crate::error::translate;
-use crate::resp::{self, Said};
+use crate::resp::{self, Said, Skim};
 use crate::stream::{self, Reader, Writer};
 
 /// How much is read at once, at first.
 const BUFFER: usize = 16 * 1024;
+/// A buffer that has grown beyond this is not kept.
+const LARGE: usize = 16 * BUFFER;
 
 /// Is called with the channel and the text of each message.
 pub(crate) type Hear = Box<dyn Fn(&[u8], &[u8]) + Send>;
@@ -40,8 +42,9 @@ struct Shared {
 }
 
 struct State {
-    /// None when the connection has ended.
+    /// None if it failed, or the connection has ended.
     writer: Option<Writer>,
+    has_ended: bool,
     /// What the writer has yet to take.
     out: Vec<u8>,
     /// Who waits for an answer, in the order of the requests.
@@ -75,13 +78,15 @@ impl Wire {
         let (reader, writer) = stream::connect(config, address).await?;
         let state = State {
             writer: Some(writer),
+            has_ended: false,
             out: Vec::new(),
             waiting: VecDeque::new(),
             pump: Waker::noop().clone(),
         };
         let shared = Arc::new(Shared { state: Mutex::new(state), gone: gone.clone() });
         let listens = hear.is_some() && protocol == ProtocolVersion::RESP2;
-        let heard = Heard { bytes: vec![0; BUFFER], filled: 0, listens, hear };
+        let (bytes, skim) = (vec![0; BUFFER], Skim::default());
+        let heard = Heard { bytes, filled: 0, skim, listens, hear };
         tokio::spawn(Pump { shared: shared.clone(), reader, heard }.run());
         Ok(Self { shared })
     }
@@ -160,7 +165,10 @@ impl Shared {
     /// more. `before` they hear of it, the token is seen to.
     fn end(&self, why: &RedisError, before: impl FnOnce(&CancellationToken)) {
         let mut state = self.state();
-        let Some(writer) = state.writer.take() else { return };
+        if std::mem::replace(&mut state.has_ended, true) {
+            return;
+        }
+        let writer = state.writer.take();
         let (waiting, pump) = (std::mem::take(&mut state.waiting), state.pump.clone());
         state.out = Vec::new();
         drop(state);
@@ -174,25 +182,23 @@ impl Shared {
 }
 
 impl State {
-    /// Writes what the network takes. When it takes more, the pump is woken.
+    /// Writes what the network takes. When it takes more, the pump is woken. After an error nothing is written any more.
     fn flush(&mut self) -> RedisResult<()> {
-        let Some(writer) = &mut self.writer else { return Ok(()) };
+        let Some(mut writer) = self.writer.take() else { return Err(lost()) };
         let mut context = Context::from_waker(&self.pump);
         let mut done = 0;
         while done < self.out.len() {
-            match Pin::new(&mut *writer).poll_write(&mut context, &self.out[done..]) {
-                Poll::Ready(Ok(0)) => return Err(lost()),
-                Poll::Ready(Ok(count)) => done += count,
-                Poll::Ready(Err(error)) => return Err(error.into()),
+            match Pin::new(&mut writer).poll_write(&mut context, &self.out[done..])? {
+                Poll::Ready(0) => return Err(lost()),
+                Poll::Ready(count) => done += count,
                 Poll::Pending => break,
             }
         }
         self.out.drain(..done);
         // What encrypts has a buffer of its own.
-        match Pin::new(writer).poll_flush(&mut context) {
-            Poll::Ready(Err(error)) => Err(error.into()),
-            _ => Ok(()),
-        }
+        let _ = Pin::new(&mut writer).poll_flush(&mut context)?;
+        self.writer = Some(writer);
+        Ok(())
     }
 }
 
@@ -220,9 +226,6 @@ impl Pump {
     /// Reads for as long as something comes. Is ready when the connection is no good any more.
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<RedisError> {
         let mut state = self.shared.state();
-        if state.writer.is_none() {
-            return Poll::Ready(lost());
-        }
         if !state.pump.will_wake(context.waker()) {
             state.pump.clone_from(context.waker());
         }
@@ -252,6 +255,8 @@ impl Drop for Pump {
 struct Heard {
     bytes: Vec<u8>,
     filled: usize,
+    /// How far the first of it has been looked through for its end.
+    skim: Skim,
     /// Whether arrays may be messages.
     listens: bool,
     hear: Option<Hear>,
@@ -272,8 +277,9 @@ impl Heard {
     /// Gives everything that has been said in full to whom it is for.
     fn sort(&mut self, shared: &Shared) -> RedisResult<()> {
         let mut done = 0;
-        while let Some((said, length)) = resp::parse(&self.bytes[done..self.filled], self.listens)?
-        {
+        while let Some(length) = self.skim.end(&self.bytes[done..self.filled])? {
+            let said = resp::parse(&self.bytes[done..done + length], self.listens)?;
+            self.skim = Skim::default();
             done += length;
             match said {
                 Said::Answer(value) => {
@@ -291,6 +297,9 @@ impl Heard {
         }
         self.bytes.copy_within(done..self.filled, 0);
         self.filled -= done;
+        if self.filled == 0 && self.bytes.len() > LARGE {
+            self.bytes = vec![0; BUFFER];
+        }
         Ok(())
     }
 }
@@ -299,12 +308,17 @@ fn lost() -> RedisError {
     io::Error::new(io::ErrorKind::ConnectionReset, "the connection is lost").into()
 }
 
-/// What a server says to a wrong password, in words that do not depend on its version.
+/// What servers of different versions say to a wrong password, in the words of one. One that does not know AUTH
+/// quotes what it was sent, so that is left out.
 fn not_admitted(error: RedisError) -> RedisError {
-    if error.code() == Some("NOPERM") || error.kind() == ErrorKind::Io {
-        return error;
+    let text = error.to_string().to_ascii_lowercase();
+    if text.contains("unknown command") {
+        return (ErrorKind::AuthenticationFailed, "the server does not know AUTH").into();
     }
-    (ErrorKind::AuthenticationFailed, "the password was refused", error.to_string()).into()
+    if error.code() == Some("ERR") && text.contains("password") {
+        return (ErrorKind::AuthenticationFailed, "the password was refused").into();
+    }
+    error
 }
 
 #[cfg(test)]

@@ -23,8 +23,8 @@ local function look_at_clock()
   clock = time[1] .. string.sub('00000' .. time[2], -6)
   clock_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 end
--- With `try`, what fails here is seen to by the other part, and does not fail the steps that share the call.
 
+-- With `try`, what fails here is seen to by the other part, and does not fail the steps that share the call.
 while true do
   HOLDER, HELD, SHARERS, QUEUE, INFO, FENCE = unpack(KEYS, key, key + 5)
   if not HOLDER then return answers end
@@ -74,13 +74,15 @@ while true do
       local records = heir and try('HMGET', INFO, heir, after or heir)
       local floor, before, ttl, ends, behind, seq, channel = string.match(
         records and records[1] or '', '^%S+ (%S+)( x 1 1 (%S+) )(%S+)( (%S+) (%S+) .*)$')
+      local rest, rest_ends = string.match(
+        after and records and records[2] or '', '^%S+ %S+( x 1 1 %S+ )(%S+)')
       local last = type(held) == 'string' and string.match(held, '^%S+ (%S+)')
       -- The heir wants it for himself, and still waits; the clock is ahead of every fence; and whoever is next asks
-      -- as often as the heir does, so that he need not be told how long to wait.
+      -- as often as the heir does, so that he need not be told how long to wait. (As move_on has it, in common.lua.)
       if channel and tonumber(ends) > clock_ms
         and (#floor < #clock or #floor == #clock and floor <= clock)
         and last and (#last < #clock or #last == #clock and last < clock)
-        and (not after or records[2] and string.find(records[2], before, 1, true)) then
+        and (not after or rest == before and tonumber(rest_ends) > clock_ms) then
         -- If nobody hears it, his process is gone.
         local listeners = try('PUBSUB', 'NUMSUB', channel)
         if listeners.err or listeners[2] > 0 then

@@ -49,6 +49,25 @@ async fn wrong_credentials_are_refused() {
     }
 }
 
+/// Such a server quotes what it was sent.
+#[tokio::test]
+async fn a_server_that_knows_no_passwords_is_not_quoted() {
+    for unknown in [&["AUTH"][..], &["AUTH", "HELLO"]] {
+        let unknown = unknown.iter().flat_map(|word| ["--rename-command", *word, ""]);
+        let server = RedisServer::with_args(&unknown.collect::<Vec<_>>()).unwrap();
+        for user in ["", "ann"] {
+            let url = format!("redis://{user}:{SECRET}@127.0.0.1:{}/", server.port());
+            for url in [format!("{url}?protocol=resp2"), url] {
+                if let Err(error) = try_open(&url).await {
+                    check(&error, ErrorKind::Config, "");
+                }
+            }
+        }
+        let url = format!("redis://:{SECRET}@127.0.0.1:{}/?protocol=resp2", server.port());
+        refused(&url, ErrorKind::Config, "refuses the user name or the password").await;
+    }
+}
+
 #[tokio::test]
 async fn a_password_for_a_server_without_one_is_not_told() {
     let server = RedisServer::start_or_panic();
