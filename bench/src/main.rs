@@ -83,7 +83,7 @@ fn main() -> ExitCode {
 }
 
 fn run(runtime: &tokio::runtime::Runtime, arguments: &Arguments) -> Outcome<()> {
-    let start = Instant::now();
+    let (start, load_before) = (Instant::now(), load::average());
     if cfg!(debug_assertions) {
         eprintln!("built without --release: the figures are worth nothing");
     }
@@ -103,6 +103,7 @@ fn run(runtime: &tokio::runtime::Runtime, arguments: &Arguments) -> Outcome<()> 
         repetitions: REPETITIONS,
         machine: machine::describe(),
         seconds: start.elapsed().as_secs_f64(),
+        load_before,
         sections: bench.sections,
         bars: Vec::new(),
     };

@@ -23,7 +23,7 @@ pub(crate) fn page(report: &Report, command: &str, plots: &[Plot], dir: &str) ->
          All of this page was written by one {length} of {:.1} minutes:\n\n```sh\n{command}\n```\n",
         report.seconds / 60.0
     );
-    if report.sections.first().is_some_and(|section| section.load_average > BUSY) {
+    if report.load_before > BUSY {
         let _ = writeln!(
             page,
             "**The machine was busy with something else when this run began (load average above {BUSY}): do not quote its figures.**\n"
@@ -76,7 +76,59 @@ fn bars(page: &mut String, report: &Report) {
         let _ =
             writeln!(page, "| {} | {} | {} | {verdict} |", bar.what, bar.limit, bar.figure.show());
     }
+    let missed =
+        |start: &str| report.bars.iter().any(|bar| !bar.met && bar.what.starts_with(start));
+    let limits: Vec<_> = LIMITS.iter().filter(|(start, _)| missed(start)).collect();
+    if !limits.is_empty() {
+        page.push_str(
+            "\nWhat limits those that are missed, by profiler and by the tables below:\n\n",
+        );
+    }
+    for (start, limit) in limits {
+        let _ = writeln!(page, "- **{start}:** {limit}");
+    }
 }
+
+/// What keeps Lockkeeper from a bar, by how the bar's name begins.
+const LIMITS: &[(&str, &str)] = &[
+    (
+        "Redis: uncontended",
+        "The server. A lock and its release are seven commands inside two scripts: whether anybody holds, reads or waits, the time (for the fence), the \
+         holder, its record; then whose it is, who waits, and away with both. Two PINGs run no script at all; the raw pair, with three \
+         commands and one script, is in the table. (What a command in a script costs: ARCHITECTURE.md, Redis.)",
+    ),
+    (
+        "Redis: 64 tasks on 64 keys",
+        "The server's processor time for a lock, in the table: scripts, though many locks share each call, against plain commands. Client and server share the cores, so that \
+         what one uses the other lacks.",
+    ),
+    (
+        "Redis: wake-up",
+        "Both ends have slept: the release, a script that hands over, and a push to another client, against one PING.",
+    ),
+    (
+        "Redis: hand-overs, 8 tasks",
+        "The server's processor time for a hand-over (in the table): twelve commands to hand over, nine for the last holder to get in line again, which here comes at the \
+         same moment and is in the way. Whoever polls without a pause pays with both cores.",
+    ),
+    (
+        "Redis: hand-overs, 64 tasks",
+        "The same as with eight: it hands over as fast with 64, while a peer with a random pause gets luckier the more of them ask.",
+    ),
+    (
+        "Redlock of five",
+        "Five servers share two cores with the client, and a lock is three rounds, not two: the fence goes back to a majority before there is a guard.",
+    ),
+    (
+        "PostgreSQL: uncontended",
+        "Processor time on this side: the engine, its timers, the bookkeeping of sessions.",
+    ),
+    (
+        "PostgreSQL: hand-overs",
+        "Of the waiters in one process only the first waits on the server, so that a thousand of them do not take a thousand connections; the next one's question goes out \
+         when the first has the lock. The raw one has them all wait there.",
+    ),
+];
 
 /// Why somebody else may be faster, where that is known.
 const REASONS: &[(&str, &str)] = &[

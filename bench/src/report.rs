@@ -15,6 +15,8 @@ pub(crate) struct Report {
     pub(crate) repetitions: usize,
     pub(crate) machine: Vec<(String, String)>,
     pub(crate) seconds: f64,
+    /// The load average before it began.
+    pub(crate) load_before: f64,
     pub(crate) sections: Vec<Section>,
     pub(crate) bars: Vec<Bar>,
 }

@@ -45,7 +45,8 @@ pub(crate) async fn on_redis(bench: &mut Bench) -> Outcome<()> {
     if bench.wants("redis/keys") {
         let text = "64 tasks, each on a key of its own, all on one client. (`redlock` has a connection for each request.)";
         let section = Section::new("redis/keys", "Redis: 64 tasks on 64 keys", text);
-        keys::run(bench, section, &best, (RAW_REDIS, "in units of the raw pair")).await?;
+        keys::run(bench, section, &best, (RAW_REDIS, "in units of the raw pair"), Some(&server))
+            .await?;
     }
     for tasks in [8, 64, 512] {
         let id = format!("redis/queue-{tasks}");
@@ -162,7 +163,7 @@ pub(crate) async fn on_postgres(bench: &mut Bench) -> Outcome<()> {
     if bench.wants("postgres/keys") {
         let text = "64 tasks, each on a key of its own. The raw one has 64 connections, Lockkeeper as many as it likes.";
         let section = Section::new("postgres/keys", "PostgreSQL: 64 tasks on 64 keys", text);
-        keys::run(bench, section, &makes, (RAW_POSTGRES, "in units of the raw one")).await?;
+        keys::run(bench, section, &makes, (RAW_POSTGRES, "in units of the raw one"), None).await?;
     }
     for tasks in [8, 64] {
         let id = format!("postgres/queue-{tasks}");
@@ -239,7 +240,7 @@ pub(crate) async fn on_files(bench: &mut Bench) -> Outcome<()> {
     if bench.wants("file/keys") {
         let text = "64 tasks, each on a file of its own.";
         let section = Section::new("file/keys", "Files: 64 tasks on 64 files", text);
-        keys::run(bench, section, &makes, (RAW_FILE, "in units of the raw one")).await?;
+        keys::run(bench, section, &makes, (RAW_FILE, "in units of the raw one"), None).await?;
     }
     for tasks in [8, 64] {
         let id = format!("file/queue-{tasks}");

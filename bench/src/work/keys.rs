@@ -1,28 +1,39 @@
 //! Many tasks, each on a lock of its own.
 
+use lockkeeper_testkit::server::RedisServer;
+
 use crate::bench::{Bench, REPETITIONS, rotated};
+use crate::load;
 use crate::make::{Make, Outcome, fresh};
 use crate::report::{Better, Section};
 use crate::slice::{self, Contend, Plan};
 
-/// Measures locks per second, with 64 tasks.
+/// Measures locks per second, with 64 tasks. With a Redis server: what they cost it.
 pub(crate) async fn run(
     bench: &mut Bench,
     section: Section,
     makes: &[Make],
     unit: (&str, &str),
+    server: Option<&RedisServer>,
 ) -> Outcome<()> {
     let mut section = section.column("rate", "locks per second", Better::High);
+    if server.is_some() {
+        section = section.column("server", "server µs per lock", Better::Neither);
+    }
     bench.begin(&mut section).await?;
     // Those with connections open them now, and not while it counts.
     for make in makes {
-        one(bench, make, 64).await?;
+        one(bench, make, 64, None).await?;
     }
     for repetition in 0..REPETITIONS {
         for make in rotated(makes, repetition) {
-            let slice = one(bench, make, 64).await?;
+            let slice = one(bench, make, 64, server).await?;
             let row = section.row(make);
             row.put("rate", Some(slice.turns_per_second()));
+            if server.is_some() {
+                let turns = slice.all_turns() as f64;
+                row.put("server", (turns > 0.0).then(|| slice.load.processor * 1e6 / turns));
+            }
             row.wrongs_of(&slice);
         }
     }
@@ -46,7 +57,7 @@ pub(crate) async fn scaling(
     for repetition in 0..REPETITIONS {
         for point in points {
             for make in rotated(makes, repetition) {
-                let slice = one(bench, make, *point).await?;
+                let slice = one(bench, make, *point, None).await?;
                 let row = section.row(make);
                 row.put(&point.to_string(), Some(slice.turns_per_second()));
                 row.wrongs_of(&slice);
@@ -57,9 +68,16 @@ pub(crate) async fn scaling(
     Ok(())
 }
 
-async fn one(bench: &Bench, make: &Make, tasks: usize) -> Outcome<slice::Slice> {
+async fn one(
+    bench: &Bench,
+    make: &Make,
+    tasks: usize,
+    server: Option<&RedisServer>,
+) -> Outcome<slice::Slice> {
     let locks = make.many(&fresh("many"), tasks.min(make.most_tasks)).await?;
     let (warm, time) = (bench.ms(80, 20), bench.ms(350, 40));
-    let plan = Plan { contend: Contend::Each, readers: 0, warm, time, meter: None };
+    let read = server.map(|server| move || load::of_redis(server, make));
+    let meter = read.as_ref().map(|read| read as &load::Meter<'_>);
+    let plan = Plan { contend: Contend::Each, readers: 0, warm, time, meter };
     Ok(slice::run(locks, plan).await)
 }
