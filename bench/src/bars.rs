@@ -27,8 +27,6 @@ pub(crate) fn all(report: &Report) -> Vec<Bar> {
 fn add(bars: &mut Vec<Bar>, what: &str, figure: Option<Figure>, wanted: Limit) {
     let Some(figure) = figure else { return };
     let Some(median) = figure.median() else { return };
-    // To two decimals: what is asked for has no more.
-    let median = (median * 100.0).round() / 100.0;
     let (limit, met) = match wanted {
         Limit::AtMost(most) => (format!("≤ {}", short(most)), median <= most),
         Limit::AtLeast(least) => (format!("≥ {}", short(least)), median >= least),
@@ -44,7 +42,7 @@ fn redis(report: &Report, bars: &mut Vec<Bar>) {
     add(bars, what, figure("redis/keys", "rate-ratio"), Limit::AtLeast(1.0));
     let what = "Redis: wake-up of a single waiter, in PINGs after the same pause";
     add(bars, what, figure("redis/wake", "p50-ratio"), Limit::AtMost(2.0));
-    let what = "Redis: requests per second of an idle waiter";
+    let what = "Redis: requests per second of an idle waiter, of 1,000 in a process";
     add(bars, what, figure("redis/idle", "rate"), Limit::AtMost(0.1));
     // A quick run holds other numbers of locks for other times.
     if !report.quick {

@@ -6,7 +6,7 @@ use redis::aio::MultiplexedConnection;
 
 use crate::figures::{Figure, median, short};
 use crate::load;
-use crate::make::{Make, Outcome};
+use crate::make::Outcome;
 use crate::report::{Row, Section};
 
 /// How often everything is measured, in turn with everything else.
@@ -105,8 +105,9 @@ pub(crate) async fn ping(connection: &mut MultiplexedConnection) -> Outcome<f64>
     Ok(start.elapsed().as_secs_f64() * 1e6)
 }
 
-/// The makes, each beginning with another one: nobody always comes after the same.
-pub(crate) fn rotated(makes: &[Make], by: usize) -> impl Iterator<Item = &Make> {
-    let by = by % makes.len().max(1);
-    makes[by..].iter().chain(&makes[..by])
+/// In another order each time: nobody always comes after the same.
+pub(crate) fn shuffled<T>(things: impl IntoIterator<Item = T>) -> Vec<T> {
+    let mut things: Vec<T> = things.into_iter().collect();
+    fastrand::shuffle(&mut things);
+    things
 }

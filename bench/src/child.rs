@@ -5,6 +5,8 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use rustix::process::{Signal, set_parent_process_death_signal};
+
 use crate::load;
 use crate::make::{Make, Mode, Outcome, told};
 use crate::makes;
@@ -26,6 +28,8 @@ pub(crate) struct Orders {
 
 /// Takes the locks, says so, and holds them until it is killed.
 pub(crate) async fn obey(orders: Orders) -> Outcome<()> {
+    // Whatever becomes of who started it.
+    set_parent_process_death_signal(Some(Signal::KILL)).map_err(told)?;
     let ttl = Duration::from_millis(orders.ttl_ms);
     let makes = of(&orders.store, &orders.place, ttl).await?;
     let make = makes.into_iter().find(|make| make.label() == orders.make);

@@ -87,6 +87,17 @@ fn run(runtime: &tokio::runtime::Runtime, arguments: &Arguments) -> Outcome<()> 
     if cfg!(debug_assertions) {
         eprintln!("built without --release: the figures are worth nothing");
     }
+    // Before anything else: it would be a pity to find out at the end.
+    if let Some(file) = &arguments.report
+        && file.extension().is_none()
+    {
+        return Err(format!("--report {}: a file whose name ends in .md", file.display()));
+    }
+    for file in arguments.json.iter().chain(&arguments.report) {
+        let opened = std::fs::OpenOptions::new().append(true).create(true).open(file);
+        opened.map_err(|error| format!("{}: {error}", file.display()))?;
+    }
+    let machine = machine::describe();
     let weather = RedisServer::start().map_err(told)?;
     let connection = runtime.block_on(makes::connect(&weather.url()))?;
     let mut bench = Bench::new(arguments.quick, arguments.only.clone(), connection);
@@ -101,7 +112,8 @@ fn run(runtime: &tokio::runtime::Runtime, arguments: &Arguments) -> Outcome<()> 
     let mut report = Report {
         quick: arguments.quick,
         repetitions: REPETITIONS,
-        machine: machine::describe(),
+        machine,
+        part: !arguments.only.is_empty(),
         seconds: start.elapsed().as_secs_f64(),
         load_before,
         sections: bench.sections,
@@ -139,6 +151,7 @@ fn hand_in(report: &Report, arguments: &Arguments) -> Outcome<()> {
     let name = dir.as_ref().and_then(|dir| dir.file_name()).unwrap_or_default();
     let drawn: &[plots::Plot] = if dir.is_some() { &plots } else { &[] };
     let page = page::page(report, &command, drawn, &name.to_string_lossy());
+    println!("{page}");
     if let Some(file) = &arguments.json {
         let json = serde_json::to_string_pretty(report).map_err(told)?;
         std::fs::write(file, json).map_err(told)?;
@@ -147,6 +160,5 @@ fn hand_in(report: &Report, arguments: &Arguments) -> Outcome<()> {
         plots::write(&plots, dir)?;
         std::fs::write(file, &page).map_err(told)?;
     }
-    println!("{page}");
     Ok(())
 }

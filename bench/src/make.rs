@@ -46,6 +46,8 @@ pub(crate) struct Make {
     pub(crate) commands: &'static [&'static str],
     /// The Redis key of the holder, with `*` for the name.
     pub(crate) key: &'static str,
+    /// Whether it asks again after pauses so long that it matters at which moment of one it is met.
+    pub(crate) polls: bool,
     /// The most tasks it is run with.
     pub(crate) most_tasks: usize,
     pub(crate) kind: Kind,
@@ -72,6 +74,7 @@ impl Make {
             caveats: &[],
             commands: &[],
             key: "*",
+            polls: false,
             most_tasks: usize::MAX,
             kind,
             source: Arc::new(source),

@@ -17,6 +17,9 @@ use crate::make::{Make, Outcome};
 /// The shortest pause that makes sense for those that poll.
 pub(crate) const TUNED: Duration = Duration::from_millis(1);
 
+/// Said of those that do not tell what became of a release.
+const UNCONFIRMED: &str = "does not say whether a release was confirmed: counted when it returned";
+
 /// Locks on one Redis server.
 pub(crate) async fn on_redis(url: &str, ttl: Duration) -> Outcome<Vec<Make>> {
     let mut makes = vec![
@@ -33,12 +36,12 @@ pub(crate) async fn on_redis(url: &str, ttl: Duration) -> Outcome<Vec<Make>> {
     Ok(makes)
 }
 
-/// What no lock on Redis can be faster than.
+/// As many requests as a lock and its release are, by the client that most peers use.
 pub(crate) async fn redis_floor(url: &str) -> Outcome<Make> {
     raw_redis::pings(url).await
 }
 
-/// What no lock on `PostgreSQL` can be faster than.
+/// As many statements as a lock and its release are.
 pub(crate) async fn postgres_floor(url: &str) -> Outcome<Make> {
     postgres::selects(url).await
 }

@@ -12,6 +12,8 @@ use crate::slice::{Alone, Slice};
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
     pub(crate) quick: bool,
+    /// Whether only some works were asked for.
+    pub(crate) part: bool,
     pub(crate) repetitions: usize,
     pub(crate) machine: Vec<(String, String)>,
     pub(crate) seconds: f64,

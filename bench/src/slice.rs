@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::load::{Load, Meter};
+use crate::load::{self, Load, Meter};
 use crate::make::{Lock, Mode, Outcome};
 use crate::referee::{Phase, Referee};
 
@@ -29,6 +29,8 @@ pub(crate) struct Slice {
     pub(crate) first_error: Option<String>,
     /// What it cost the server.
     pub(crate) load: Load,
+    /// Seconds of processor time of this process.
+    pub(crate) client: f64,
 }
 
 impl Slice {
@@ -129,11 +131,13 @@ pub(crate) async fn run(locks: Vec<Box<dyn Lock>>, plan: Plan<'_>) -> Slice {
     tokio::time::sleep(plan.warm).await;
     let read = || plan.meter.map_or_else(Load::default, |meter| meter());
     let before = read();
+    let client = load::processor_time(std::process::id());
     let counted = Instant::now();
     begin(&referees, Phase::Counted);
     tokio::time::sleep(plan.time).await;
     begin(&referees, Phase::Over);
     let took = counted.elapsed();
+    let client = load::processor_time(std::process::id()) - client;
     let now = nanos(start);
     let load = read() - before;
     let waiting = shared.waiting.iter().map(|since| since.load(Ordering::Relaxed));
@@ -151,6 +155,7 @@ pub(crate) async fn run(locks: Vec<Box<dyn Lock>>, plan: Plan<'_>) -> Slice {
         errors: sums.errors,
         first_error: sums.first_error,
         load,
+        client,
     }
 }
 

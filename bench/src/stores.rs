@@ -80,7 +80,8 @@ async fn waiting_on_redis(bench: &mut Bench, server: &RedisServer, all: &[Make])
     }
     if bench.wants("redis/idle") {
         let text = "Waiters on a lock that is held at a ttl of 30 s: 1,000 of them, or 100 in a quick run, whose ttl is 2 s
-            and whose figure for Lockkeeper is scaled to 30 s.";
+            and whose figure for Lockkeeper is scaled to 30 s. All are in one process, and Lockkeeper's share calls: one waiter alone asks
+            every third of its ttl, which is 0.1 in a second. (`redlock` has a thread for each, and is not run.)";
         let section = Section::new("redis/idle", "Redis: waiters with nothing to do", text);
         idle::run(bench, section, server).await?;
     }
@@ -92,7 +93,7 @@ async fn lasting_on_redis(bench: &mut Bench, server: &RedisServer) -> Outcome<()
     let url = server.url();
     if bench.wants("redis/held") {
         let text = "10,000 locks at a ttl of 30 s, taken over some seconds (2,000 at 3 s in a quick run); each make in a process
-            and on a server of its own, all at the same time. Watched for five thirds of a ttl.";
+            and on a server of its own, all at the same time. Watched for five thirds of a ttl. (`redlock`, which renews nothing either, is not run.)";
         let section = Section::new("redis/held", "Redis: many held locks", text);
         held::run(bench, section).await?;
     }
@@ -118,7 +119,7 @@ async fn lasting_on_redis(bench: &mut Bench, server: &RedisServer) -> Outcome<()
 
 async fn scaling(bench: &mut Bench, best: &[Make]) -> Outcome<()> {
     if bench.wants("redis/scaling-keys") {
-        let text = "As many tasks as keys; locks per second of all of them.";
+        let text = "As many tasks as keys; locks per second of all of them. (`redlock` has a thread for each, and is not run.)";
         let section =
             Section::new("redis/scaling-keys", "Redis: throughput by number of keys", text);
         let makes: Vec<Make> =

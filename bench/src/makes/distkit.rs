@@ -24,7 +24,9 @@ pub(super) async fn make(url: &str, ttl: Duration, retry: Option<Duration>) -> O
     let kind = if retry.is_some() { Kind::Tuned } else { Kind::Peer };
     let make = Make::new("distkit", kind, Kit { connection, ttl, retry, shared: false });
     let variant = if retry.is_some() { "retry 1 ms" } else { "defaults (retry 50 ms)" };
-    Ok(Make { variant, commands: &["set", "evalsha"], key: "distkit-locks:*", ..make })
+    let (caveats, polls) = (&[super::UNCONFIRMED], retry.is_none());
+    let key = "distkit-locks:*";
+    Ok(Make { variant, caveats, polls, commands: &["set", "evalsha"], key, ..make })
 }
 
 pub(super) async fn shared(url: &str, ttl: Duration, retry: Option<Duration>) -> Outcome<Make> {

@@ -125,23 +125,26 @@ pub(super) async fn redis(urls: &[&str], ttl: Duration) -> Outcome<Vec<Make>> {
         let provider = Provider { provider: redis_provider(urls, ttl).await?, pause };
         let caveats = &[
             "`acquire(None)`, documented to wait for ever, does not wait: asked again by this program",
+            super::UNCONFIRMED,
         ];
         let make = Make::new(NAME, kind, provider);
         let key = "distributed-lock:*";
-        makes.push(Make { variant, caveats, commands: &["set", "eval"], key, ..make });
+        let polls = kind == Kind::Peer;
+        makes.push(Make { variant, caveats, polls, commands: &["set", "eval"], key, ..make });
     }
     Ok(makes)
 }
 
 pub(super) async fn shared_redis(url: &str, ttl: Duration) -> Outcome<Make> {
     let provider = SharedProvider(redis_provider(&[url], ttl).await?);
-    Ok(Make::new(NAME, Kind::Peer, provider))
+    let variant = "reads asked again every 1 ms, writes by itself (50 ms to 1 s)";
+    Ok(Make { variant, caveats: &[super::UNCONFIRMED], ..Make::new(NAME, Kind::Peer, provider) })
 }
 
 pub(super) fn files(dir: &Path) -> Outcome<Make> {
     let provider = FileLockProvider::new(dir.join("distributed-lock")).map_err(told)?;
     let make = Make::new(NAME, Kind::Peer, Provider { provider, pause: Duration::ZERO });
-    Ok(Make { variant: "defaults (retry 10 ms to 1 s)", ..make })
+    Ok(Make { variant: "defaults (retry 10 ms to 1 s)", polls: true, ..make })
 }
 
 #[cfg(feature = "openssl-peers")]

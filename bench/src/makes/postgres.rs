@@ -129,7 +129,8 @@ type Own = Arc<tokio::sync::Mutex<Option<PgConnection>>>;
 
 pub(super) fn sqlx_own(url: &str) -> Make {
     let make = Make::new("sqlx PgAdvisoryLock", Kind::Peer, Kept::<Own>::new(url));
-    Make { variant: "a connection each", most_tasks: 64, ..make }
+    let caveats = &[super::UNCONFIRMED];
+    Make { variant: "a connection each", caveats, most_tasks: 64, ..make }
 }
 
 /// Guards borrow it, so it is never given back. There are some hundreds in a run.
@@ -194,7 +195,8 @@ impl Held for OwnHeld {
 pub(super) fn sqlx_pool(url: &str) -> Outcome<Make> {
     let pool = PgPoolOptions::new().max_connections(66).connect_lazy(url).map_err(told)?;
     let make = Make::new("sqlx PgAdvisoryLock", Kind::Peer, Pooled(pool));
-    Ok(Make { variant: "pool of 66", most_tasks: 64, ..make })
+    let caveats = &[super::UNCONFIRMED];
+    Ok(Make { variant: "pool of 66", caveats, most_tasks: 64, ..make })
 }
 
 struct Pooled(PgPool);

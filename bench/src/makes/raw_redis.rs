@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use redis::IntoConnectionInfo as _;
 use redis::aio::MultiplexedConnection;
 
 use crate::make::{Fut, Held, Kind, Lock, Make, Mode, Outcome, Source, told};
@@ -19,9 +20,11 @@ struct Raw {
     ttl: u64,
 }
 
-/// A connection with the settings that Lockkeeper has.
+/// A connection of the redis crate, with what helps it: RESP3, no delays, no timers.
 pub(crate) async fn connect(url: &str) -> Outcome<MultiplexedConnection> {
-    let client = redis::Client::open(format!("{url}?protocol=resp3")).map_err(told)?;
+    let info = format!("{url}?protocol=resp3").into_connection_info().map_err(told)?;
+    let tcp = redis::io::tcp::TcpSettings::default().set_nodelay(true);
+    let client = redis::Client::open(info.set_tcp_settings(tcp)).map_err(told)?;
     let config = redis::AsyncConnectionConfig::new().set_response_timeout(None);
     client.get_multiplexed_async_connection_with_config(&config).await.map_err(told)
 }

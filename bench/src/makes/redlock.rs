@@ -25,11 +25,12 @@ pub(super) fn make(urls: &[&str], ttl: Duration, retry: Option<Duration>) -> Mak
     let manager = Box::leak(Box::new(manager));
     let caveats = &[
         "blocks: each lock has a thread, and each request a connection; not run with more than 64 tasks",
-        "does not say whether a release was confirmed: counted when it returned",
+        super::UNCONFIRMED,
     ];
     let variant = if retry.is_some() { "retry 0 to 1 ms" } else { "defaults (retry 0 to 200 ms)" };
     let make = Make::new("redlock", kind, Manager { manager, ttl });
-    Make { variant, caveats, commands: &["set", "evalsha"], most_tasks: 64, ..make }
+    let polls = retry.is_none();
+    Make { variant, caveats, polls, commands: &["set", "evalsha"], most_tasks: 64, ..make }
 }
 
 impl Source for Manager {

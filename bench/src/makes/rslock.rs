@@ -19,8 +19,8 @@ pub(super) fn make(urls: &[&str], ttl: Duration, retry: Option<Duration>) -> Mak
     };
     let variant = if retry.is_some() { "retry 0 to 1 ms" } else { "defaults (retry 0 to 200 ms)" };
     let make = Make::new("rslock", kind, Manager(manager, ttl));
-    let caveats = &["does not say whether a release was confirmed: counted when it returned"];
-    Make { variant, caveats, commands: &["set", "evalsha"], ..make }
+    let (caveats, polls) = (&[super::UNCONFIRMED], retry.is_none());
+    Make { variant, caveats, polls, commands: &["set", "evalsha"], ..make }
 }
 
 impl Source for Manager {

@@ -25,7 +25,7 @@ pub(crate) async fn run(bench: &mut Bench, section: Section) -> Outcome<()> {
         .column("requests", "requests per second", Better::Neither)
         .column("client", "client % of a core", Better::Low)
         .column("server", "server % of a core", Better::Neither)
-        .column("bytes", "client bytes each", Better::Neither)
+        .column("bytes", "client bytes each", Better::Low)
         .column("kept", "still held, %", Better::Neither);
     bench.begin(&mut section).await?;
     let (count, ttl) = (bench.either(10_000, 2_000), Duration::from_secs(bench.either(30, 3)));

@@ -2,7 +2,7 @@
 
 use lockkeeper_testkit::server::RedisServer;
 
-use crate::bench::{Bench, REPETITIONS, rotated};
+use crate::bench::{Bench, REPETITIONS, shuffled};
 use crate::load;
 use crate::make::{Make, Outcome, fresh};
 use crate::report::{Better, Section};
@@ -16,7 +16,11 @@ pub(crate) async fn run(
     unit: (&str, &str),
     server: Option<&RedisServer>,
 ) -> Outcome<()> {
-    let mut section = section.column("rate", "locks per second", Better::High);
+    let mut section = section.column("rate", "locks per second", Better::High).column(
+        "client",
+        "client µs per lock",
+        Better::Neither,
+    );
     if server.is_some() {
         section = section.column("server", "server µs per lock", Better::Neither);
     }
@@ -25,14 +29,15 @@ pub(crate) async fn run(
     for make in makes {
         one(bench, make, 64, None).await?;
     }
-    for repetition in 0..REPETITIONS {
-        for make in rotated(makes, repetition) {
+    for _ in 0..REPETITIONS {
+        for make in shuffled(makes) {
             let slice = one(bench, make, 64, server).await?;
             let row = section.row(make);
             row.put("rate", Some(slice.turns_per_second()));
+            let each = |seconds: f64| Some(seconds * 1e6 / slice.all_turns().max(1) as f64);
+            row.put("client", each(slice.client));
             if server.is_some() {
-                let turns = slice.all_turns() as f64;
-                row.put("server", (turns > 0.0).then(|| slice.load.processor * 1e6 / turns));
+                row.put("server", each(slice.load.processor));
             }
             row.wrongs_of(&slice);
         }
@@ -54,9 +59,9 @@ pub(crate) async fn scaling(
         section = section.column(&point.to_string(), &format!("{point} keys"), Better::High);
     }
     bench.begin(&mut section).await?;
-    for repetition in 0..REPETITIONS {
+    for _ in 0..REPETITIONS {
         for point in points {
-            for make in rotated(makes, repetition) {
+            for make in shuffled(makes) {
                 let slice = one(bench, make, *point, None).await?;
                 let row = section.row(make);
                 row.put(&point.to_string(), Some(slice.turns_per_second()));

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lockkeeper_testkit::server::RedisServer;
 
-use crate::bench::{Bench, REPETITIONS, rotated};
+use crate::bench::{Bench, REPETITIONS, shuffled};
 use crate::figures::{mean, quantile};
 use crate::load;
 use crate::make::{Make, Outcome, fresh};
@@ -35,8 +35,8 @@ pub(crate) async fn run(
         );
     }
     bench.begin(&mut section).await?;
-    for repetition in 0..REPETITIONS {
-        for make in rotated(makes, repetition) {
+    for _ in 0..REPETITIONS {
+        for make in shuffled(makes) {
             if make.most_tasks < tasks {
                 section.row(make).note(format!("not run with {tasks} tasks"));
                 continue;
@@ -88,9 +88,9 @@ pub(crate) async fn scaling(
         section = section.column(&point.to_string(), &format!("{point} waiters"), Better::High);
     }
     bench.begin(&mut section).await?;
-    for repetition in 0..REPETITIONS {
+    for _ in 0..REPETITIONS {
         for point in points {
-            for make in rotated(makes, repetition) {
+            for make in shuffled(makes) {
                 if make.most_tasks >= *point {
                     let slice = one(bench, make, *point, None, bench.ms(300, 40)).await?;
                     let row = section.row(make);

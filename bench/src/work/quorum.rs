@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lockkeeper_testkit::server::RedlockNodes;
 
-use crate::bench::{Bench, REPETITIONS};
+use crate::bench::{Bench, REPETITIONS, shuffled};
 use crate::figures::quantile;
 use crate::make::{Lock, Make, Outcome, fresh};
 use crate::makes;
@@ -29,23 +29,22 @@ pub(crate) async fn run(bench: &mut Bench, section: Section) -> Outcome<()> {
     let time = bench.ms(250, 50);
     // So long a make may take to answer while two servers do not.
     let patience = bench.ms(2000, 150);
-    for repetition in 0..REPETITIONS {
-        for turn in 0..makes.len() {
-            let place = (turn + repetition) % makes.len();
+    for _ in 0..REPETITIONS {
+        for place in shuffled(0..makes.len()) {
             let (make, single) = (&makes[place], &singles[place]);
             let lock = single.lock(&fresh("single"), 0).await?;
             let slice = alone(&*lock, time, patience).await;
             section.row(make).put("single", quantile(&slice.times, 0.5));
+            section.row(make).wrongs_of_alone(&slice);
             let lock = make.lock(&fresh("quorum"), 0).await?;
             let slice = alone(&*lock, time, patience).await;
             let row = section.row(make);
             row.put("well", quantile(&slice.times, 0.5));
             row.wrongs_of_alone(&slice);
         }
-        let keys = fresh("stopped");
         let mut locks: Vec<(&Make, Box<dyn Lock>)> = Vec::new();
-        for make in &makes {
-            locks.push((make, make.lock(&keys, 0).await?));
+        for make in shuffled(&makes) {
+            locks.push((make, make.lock(&fresh("stopped"), 0).await?));
         }
         for node in &nodes.nodes()[3..] {
             node.stop();
@@ -85,6 +84,9 @@ async fn leftovers(section: &mut Section, nodes: &RedlockNodes, makes: &[Make]) 
         let left: f64 = sizes.filter_map(|size| size.parse::<f64>().ok()).sum();
         let row = section.row(make);
         row.put("keys", Some(left));
+        if done < 100 {
+            row.note(format!("only {done} of 100 locks were taken and released"));
+        }
         if left > 0.0 {
             row.note(format!("**leaks: {left} keys on the servers after {done} releases**"));
         }

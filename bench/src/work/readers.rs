@@ -1,6 +1,6 @@
 //! Readers and, now and then, a writer.
 
-use crate::bench::{Bench, REPETITIONS, rotated};
+use crate::bench::{Bench, REPETITIONS, shuffled};
 use crate::make::{Make, Outcome, fresh};
 use crate::report::{Better, Section};
 use crate::slice::{self, Contend, Plan};
@@ -15,8 +15,8 @@ pub(crate) async fn run(bench: &mut Bench, section: Section, makes: &[Make]) -> 
         .column("writes", "writers per second", Better::Neither)
         .column("longest", "longest wait, ms", Better::Neither);
     bench.begin(&mut section).await?;
-    for repetition in 0..REPETITIONS {
-        for make in rotated(makes, repetition) {
+    for _ in 0..REPETITIONS {
+        for make in shuffled(makes) {
             let locks = make.locks(&fresh("readers"), TASKS).await?;
             let (warm, time) = (bench.ms(80, 20), bench.ms(600, 60));
             let plan = Plan { contend: Contend::One, readers: 95, warm, time, meter: None };

@@ -6,7 +6,7 @@ use lockkeeper_testkit::server::RedisServer;
 
 use crate::bench::{Bench, REPETITIONS};
 use crate::child::{self, Holder};
-use crate::make::{Kind, Make, Mode, Outcome, fresh, told};
+use crate::make::{Make, Mode, Outcome, fresh, told};
 use crate::report::{Better, Section};
 
 /// How much longer than its lease a lock may stay.
@@ -63,14 +63,16 @@ async fn one(place: &Place<'_>, make: &Make, ttl: Duration) -> Outcome<f64> {
         Ok::<_, String>(entered)
     });
     // So long that it waits, and at random: those that poll are not always met at the same moment.
-    let least = if make.kind == Kind::Peer { 150 } else { 50 };
+    let least = if make.polls { 150 } else { 50 };
     tokio::time::sleep(Duration::from_millis(fastrand::u64(least..least + 100))).await;
     let killed = Instant::now();
     holder.kill();
-    let left = place.redis.map_or(Duration::ZERO, |server| {
-        let left = server.command(&["PTTL", &make.key_of(&key)]);
-        Duration::from_millis(left.parse().unwrap_or(0))
-    });
+    let mut left = Duration::ZERO;
+    if let Some(server) = place.redis {
+        let answer = server.command(&["PTTL", &make.key_of(&key)]);
+        let millis = answer.parse().map_err(|_| format!("its lease had ended: {answer}"))?;
+        left = Duration::from_millis(millis);
+    }
     let asked = Instant::now();
     let Ok(entered) = tokio::time::timeout(left + PATIENCE, waiter).await else {
         return Err(format!("nobody had it {PATIENCE:?} after that"));

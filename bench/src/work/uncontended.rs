@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::bench::{Bench, REPETITIONS};
+use crate::bench::{Bench, REPETITIONS, shuffled};
 use crate::figures::quantile;
 use crate::make::{Lock, Make, Outcome, fresh};
 use crate::report::{Better, Section};
@@ -29,9 +29,8 @@ pub(crate) async fn run(
     let (rounds, time) = (bench.either(10, 4), bench.ms(12, 4));
     for repetition in 0..=REPETITIONS {
         let mut sums = vec![Alone::default(); locks.len()];
-        for round in 0..rounds {
-            for turn in 0..locks.len() {
-                let place = (turn + round) % locks.len();
+        for _ in 0..rounds {
+            for place in shuffled(0..locks.len()) {
                 let slice = alone(&*locks[place].1, time, PATIENCE).await;
                 let sum = &mut sums[place];
                 sum.times.extend(slice.times);

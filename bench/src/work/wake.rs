@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::bench::{Bench, REPETITIONS};
+use crate::bench::{Bench, REPETITIONS, shuffled};
 use crate::figures::quantile;
 use crate::make::{Kind, Lock, Make, Mode, Nothing, Outcome, fresh, told};
 use crate::report::{Better, Section};
@@ -26,10 +26,9 @@ pub(crate) async fn run(
     let unit = Make::new(UNIT, Kind::Raw, Nothing);
     bench.begin(&mut section).await?;
     let time = bench.ms(500, 60);
-    for repetition in 0..REPETITIONS {
+    for _ in 0..REPETITIONS {
         section.row(&unit).put("p50", Some(bench.ping_after(PAUSE).await?));
-        for turn in 0..makes.len() {
-            let place = (turn + repetition) % makes.len();
+        for place in shuffled(0..makes.len()) {
             let (make, other) = (&makes[place], &others[place]);
             let key = fresh("wake");
             let holder = make.lock(&key, 0).await?;
@@ -38,7 +37,7 @@ pub(crate) async fn run(
             while Instant::now() < end {
                 // A second way to the lock, with a task number of its own.
                 let waiter = other.lock(&key, 1).await?;
-                match one(&*holder, waiter, make.kind).await {
+                match one(&*holder, waiter, make.polls).await {
                     Ok(time) => times.push(time),
                     Err(error) => {
                         section.row(make).failed(error);
@@ -56,7 +55,7 @@ pub(crate) async fn run(
     Ok(())
 }
 
-async fn one(holder: &dyn Lock, waiter: Box<dyn Lock>, kind: Kind) -> Outcome<f64> {
+async fn one(holder: &dyn Lock, waiter: Box<dyn Lock>, polls: bool) -> Outcome<f64> {
     let held = holder.acquire(Mode::Exclusive).await?;
     let waiting = tokio::spawn(async move {
         let held = waiter.acquire(Mode::Exclusive).await?;
@@ -65,7 +64,7 @@ async fn one(holder: &dyn Lock, waiter: Box<dyn Lock>, kind: Kind) -> Outcome<f6
         Ok::<_, String>(woken)
     });
     // So long that it waits, and at random: those that poll are not always met at the same moment.
-    let pause = if kind == Kind::Peer { 5_000..80_000 } else { PAUSE };
+    let pause = if polls { 5_000..80_000 } else { PAUSE };
     tokio::time::sleep(Duration::from_micros(fastrand::u64(pause))).await;
     let start = Instant::now();
     let release = tokio::spawn(held.release());
