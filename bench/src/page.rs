@@ -188,7 +188,7 @@ fn losses(page: &mut String, report: &Report) {
     let mut lines = Vec::new();
     let mut reasons: Vec<String> = Vec::new();
     for section in &report.sections {
-        let Some(ours) = section.rows.iter().rev().find(|row| row.is_ours()) else { continue };
+        let Some(ours) = section.ours() else { continue };
         let before = lines.len();
         for column in &section.columns {
             let Some(our) = ours.figures.get(&column.key) else { continue };

@@ -124,6 +124,13 @@ impl Section {
         self.rows.iter().find(|row| row.make == make)
     }
 
+    /// Lockkeeper's row; where there are several, the one with its defaults.
+    pub(crate) fn ours(&self) -> Option<&Row> {
+        let mut ours = self.rows.iter().filter(|row| row.is_ours());
+        let default = ours.clone().find(|row| row.make.ends_with("(default)"));
+        default.or_else(|| ours.next())
+    }
+
     /// The column that makes are compared by.
     pub(crate) fn main_column(&self) -> Option<&Column> {
         self.columns.iter().find(|column| column.better != Better::Neither)
