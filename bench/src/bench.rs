@@ -80,6 +80,8 @@ impl Bench {
             }
         }
         let mut section = section;
+        // They were added in the order in which they happened to be measured.
+        section.rows.sort_by_key(|row| (!row.is_ours(), row.make.clone()));
         section.seconds = self.began.elapsed().as_secs_f64();
         eprintln!("  {:.1} s", section.seconds);
         self.sections.push(section);
