@@ -83,7 +83,7 @@ fn bars(page: &mut String, report: &Report) {
     for bar in report.bars.iter().filter(|bar| !bar.met) {
         let known = LIMITS.iter().find(|(start, _)| bar.what.starts_with(start));
         let (what, limit) = known.copied().unwrap_or((&bar.what, "not known."));
-        let line = format!("- **{what}:** {limit}");
+        let line = format!("- **{}:** {limit}", what.trim_end_matches([',', ' ']));
         if !limits.contains(&line) {
             limits.push(line);
         }
@@ -103,8 +103,7 @@ const LIMITS: &[(&str, &str)] = &[
     ),
     (
         "Redis: 64 tasks on 64 keys",
-        "processor time on both sides, in the table: of scripts on the server, of the engine and its commands here. Both share the cores, so that what one uses the \
-         other lacks.",
+        "processor time, in the table; the server's above all, which runs scripts. Client and server share the cores, so that what one uses the other lacks.",
     ),
     (
         "Redis: wake-up",
@@ -141,10 +140,7 @@ const REASONS: &[(&str, &str)] = &[
         "redis/uncontended",
         "One script looks at holder, readers and queue and mints a fence; the raw pair is a SET and a compare and delete.",
     ),
-    (
-        "redis/keys",
-        "Processor time on both sides: the scripts do more than SET NX does, and a guard is more than an answer.",
-    ),
+    ("redis/keys", "Processor time, in the table: the scripts do more than SET NX does."),
     ("redis/scaling-keys", "The same. With few tasks there is little that calls could share."),
     (
         "redis/held",

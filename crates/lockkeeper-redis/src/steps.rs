@@ -25,9 +25,8 @@ const MOST_STEPS: usize = 64;
 /// With so many calls under way, what comes waits for more to share the next one with, until one of them is
 /// answered or there is enough for a call. With fewer, nothing waits.
 const ENOUGH_CALLS: usize = 4;
-/// With so many calls under way, a step is not sent by whoever takes it any more. Fewer than [`ENOUGH_CALLS`]: if those
-/// who have sent theirs do not come for the answers, there is still a way for others.
-const ENOUGH_ALONE: usize = 2;
+/// So many steps are sent by those who take them, if there is no courier; from then on, sharing pays.
+const ENOUGH_ALONE: usize = 8;
 
 /// An ask or a release.
 #[derive(Debug, Clone)]
@@ -121,8 +120,8 @@ pub(crate) struct Steps {
 struct State {
     waiting: VecDeque<Waiting>,
     has_courier: bool,
-    /// How many calls are.
-    under_way: usize,
+    /// How many are under way by themselves.
+    alone: usize,
 }
 
 #[derive(Debug)]
@@ -156,8 +155,8 @@ impl Steps {
     fn add(&self, step: Step) -> Added {
         let mut state = self.state();
         // Not while there is a courier: what it has taken and not sent yet may be of the same claim, and come first.
-        if !state.has_courier && state.under_way < ENOUGH_ALONE {
-            state.under_way += 1;
+        if !state.has_courier && state.alone < ENOUGH_ALONE {
+            state.alone += 1;
             return Added::Alone(step);
         }
         let (answer, answered) = oneshot::channel();
@@ -169,34 +168,19 @@ impl Steps {
         }
     }
 
-    /// What shares the next call, which is under way from now on; nothing if there is to be none yet.
-    fn next(&self) -> Vec<Waiting> {
+    /// What shares the courier's next call, with so many of them under way.
+    fn next(&self, under_way: usize) -> Vec<Waiting> {
         let mut state = self.state();
         loop {
-            if state.under_way >= ENOUGH_CALLS && state.waiting.len() < MOST_STEPS {
+            if under_way >= ENOUGH_CALLS && state.waiting.len() < MOST_STEPS {
                 return Vec::new();
             }
             let count = state.waiting.len().min(MOST_STEPS);
             let mut batch: Vec<Waiting> = state.waiting.drain(..count).collect();
             batch.retain(Waiting::is_awaited);
-            if count == 0 {
+            if !batch.is_empty() || count == 0 {
                 return batch;
             }
-            if !batch.is_empty() {
-                state.under_way += 1;
-                return batch;
-            }
-        }
-    }
-
-    /// A call has ended.
-    fn ended(&self) {
-        let mut state = self.state();
-        state.under_way -= 1;
-        let is_awaited = !state.waiting.is_empty();
-        drop(state);
-        if is_awaited {
-            self.added.notify_one();
         }
     }
 
@@ -211,7 +195,7 @@ impl Steps {
 /// Takes a step. Dropped before it was sent, it never is; dropped after that, its answer is lost.
 pub(crate) async fn take(link: &Arc<Link>, step: Step) -> Result<Taken> {
     let answered = match link.steps.add(step) {
-        Added::Alone(step) => return UnderWay(link.clone()).take(&step).await,
+        Added::Alone(step) => return Alone(link).take(&step).await,
         Added::New(answered) => {
             // Made before anything else: whatever fails from here on, there is no courier then.
             let courier = Courier { link: link.clone(), has_work: true };
@@ -226,11 +210,10 @@ pub(crate) async fn take(link: &Arc<Link>, step: Step) -> Result<Taken> {
     answered.await.unwrap_or_else(|_| Err(unavailable("the connection is lost")))
 }
 
-/// A call, for as long as it is under way.
-struct UnderWay(Arc<Link>);
+/// A step that is sent by whoever takes it.
+struct Alone<'a>(&'a Arc<Link>);
 
-impl UnderWay {
-    /// Takes one step.
+impl Alone<'_> {
     async fn take(&self, step: &Step) -> Result<Taken> {
         let connection = self.0.connection().await?;
         let add = |command: &mut Cmd| add_to(command, &connection, std::iter::once(step));
@@ -239,9 +222,9 @@ impl UnderWay {
     }
 }
 
-impl Drop for UnderWay {
+impl Drop for Alone<'_> {
     fn drop(&mut self) {
-        self.0.steps.ended();
+        self.0.steps.state().alone -= 1;
     }
 }
 
@@ -267,11 +250,10 @@ impl Courier {
             // Whoever was just answered, or began at the same time, may have the next step ready in a moment.
             tokio::task::yield_now().await;
             loop {
-                let mut batch = self.link.steps.next();
+                let mut batch = self.link.steps.next(calls.len());
                 if batch.is_empty() {
                     break;
                 }
-                let under_way = UnderWay(self.link.clone());
                 match self.link.connection().await {
                     Ok(connection) => {
                         // That may have taken a while.
@@ -279,10 +261,7 @@ impl Courier {
                         if batch.is_empty() {
                             continue;
                         }
-                        let mut call = Box::pin(async move {
-                            call(connection, batch).await;
-                            drop(under_way);
-                        });
+                        let mut call = Box::pin(call(connection, batch));
                         // Sent before the next one: steps of one claim reach the server in order.
                         if poll_fn(|context| Poll::Ready(call.as_mut().poll(context)))
                             .await
@@ -390,29 +369,14 @@ mod tests {
     }
 
     #[test]
-    fn a_step_that_finds_hardly_anything_under_way_needs_no_courier() {
+    fn a_step_that_finds_few_others_under_way_needs_no_courier() {
         let link = link();
         for _ in 0..3 {
-            assert!(matches!(link.steps.add(step()), Added::Alone(_)));
-            assert!(matches!(link.steps.add(step()), Added::Alone(_)));
-            drop((UnderWay(link.clone()), UnderWay(link.clone())));
-        }
-    }
-
-    #[test]
-    fn steps_that_nobody_comes_for_leave_a_way_for_others() {
-        let link = link();
-        let steps = &link.steps;
-        let mut others = Vec::new();
-        for _ in 0..MOST_STEPS {
-            match steps.add(step()) {
-                // Sent, and left alone from then on.
-                Added::Alone(_) => {}
-                Added::New(answered) | Added::Waiting(answered) => others.push(answered),
+            for _ in 0..ENOUGH_ALONE {
+                assert!(matches!(link.steps.add(step()), Added::Alone(_)));
             }
+            (0..ENOUGH_ALONE).for_each(|_| drop(Alone(&link)));
         }
-        assert_eq!(steps.next().len(), others.len());
-        assert_eq!(others.len(), MOST_STEPS - ENOUGH_ALONE);
     }
 
     #[test]
@@ -424,17 +388,12 @@ mod tests {
             Added::Alone(_) => {}
             Added::New(answered) | Added::Waiting(answered) => answers.push(answered),
         };
-        (0..ENOUGH_ALONE).for_each(|_| add());
-        for _ in ENOUGH_ALONE..ENOUGH_CALLS {
-            add();
-            assert_eq!(steps.next().len(), 1);
-        }
-        (1..MOST_STEPS).for_each(|_| add());
-        assert!(steps.next().is_empty());
-        steps.ended();
-        assert_eq!(steps.next().len(), MOST_STEPS - 1);
-        (0..MOST_STEPS).for_each(|_| add());
-        assert_eq!(steps.next().len(), MOST_STEPS);
+        (0..ENOUGH_ALONE + MOST_STEPS - 1).for_each(|_| add());
+        assert!(steps.next(ENOUGH_CALLS).is_empty());
+        add();
+        assert_eq!(steps.next(ENOUGH_CALLS).len(), MOST_STEPS);
+        add();
+        assert_eq!(steps.next(ENOUGH_CALLS - 1).len(), 1);
     }
 
     /// The attempt of a claim may be with the courier, which waits for a connection, when its release comes.
@@ -446,8 +405,8 @@ mod tests {
             assert!(matches!(steps.add(step()), Added::Alone(_)));
         }
         let Added::New(_attempt) = steps.add(step()) else { panic!("it needs a courier") };
-        assert_eq!(steps.next().len(), 1);
-        (0..ENOUGH_ALONE).for_each(|_| steps.ended());
+        assert_eq!(steps.next(0).len(), 1);
+        (0..ENOUGH_ALONE).for_each(|_| drop(Alone(&link)));
         let Added::Waiting(_release) = steps.add(step()) else { panic!("it goes its own way") };
     }
 
@@ -460,11 +419,11 @@ mod tests {
             assert!(matches!(steps.add(step()), Added::Alone(_)));
         }
         let Added::New(_first) = steps.add(step()) else { panic!("it needs a courier") };
-        assert_eq!(steps.next().len(), 1);
-        assert!(steps.next().is_empty());
+        assert_eq!(steps.next(0).len(), 1);
+        assert!(steps.next(0).is_empty());
         let Added::Waiting(_second) = steps.add(step()) else { panic!("there is a courier") };
         assert!(!steps.dismiss());
-        assert_eq!(steps.next().len(), 1);
+        assert_eq!(steps.next(0).len(), 1);
         assert!(steps.dismiss());
         let Added::New(_third) = steps.add(step()) else { panic!("it has gone") };
     }
