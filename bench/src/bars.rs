@@ -27,6 +27,8 @@ pub(crate) fn all(report: &Report) -> Vec<Bar> {
 fn add(bars: &mut Vec<Bar>, what: &str, figure: Option<Figure>, wanted: Limit) {
     let Some(figure) = figure else { return };
     let Some(median) = figure.median() else { return };
+    // To two decimals, as it is shown and asked for: requests at the edges of a slice are counted without their hand-over.
+    let median = (median * 100.0).round() / 100.0;
     let (limit, met) = match wanted {
         Limit::AtMost(most) => (format!("≤ {}", short(most)), median <= most),
         Limit::AtLeast(least) => (format!("≥ {}", short(least)), median >= least),
