@@ -13,6 +13,7 @@ use lockkeeper_core::{
 };
 
 use crate::claim::FileClaim;
+use crate::line::Lines;
 use crate::names;
 use crate::watch::Watcher;
 
@@ -154,7 +155,7 @@ impl Options {
         })?;
         let watcher = if self.polling { None } else { watcher() };
         let (fence, inherit, watcher) = (self.fence, self.inherit, watcher.map(Arc::new));
-        let store = Store { dir: dir.into(), fence, inherit, watcher };
+        let store = Store { dir: dir.into(), fence, inherit, watcher, lines: Arc::default() };
         Ok(File { slots: Slots::new(Arc::new(store.clone())), store })
     }
 }
@@ -226,7 +227,7 @@ impl Drop for LockFile {
 }
 
 /// Which file it is, whatever its name: its device and inode.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Id(u64, u64);
 
 impl Id {
@@ -248,6 +249,7 @@ pub(crate) struct Store {
     pub(crate) fence: bool,
     pub(crate) inherit: bool,
     pub(crate) watcher: Option<Arc<Watcher>>,
+    pub(crate) lines: Arc<Lines>,
 }
 
 impl Store {

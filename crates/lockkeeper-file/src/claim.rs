@@ -10,7 +10,8 @@ use lockkeeper_core::{
     Renewal, Result,
 };
 
-use crate::backend::{Id, LockFile, PATIENCE, Store, locked, unavailable};
+use crate::backend::{Id, PATIENCE, Store, locked, unavailable};
+use crate::line::{Open, Place};
 use crate::names;
 use crate::record::{self, Record, Records};
 use crate::watch::{Listener, Wake};
@@ -40,11 +41,8 @@ pub(crate) struct FileClaim {
     /// Not lower than this is any fence that it is granted.
     floor: Option<Fence>,
     listener: Option<Listening>,
-}
-
-struct Open {
-    file: LockFile,
-    id: Id,
+    /// While it waits for the lock alone: where others of this process hand it theirs.
+    place: Option<Place>,
 }
 
 /// Hears of the claim's file.
@@ -58,11 +56,12 @@ struct Listening {
 impl FileClaim {
     pub(crate) fn new(store: Store, spec: ClaimSpec) -> Self {
         let path = store.path(&spec.name);
-        Self { store, spec, path, file: None, held: None, floor: None, listener: None }
+        Self { store, spec, path, file: None, held: None, floor: None, listener: None, place: None }
     }
 
     fn close(&mut self) -> Option<Grant> {
         self.listener = None;
+        self.place = None;
         // That unlocks it, too.
         self.file = None;
         self.held.take()
@@ -102,31 +101,57 @@ impl FileClaim {
             if self.file.is_some() && !self.is_in_place()? {
                 self.close();
             }
-            let open = match &mut self.file {
-                Some(open) => open,
-                file => {
-                    let open = file.insert(open(&self.path, &self.store, &self.spec)?);
-                    if self.store.inherit {
-                        rustix::io::fcntl_setfd(&*open.file, rustix::io::FdFlags::empty())?;
-                    }
-                    open
-                }
-            };
-            let lock = match self.spec.mode {
-                Mode::Shared => open.file.try_lock_shared(),
-                Mode::Exclusive | Mode::Permits { .. } => open.file.try_lock(),
-            };
-            if !locked(lock)? {
+            if let Some(handed) = self.place.as_mut().and_then(Place::take) {
+                self.file = Some(handed);
+            } else if !self.lock_own()? {
                 return Ok(None);
             }
             let fence = self.fence()?;
             if self.is_in_place()? {
                 let grant = Grant { fence, valid_for: None };
                 self.held = Some(grant);
+                self.place = None;
                 return Ok(Some(grant));
             }
         }
         Err(io::Error::other("the lock file is removed again and again"))
+    }
+
+    /// Asks the kernel, with a file of this claim.
+    fn lock_own(&mut self) -> io::Result<bool> {
+        let open = match &mut self.file {
+            Some(open) => open,
+            file => {
+                let open = file.insert(open(&self.path, &self.store, &self.spec)?);
+                if self.store.inherit {
+                    rustix::io::fcntl_setfd(&*open.file, rustix::io::FdFlags::empty())?;
+                }
+                open
+            }
+        };
+        if self.spec.mode == Mode::Shared {
+            return locked(open.file.try_lock_shared());
+        }
+        let locked = locked(open.file.try_lock())?;
+        open.locked = locked.then(Instant::now);
+        Ok(locked)
+    }
+
+    /// Whether it waits to have the lock for itself.
+    fn waits_alone(&self) -> bool {
+        self.held.is_none() && self.spec.queue && self.spec.mode != Mode::Shared
+    }
+
+    /// Gets in line with others of this process, if it waits for the same as they do. Not if programs that the
+    /// process has started hold what they were to hand on.
+    fn get_in_line(&mut self) {
+        let Some(open) = self.file.as_ref().filter(|_| self.waits_alone() && !self.store.inherit)
+        else {
+            return;
+        };
+        if self.place.as_ref().is_none_or(|place| place.id != open.id) {
+            self.place = Some(self.store.lines.join(open.id));
+        }
     }
 
     /// The fence of a lock that was just had, written down if it is exclusive.
@@ -216,6 +241,7 @@ impl FileClaim {
 
     async fn wait(&mut self) -> Change {
         loop {
+            self.get_in_line();
             let listened = self.listener.is_some();
             match self.listen() {
                 Ok(()) => {}
@@ -227,8 +253,7 @@ impl FileClaim {
             }
             let Some(listening) = &self.listener else { break };
             let bell = listening.listener.bell().clone();
-            let alone = self.held.is_none() && self.spec.queue && self.spec.mode != Mode::Shared;
-            let mut rung = pin!(bell.rung(if alone { Wake::One } else { Wake::All }));
+            let mut rung = pin!(bell.rung(if self.waits_alone() { Wake::One } else { Wake::All }));
             rung.as_mut().enable();
             if listening.listener.is_deaf() {
                 continue;
@@ -242,10 +267,22 @@ impl FileClaim {
             // The look may have found another file at the path.
             let file = self.file.as_ref().map(|open| open.id);
             if file == self.listener.as_ref().map(|listening| listening.id) {
-                rung.await;
+                tokio::select! {
+                    () = rung => {}
+                    () = handed(&mut self.place) => {}
+                }
             }
         }
-        std::future::pending().await
+        handed(&mut self.place).await;
+        Change::LookAgain
+    }
+}
+
+/// Waits until a file has been handed to a place.
+async fn handed(place: &mut Option<Place>) {
+    match place {
+        Some(place) => place.arrived().await,
+        None => std::future::pending().await,
     }
 }
 
@@ -256,7 +293,7 @@ fn open(path: &Path, store: &Store, spec: &ClaimSpec) -> io::Result<Open> {
         let length = u64::try_from(stat.st_size).unwrap_or(0);
         record::write_name(&file, length, &spec.name)?;
     }
-    Ok(Open { id: Id::of(&stat), file })
+    Ok(Open { id: Id::of(&stat), file, locked: None })
 }
 
 impl Claim for FileClaim {
@@ -296,8 +333,15 @@ impl Claim for FileClaim {
         // A file without a name was removed or replaced. Whatever it is, closing frees it.
         let stat = self.file.as_ref().map(|open| rustix::fs::fstat(&*open.file));
         let removed = matches!(stat, Some(Ok(stat)) if stat.st_nlink == 0);
+        let open = self.file.take();
         let held = self.close().is_some() && !removed;
+        if let Some(open) = open.filter(|_| held) {
+            self.store.lines.hand_on(open);
+        }
         let answer = if held { Release::Released } else { Release::WasNotHeld };
         Box::pin(std::future::ready(Ok(answer)))
     }
 }
+
+#[cfg(test)]
+mod tests;

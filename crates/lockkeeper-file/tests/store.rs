@@ -572,3 +572,30 @@ async fn a_directory_that_is_called_like_a_lock_stands_in_nobodys_way() {
     assert_eq!(store.gc().await.unwrap(), 1);
     assert_eq!(files(dir.path()), ["link.lock", "odd.lock"]);
 }
+
+/// Two stores are to each other like two processes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tasks_that_hand_a_lock_on_to_each_other_for_ever_do_not_keep_other_processes_out() {
+    let (store, dir) = store();
+    let stop = Arc::new(AtomicBool::new(false));
+    let tasks: Vec<_> = (0..4)
+        .map(|_| {
+            let (mutex, stop) = (keeper(&store).mutex("a"), stop.clone());
+            tokio::spawn(async move {
+                while !stop.load(Ordering::Relaxed) {
+                    let guard = mutex.lock().await.unwrap();
+                    tokio::task::yield_now().await;
+                    guard.release().await.unwrap();
+                }
+            })
+        })
+        .collect();
+    let other = keeper(&File::open(dir.path()).unwrap()).mutex("a");
+    for _ in 0..3 {
+        soon("the other one's turn", other.lock()).await.unwrap().release().await.unwrap();
+    }
+    stop.store(true, Ordering::Relaxed);
+    for task in tasks {
+        soon("the end", task).await.unwrap();
+    }
+}
