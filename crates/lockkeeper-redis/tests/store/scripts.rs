@@ -152,6 +152,11 @@ fn states() -> Vec<(&'static str, Vec<Step>)> {
         ("permits held", vec![p("one")]),
         ("permits held, others wait", vec![p("one"), p("two"), p("three")]),
         ("a fence ahead", vec![attempt("one", "x", true, "4000000000000000"), x("two")]),
+        ("held, with a fence ahead", vec![attempt("one", "x", true, "4000000000000000")]),
+        (
+            "free, with a fence ahead",
+            vec![attempt("one", "x", true, "4000000000000000"), release("one", "lock")],
+        ),
     ]
 }
 
@@ -261,6 +266,7 @@ fn states_to_hand_over() -> Vec<(&'static str, Vec<Step>)> {
     );
     let fence_ahead =
         by_hand("return redis.call('SET', KEYS[6], '4000000000000000', 'PX', ARGV[1])");
+    let ended = by_hand("return redis.call('DEL', KEYS[1], KEYS[2])");
     let clock_back = by_hand(
         "local record = redis.call('GET', KEYS[2])
         record = record:gsub('^(%d+) %d+', '%1 4000000000000000')
@@ -300,6 +306,10 @@ fn states_to_hand_over() -> Vec<(&'static str, Vec<Step>)> {
         ("held, a fence was ahead, one waits", vec![x("one"), x("two"), fence_ahead.clone()]),
         ("held, a fence was ahead", vec![x("one"), fence_ahead]),
         ("held, the clock went back", vec![x("one"), x("two"), clock_back]),
+        (
+            "its holder's lease has ended, a fence was ahead, one waits",
+            vec![attempt("one", "x", true, "4000000000000000"), x("two"), ended],
+        ),
         ("held by readers who are gone, one waits", vec![x("one"), x("two"), no_readers]),
     ]
 }
