@@ -326,29 +326,31 @@ impl Link {
         // A new one has no session yet that anybody could rely on: whoever opens it has a limit of his own.
         let session = self.session();
         let patience = if session.is_zero() { FIRST_ANSWERS } else { session };
-        let Ok(answer) = timeout(patience, self.raw(command)).await else {
+        let sent = self.sending()?;
+        // In a box, as whatever is done seldom: see `prepare`.
+        let Ok(answer) = timeout(patience, Box::pin(command)).await else {
             self.kill();
             return Err(unavailable(format!("no answer from the server within {patience:.1?}")));
         };
-        answer?.map_err(translate)
+        self.heard(sent, &answer);
+        answer.map_err(translate)
     }
 
-    /// Awaits an answer for as long as it takes: it is the engine who gives up. Errors of the driver are
-    /// left as they are.
-    async fn raw<T>(
-        &self,
-        command: impl Future<Output = Result<T, tokio_postgres::Error>>,
-    ) -> Result<Result<T, tokio_postgres::Error>> {
+    /// Takes note that something is about to be sent, and of when.
+    fn sending(&self) -> Result<Instant> {
         if self.is_closed() {
             return Err(gone());
         }
         let sent = Instant::now();
         self.state().unanswered.get_or_insert(sent);
-        let answer = command.await;
-        if self.survives(&answer) {
+        Ok(sent)
+    }
+
+    /// Takes note of the answer to what was sent then.
+    fn heard<T>(&self, sent: Instant, answer: &Result<T, tokio_postgres::Error>) {
+        if self.survives(answer) {
             self.answered(sent);
         }
-        Ok(answer)
     }
 
     /// Whether there is a session after this answer. Most errors are a sign of life.
@@ -370,20 +372,26 @@ impl Link {
         state.unanswered = None;
     }
 
+    /// A statement as the server knows it. What it takes to tell the server is in a box: it happens once, and
+    /// would make every question on its way larger by some thousand bytes, which are moved more than once.
     async fn prepare(&self, statement: Statement) -> Result<&tokio_postgres::Statement> {
-        let known = &self.statements[statement.index()];
-        if let Some(prepared) = known.get() {
-            return Ok(prepared);
+        match self.statements[statement.index()].get() {
+            Some(prepared) => Ok(prepared),
+            None => Box::pin(self.prepare_anew(statement)).await,
         }
+    }
+
+    async fn prepare_anew(&self, statement: Statement) -> Result<&tokio_postgres::Statement> {
         let text = statement.text();
         let prepared = self.wire.client().prepare_typed(&text, statement.types());
         let prepared = self.run(prepared).await?;
         // If another was faster, its will do.
-        Ok(known.get_or_init(|| prepared))
+        Ok(self.statements[statement.index()].get_or_init(|| prepared))
     }
 
-    /// Does something to a key, which is answered at once with a row or none. The inner error is one
-    /// that the server gave. Without a timer, which is a tenth of what it costs.
+    /// Does something to a key, which is answered at once with a row or none, and awaited for as long as that takes:
+    /// it is the engine who gives up. (A timer would be a tenth of what it costs.) The inner error is one that the
+    /// server gave.
     pub(crate) async fn act(
         &self,
         statement: Statement,
@@ -391,7 +399,10 @@ impl Link {
     ) -> Result<Result<Option<Row>, tokio_postgres::Error>> {
         let prepared = self.prepare(statement).await?;
         let arguments = Arguments::of(&key);
-        let answer = self.raw(self.wire.client().query_opt(prepared, arguments.get())).await?;
+        let sent = self.sending()?;
+        // Awaited here and not in another function, which would keep it twice: as an argument, and as what it awaits.
+        let answer = self.wire.client().query_opt(prepared, arguments.get()).await;
+        self.heard(sent, &answer);
         match answer {
             Err(error) if self.is_closed() => Err(translate(error)),
             answer => Ok(answer),
