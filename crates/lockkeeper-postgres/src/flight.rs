@@ -14,9 +14,11 @@ use tokio::time::Instant;
 use tokio_postgres::error::SqlState;
 
 use crate::error::{gave_up, translate, unavailable};
+use crate::key::{Form, Key};
 use crate::link::{Link, Seat};
 use crate::links::Links;
 use crate::sql::{Statement, Verb};
+use crate::together::Turn;
 
 /// How often a cancelled wait is cancelled again: the first may have come before the wait did.
 const CANCEL_AGAIN: Duration = Duration::from_millis(200);
@@ -53,6 +55,16 @@ impl Flight {
         let statement = Statement::new(Verb::Try { fenced }, shared, key);
         let answer = Box::pin(async move {
             let since = Instant::now();
+            let turn = fenced.then(|| Turn::take(&link));
+            if let (Some(turn), Form::One(number)) = (&turn, key.0)
+                && let Some(answer) = turn.together(number, shared).await
+            {
+                if let Ok(xid) = answer {
+                    return Ok(xid.map(|xid| Granted { fence: fence(&link, xid), since }));
+                }
+                // It may have been another's fault, and this one have been granted before that: alone, it finds out.
+                unlock(&link, shared, key).await?;
+            }
             let error = match link.act(statement, key).await? {
                 Ok(row) => {
                     let Some(row) = row else { return Err(unavailable("no answer")) };
@@ -154,7 +166,7 @@ fn fence(link: &Link, xid: i64) -> Option<Fence> {
 }
 
 /// Unlocks a key, and says whether the session had it.
-async fn unlock(link: &Link, shared: bool, key: crate::key::Key) -> Result<bool> {
+async fn unlock(link: &Link, shared: bool, key: Key) -> Result<bool> {
     let statement = Statement::new(Verb::Unlock, shared, key);
     for _ in 0..UNLOCK_TRIES {
         match link.act(statement, key).await? {

@@ -36,6 +36,7 @@ mod pooler;
 mod queue;
 mod sql;
 mod tls;
+mod together;
 mod transaction;
 
 pub use backend::Postgres;

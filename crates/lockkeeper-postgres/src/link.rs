@@ -22,6 +22,7 @@ use crate::key::Key;
 use crate::pooled::Pooled;
 use crate::pooler;
 use crate::sql::{self, Arguments, Statement};
+use crate::together::Together;
 
 /// No session is ended sooner than after this much silence: connecting would take up what is left.
 const SHORTEST_SESSION: Duration = Duration::from_secs(1);
@@ -50,7 +51,7 @@ pub(crate) struct Link {
     /// The server's timeline: it cannot change while the connection lasts.
     pub(crate) timeline: u64,
     /// Where the connection's task runs. It ends with that runtime.
-    pub(crate) runtime: runtime::Id,
+    pub(crate) runtime: runtime::Handle,
     /// Cancelled when the connection is no more.
     pub(crate) closed: CancellationToken,
     /// How long the server lets it be silent, in milliseconds, as far as that is confirmed. It only
@@ -60,6 +61,7 @@ pub(crate) struct Link {
     changing: tokio::sync::Mutex<()>,
     state: Mutex<State>,
     statements: [OnceLock<tokio_postgres::Statement>; Statement::COUNT],
+    pub(crate) together: Together,
     /// Told when somebody leaves, so that another may have the connection.
     freed: Arc<Notify>,
 }
@@ -141,7 +143,7 @@ impl Link {
         Ok(Self {
             pid,
             timeline: timeline.unsigned_abs(),
-            runtime: runtime::Handle::current().id(),
+            runtime: runtime::Handle::current(),
             closed,
             session: AtomicU64::new(0),
             changing: tokio::sync::Mutex::default(),
@@ -154,6 +156,7 @@ impl Link {
                 lock_timeout: Duration::ZERO,
             }),
             statements: [const { OnceLock::new() }; Statement::COUNT],
+            together: Together::default(),
             freed,
             wire,
         })
@@ -326,29 +329,31 @@ impl Link {
         // A new one has no session yet that anybody could rely on: whoever opens it has a limit of his own.
         let session = self.session();
         let patience = if session.is_zero() { FIRST_ANSWERS } else { session };
-        let Ok(answer) = timeout(patience, self.raw(command)).await else {
+        let sent = self.sending()?;
+        // In a box, as whatever is done seldom: see `prepared`.
+        let Ok(answer) = timeout(patience, Box::pin(command)).await else {
             self.kill();
             return Err(unavailable(format!("no answer from the server within {patience:.1?}")));
         };
-        answer?.map_err(translate)
+        self.heard(sent, &answer);
+        answer.map_err(translate)
     }
 
-    /// Awaits an answer for as long as it takes: it is the engine who gives up. Errors of the driver are
-    /// left as they are.
-    async fn raw<T>(
-        &self,
-        command: impl Future<Output = Result<T, tokio_postgres::Error>>,
-    ) -> Result<Result<T, tokio_postgres::Error>> {
+    /// Takes note that something is about to be sent, and of when.
+    fn sending(&self) -> Result<Instant> {
         if self.is_closed() {
             return Err(gone());
         }
         let sent = Instant::now();
         self.state().unanswered.get_or_insert(sent);
-        let answer = command.await;
-        if self.survives(&answer) {
+        Ok(sent)
+    }
+
+    /// Takes note of the answer to what was sent then.
+    fn heard<T>(&self, sent: Instant, answer: &Result<T, tokio_postgres::Error>) {
+        if self.survives(answer) {
             self.answered(sent);
         }
-        Ok(answer)
     }
 
     /// Whether there is a session after this answer. Most errors are a sign of life.
@@ -370,32 +375,56 @@ impl Link {
         state.unanswered = None;
     }
 
-    async fn prepare(&self, statement: Statement) -> Result<&tokio_postgres::Statement> {
-        let known = &self.statements[statement.index()];
+    /// A statement that the server knows from now on.
+    pub(crate) async fn prepare<'a>(
+        &self,
+        known: &'a OnceLock<tokio_postgres::Statement>,
+        text: &str,
+        types: &[Type],
+    ) -> Result<&'a tokio_postgres::Statement> {
         if let Some(prepared) = known.get() {
             return Ok(prepared);
         }
-        let text = statement.text();
-        let prepared = self.wire.client().prepare_typed(&text, statement.types());
-        let prepared = self.run(prepared).await?;
+        let prepared = self.run(self.wire.client().prepare_typed(text, types)).await?;
         // If another was faster, its will do.
         Ok(known.get_or_init(|| prepared))
     }
 
-    /// Does something to a key, which is answered at once with a row or none. The inner error is one
-    /// that the server gave. Without a timer, which is a tenth of what it costs.
+    /// A statement about a key, as the server knows it. What it takes to tell the server is in a box: it happens
+    /// once, and would make every question on its way larger by some thousand bytes, which are moved more than once.
+    async fn prepared(&self, statement: Statement) -> Result<&tokio_postgres::Statement> {
+        let known = &self.statements[statement.index()];
+        match known.get() {
+            Some(prepared) => Ok(prepared),
+            None => Box::pin(self.prepare(known, &statement.text(), statement.types())).await,
+        }
+    }
+
+    /// Asks what is answered at once with a row or none, and awaits that for as long as it takes: it is the engine
+    /// who gives up. (A timer would be a tenth of what it costs.) The inner error is one that the server gave.
+    pub(crate) async fn query(
+        &self,
+        prepared: &tokio_postgres::Statement,
+        arguments: &[&(dyn ToSql + Sync)],
+    ) -> Result<Result<Option<Row>, tokio_postgres::Error>> {
+        let sent = self.sending()?;
+        // Not as an argument of another function, which would keep it twice: as that, and as what it awaits.
+        let answer = self.wire.client().query_opt(prepared, arguments).await;
+        self.heard(sent, &answer);
+        match answer {
+            Err(error) if self.is_closed() => Err(translate(error)),
+            answer => Ok(answer),
+        }
+    }
+
+    /// Does something to a key.
     pub(crate) async fn act(
         &self,
         statement: Statement,
         key: Key,
     ) -> Result<Result<Option<Row>, tokio_postgres::Error>> {
-        let prepared = self.prepare(statement).await?;
-        let arguments = Arguments::of(&key);
-        let answer = self.raw(self.wire.client().query_opt(prepared, arguments.get())).await?;
-        match answer {
-            Err(error) if self.is_closed() => Err(translate(error)),
-            answer => Ok(answer),
-        }
+        let prepared = self.prepared(statement).await?;
+        self.query(prepared, Arguments::of(&key).get()).await
     }
 
     /// As [`act`](Self::act), for what the server may answer in hours. Says when it was sent.
@@ -404,7 +433,7 @@ impl Link {
         statement: Statement,
         key: Key,
     ) -> Result<(Instant, Result<Option<Row>, tokio_postgres::Error>)> {
-        let prepared = self.prepare(statement).await?;
+        let prepared = self.prepared(statement).await?;
         let sent = Instant::now();
         let arguments = Arguments::of(&key);
         let answer = self.wire.client().query_opt(prepared, arguments.get()).await;

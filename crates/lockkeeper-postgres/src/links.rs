@@ -191,7 +191,7 @@ impl Links {
         let here = Handle::current().id();
         table.links.retain(|link| !link.is_closed());
         let free = |link: &Arc<Link>| {
-            if link.runtime == here { link.seats_without(guest.key) } else { None }
+            if link.runtime.id() == here { link.seats_without(guest.key) } else { None }
         };
         let sit = |link: &Arc<Link>, fit| {
             link.sit(guest.key, false);
@@ -238,7 +238,7 @@ impl Links {
             return Offer::Nothing;
         }
         let empty = |link: &&Arc<Link>| {
-            link.seats() == Some(0) && link.runtime == here && is_near(link, guest.ttl)
+            link.seats() == Some(0) && link.runtime.id() == here && is_near(link, guest.ttl)
         };
         if let Some(link) = table.links.iter().find(empty) {
             let fit = self.fit(link, &guest);

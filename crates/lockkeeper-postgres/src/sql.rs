@@ -9,6 +9,7 @@ pub(crate) const SETTLE: &str = include_str!("../sql/settle.sql");
 pub(crate) const SESSION: &str = include_str!("../sql/session.sql");
 pub(crate) const LOCKS: &str = include_str!("../sql/locks.sql");
 pub(crate) const EXAMINE: &str = include_str!("../sql/examine.sql");
+pub(crate) const TRY_TOGETHER: &str = include_str!("../sql/try_together.sql");
 pub(crate) const TERMINATE: &str = include_str!("../sql/terminate.sql");
 
 /// What is done to a key.

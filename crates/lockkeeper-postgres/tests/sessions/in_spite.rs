@@ -110,7 +110,8 @@ struct Liar {
 }
 
 impl Liar {
-    async fn before(target: SocketAddr, code: &'static str) -> Self {
+    /// Replaces rows of so many columns or more.
+    async fn before(target: SocketAddr, code: &'static str, columns: u16) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (addr, lies) = (listener.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
         let told = lies.clone();
@@ -122,7 +123,7 @@ impl Liar {
                 tokio::spawn(
                     async move { tokio::io::copy(&mut from_client, &mut to_server).await },
                 );
-                tokio::spawn(lie(from_server, to_client, told.clone(), code));
+                tokio::spawn(lie(from_server, to_client, told.clone(), (code, columns)));
             }
         });
         Self { addr, lies, task }
@@ -140,7 +141,7 @@ async fn lie(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
     lies: Arc<AtomicUsize>,
-    code: &str,
+    (code, columns): (&str, u16),
 ) -> io::Result<()> {
     let mut lying = false;
     loop {
@@ -150,7 +151,8 @@ async fn lie(
         let mut body = vec![0; length - 4];
         from.read_exact(&mut body).await?;
         let take = |count: usize| count.checked_sub(1);
-        if head[0] == b'D' && lies.fetch_update(Ordering::SeqCst, Ordering::SeqCst, take).is_ok() {
+        let row = head[0] == b'D' && u16::from_be_bytes([body[0], body[1]]) >= columns;
+        if row && lies.fetch_update(Ordering::SeqCst, Ordering::SeqCst, take).is_ok() {
             lying = true;
             let fields = format!("SERROR\0VERROR\0C{code}\0Mnot in time\0\0");
             to.write_all(b"E").await?;
@@ -173,7 +175,7 @@ async fn what_is_granted_in_spite_of_an_error_is_given_back() {
     // Its time was over; it was cancelled; the server is out of memory.
     for code in ["55P03", "57014", "53200"] {
         let name = name("liar");
-        let liar = Liar::before(server().addr(), code).await;
+        let liar = Liar::before(server().addr(), code, 1).await;
         let url = format!("postgres://postgres@{}/postgres?fence=off&sslmode=disable", liar.addr);
         let far = Keeper::new(Postgres::new(&url).unwrap()).ttl(Duration::from_secs(600));
         let near = keeper("");
@@ -194,5 +196,32 @@ async fn what_is_granted_in_spite_of_an_error_is_given_back() {
         liar.lies.store(1, Ordering::SeqCst);
         soon("try_lock", far.mutex(name.clone()).try_lock()).await.unwrap_err();
         assert_eq!(holders_and_waiters(&client, key).await, (0, 0), "a try, after {code}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn those_who_ask_together_do_not_fail_together() {
+    let names: Vec<String> = (0..16).map(|_| name("together")).collect();
+    // The row that answers several has three columns, and no other that is asked for here.
+    let liar = Liar::before(server().addr(), "53200", 3).await;
+    let url = format!("postgres://postgres@{}/postgres?sslmode=disable", liar.addr);
+    let keeper = Keeper::new(Postgres::new(&url).unwrap());
+    keeper.mutex(name("warm")).lock().await.unwrap().release().await.unwrap();
+    liar.lies.store(1, Ordering::SeqCst);
+    let asked = names.iter().map(|name| {
+        let mutex = keeper.mutex(name.clone());
+        tokio::spawn(async move { mutex.lock().await })
+    });
+    let mut guards = Vec::new();
+    for asked in asked.collect::<Vec<_>>() {
+        guards.push(soon("the lock", asked).await.unwrap().unwrap());
+    }
+    assert_eq!(liar.lies.load(Ordering::SeqCst), 0, "nobody was lied to");
+    // What had been granted before it failed is not held twice.
+    let client = client().await;
+    for (guard, name) in guards.into_iter().zip(&names) {
+        assert_eq!(holders_and_waiters(&client, Key::of(name)).await, (1, 0));
+        guard.release().await.unwrap();
+        assert_eq!(holders_and_waiters(&client, Key::of(name)).await, (0, 0));
     }
 }

@@ -140,3 +140,19 @@ fn one_who_asks_for_a_connection_while_the_runtime_ends_does_not_hold_it_up() {
     });
     ended.recv_timeout(SOON).expect("the runtime ends");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_that_was_left_does_not_hold_up_those_who_ask_together_with_it() {
+    let (keeper, _other) = warm(Duration::from_secs(600)).await;
+    let mut all = Vec::new();
+    for _ in 0..8 {
+        all.push(left(&keeper, name("left"), 1).await);
+    }
+    // With so many under way, these go together.
+    for _ in 0..8 {
+        let mutex = keeper.mutex(name("polled"));
+        soon("one that is polled", mutex.lock()).await.unwrap().release().await.unwrap();
+    }
+    drop(all);
+    soon("close", keeper.close()).await;
+}

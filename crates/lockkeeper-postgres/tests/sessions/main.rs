@@ -10,4 +10,5 @@ mod left;
 mod loss;
 mod queues;
 mod servers;
+mod together;
 mod waits;

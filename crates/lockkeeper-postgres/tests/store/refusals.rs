@@ -139,6 +139,39 @@ async fn a_server_without_room_for_more_locks_says_so_and_recovers() {
 }
 
 #[tokio::test]
+async fn of_many_who_ask_at_once_those_for_whom_there_is_room_have_their_locks() {
+    let args = ["-c", "max_connections=5", "-c", "max_locks_per_transaction=10"];
+    let server = PostgresServer::with_args(&args).unwrap();
+    // On one connection they go together.
+    let url = format!("{}?max_connections=1", server.url());
+    let keeper = Keeper::new(Postgres::new(&url).unwrap());
+    let mut guards = Vec::new();
+    while let Ok(guard) = soon("lock", keeper.mutex(format!("{}", guards.len())).lock()).await {
+        guards.push(guard);
+    }
+    for guard in guards.split_off(guards.len() - 16) {
+        guard.release().await.unwrap();
+    }
+    let asked = (0..32).map(|place| {
+        let mutex = keeper.mutex(format!("at once/{place}"));
+        tokio::spawn(async move { mutex.try_lock().await })
+    });
+    let (mut granted, mut refused) = (Vec::new(), 0);
+    for asked in asked.collect::<Vec<_>>() {
+        match soon("one of many", asked).await.unwrap() {
+            Ok(guard) => granted.extend(guard),
+            Err(error) => {
+                assert!(error.to_string().contains("max_locks_per_transaction"), "{error}");
+                refused += 1;
+            }
+        }
+    }
+    assert!(refused > 0, "there was room for all: this tests nothing");
+    assert!(granted.len() > 8, "only {} have theirs, and {refused} were refused", granted.len());
+    assert!(guards.iter().all(lockkeeper_core::Guard::is_held), "an error cost others their locks");
+}
+
+#[tokio::test]
 async fn a_lock_is_not_detached_from_its_session() {
     let keeper = crate::kit::keeper("");
     let guard = keeper.mutex(name("detached")).lock().await.unwrap();
