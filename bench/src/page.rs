@@ -190,7 +190,7 @@ fn losses(page: &mut String, report: &Report) {
             let Some(our) = ours.figures.get(&column.key) else { continue };
             for row in section.rows.iter().filter(|row| !row.is_ours()) {
                 if let Some(their) = row.figures.get(&column.key)
-                    && let Some(factor) = beats(their, our, column.better)
+                    && let Some(factor) = their.beats(our, column.better)
                     && row.make != crate::stores::PINGS
                     && row.make != crate::stores::SELECTS
                     && row.make != crate::work::wake::UNIT
@@ -232,20 +232,6 @@ fn losses(page: &mut String, report: &Report) {
 
 fn show(figure: &Figure) -> String {
     figure.median().map_or_else(|| "–".into(), short)
-}
-
-/// By which factor one is better than another, if it is so in all repetitions.
-fn beats(their: &Figure, our: &Figure, better: Better) -> Option<f64> {
-    let is_better = |(their, our): (&f64, &f64)| match better {
-        Better::Low => their < our,
-        Better::High => their > our,
-        Better::Neither => false,
-    };
-    if !their.repetitions.iter().zip(&our.repetitions).all(is_better) {
-        return None;
-    }
-    let (their, our) = (their.median()?, our.median()?);
-    Some(if better == Better::Low { our / their } else { their / our })
 }
 
 /// A section as a table, with the notes of each row beneath it.
@@ -304,8 +290,9 @@ fn machine(page: &mut String, report: &Report) {
     for (name, value) in &report.machine {
         let _ = writeln!(page, "| {name} | {value} |");
     }
-    let pings = Figure { repetitions: report.sections.iter().filter_map(|s| s.ping).collect() };
-    let loads = Figure { repetitions: report.sections.iter().map(|s| s.load_average).collect() };
+    let pings = Figure { repetitions: report.sections.iter().map(|s| s.ping).collect() };
+    let loads =
+        Figure { repetitions: report.sections.iter().map(|s| Some(s.load_average)).collect() };
     let _ = writeln!(
         page,
         "\nNoise: before each section 200 PINGs were sent; their p50 was {} µs over the run, and the load average {}. On a machine that is not \
