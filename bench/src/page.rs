@@ -54,16 +54,18 @@ fn how_to_read(page: &mut String, report: &Report) {
          - Everything runs on one machine: the servers and all makes share its cores, unless a section says otherwise. Times are this machine's; ratios travel better.\n\
          - All tasks of a make are in one process and have one client, unless a section says otherwise. What calls share there, locks in processes of their own do not.\n\
          - Each figure is the median of {} repetitions (of ten for take-overs on PostgreSQL and files), with the least and the most of them in brackets. In a repetition all makes take \
-         turns in short slices, in an order that changes, so that what else happens on the machine happens to all; but idle waiters come make after make, and held locks \
-         and take-overs on Redis all at once. Ratios are taken repetition by repetition. What is without brackets was measured once.\n\
+         turns in short slices, in an order that changes, so that what else happens on the machine happens to all; but held locks and idle waiters are watched all at once, on all stores (but those who poll Redis while they \
+         wait, make after make), and take-overs on Redis all at once. Ratios are taken repetition by repetition; one that failed has no part in them. What is without brackets was measured once. \
+         A make that failed says so beneath its table, and has a dash where it has no figure.\n\
          - PINGs and raw pairs on Redis are by the `redis` crate, which most peers use; Lockkeeper has a transport of its own.\n\
          - A release counts when the store has confirmed it; where a make does not tell, its row says so.\n\
          - In every contended slice each holder checks that it is alone. Whoever is not is counted as *granted twice*, beside the figure.\n\
          - Peers run with their defaults and, where they poll, also with the shortest pause that makes sense (1 ms), and are labelled so. Raw rows are \
          the bare driver, which renews nothing, tells of no loss, has no fence and no order.\n\
-         - A longest wait as long as a slice (0.6 s) means that somebody was never served.\n\
+         - A longest wait as long as a slice ({:.2} s) means that somebody was never served.\n\
          - A lease of 30 s, where there is one and no section says otherwise. Lockkeeper's figures include fences (unless a row says *fence off*), loss detection and, but on files, order.\n",
-        report.repetitions
+        report.repetitions,
+        crate::work::queue::SLICE[usize::from(report.quick)] as f64 / 1e3
     );
 }
 

@@ -146,7 +146,8 @@ pub(crate) async fn run(locks: Vec<Box<dyn Lock>>, plan: Plan<'_>) -> Slice {
     let in_vain = waiting.filter(|since| *since > 0).map(|since| now.saturating_sub(since));
     let longest = shared.longest.load(Ordering::Relaxed).max(in_vain.max().unwrap_or(0));
     // Many take longer, even if each is short.
-    end(tasks, if count > 64 { GRACE } else { plan.time.min(GRACE) }).await;
+    let grace = if count > 64 { plan.time * 2 } else { plan.time };
+    end(tasks, grace.min(GRACE)).await;
     let sums = std::mem::take(&mut *shared.sums.lock().unwrap_or_else(PoisonError::into_inner));
     Slice {
         took,

@@ -19,7 +19,8 @@ pub(crate) async fn on_files(bench: &mut Bench) -> Outcome<()> {
     if let Some(section) = FILES.section(bench, "keys", "64 tasks on 64 files", text) {
         keys::run(bench, section, &makes, unit, None).await?;
     }
-    queues(bench, FILES, &makes, &[8, 64, 512], None).await?;
+    let tasks = bench.either(vec![8, 64, 512], vec![8, 64]);
+    queues(bench, FILES, &makes, &tasks, None).await?;
     if let Some(section) = wake_section(bench, FILES) {
         let others = makes::on_files(dir.path(), TTL).await?;
         wake::run(bench, section, &makes, &others).await?;
@@ -34,6 +35,6 @@ pub(crate) async fn on_files(bench: &mut Bench) -> Outcome<()> {
         readers::run(bench, section, &makes).await?;
     }
     let keys = bench.either(vec![1, 4, 16, 64, 256], vec![1, 4, 16, 64]);
-    let waiters = bench.either(vec![2, 8, 32, 128, 512], vec![2, 8, 32, 128]);
+    let waiters = bench.either(vec![2, 8, 32, 128, 512], vec![2, 8, 16, 64]);
     scaling(bench, FILES, &makes, &keys, &waiters).await
 }

@@ -25,7 +25,7 @@ struct Size {
 
 pub(crate) async fn at_rest(bench: &mut Bench) -> Outcome<()> {
     let ttl = Duration::from_secs(bench.either(30, 3));
-    let size = Size { held: bench.either(10_000, 2_000), waiters: bench.either(1000, 100), ttl };
+    let size = Size { held: bench.either(10_000, 1_000), waiters: bench.either(1000, 100), ttl };
     let mut all = Quiet { sections: Vec::new(), tasks: Vec::new(), size };
     let dir = tempfile::tempdir().map_err(told)?;
     on_redis(bench, &mut all).await?;
@@ -143,7 +143,7 @@ async fn on_postgres(bench: &mut Bench, all: &mut Quiet) -> Outcome<()> {
 }
 
 fn held_redis(bench: &Bench) -> Option<Section> {
-    let text = format!("10,000 locks at a ttl of 30 s, taken over some seconds (2,000 at 3 s in a quick run), each make on a server of its own. {TOGETHER}
+    let text = format!("10,000 locks at a ttl of 30 s, taken over some seconds (1,000 at 3 s in a quick run), each make on a server of its own. {TOGETHER}
         (`redlock`, which renews nothing either, is not run.)");
     let section = REDIS.section(bench, "held", "many held locks", &text)?;
     Some(
@@ -157,7 +157,7 @@ fn held_redis(bench: &Bench) -> Option<Section> {
 }
 
 fn held_postgres(bench: &Bench) -> Option<Section> {
-    let text = format!("As many locks as a make can hold, up to 10,000, at a ttl of 30 s where there is one (2,000 at 3 s in a quick run). Lockkeeper's share
+    let text = format!("As many locks as a make can hold, up to 10,000, at a ttl of 30 s where there is one (1,000 at 3 s in a quick run). Lockkeeper's share
         its 16 connections, the others need one for each lock. Each make has a database of its own on one server; the server's time is that of the processes which
         serve it, and statements are those in the server's log. {TOGETHER}");
     let section = POSTGRES.section(bench, "held", "many held locks", &text)?;
@@ -176,7 +176,7 @@ fn held_postgres(bench: &Bench) -> Option<Section> {
 
 fn held_files(bench: &Bench) -> Option<(Section, Role)> {
     let text = format!(
-        "10,000 locks, at a ttl of 30 s where there is one (2,000 at 3 s in a quick run). What is still held is what the kernel says. {TOGETHER}"
+        "10,000 locks, at a ttl of 30 s where there is one (1,000 at 3 s in a quick run). What is still held is what the kernel says. {TOGETHER}"
     );
     let section = FILES.section(bench, "held", "many held locks", &text)?;
     let section = section

@@ -31,10 +31,12 @@ pub(crate) async fn on_redis(bench: &mut Bench) -> Outcome<()> {
     }
     if let Some(section) = wake_section(bench, REDIS) {
         let others = makes::on_redis(&url, TTL).await?;
-        wake::run(bench, section, &all, &others).await?;
+        let (makes, others) =
+            if bench.quick { (best.clone(), tuned(&others)) } else { (all, others) };
+        wake::run(bench, section, &makes, &others).await?;
     }
     ends(bench, &server).await?;
-    // One that blocks has a row of dashes in a quick run; there is little time.
+    // In a quick run there is no time for threads.
     let makes: Vec<Make> =
         best.into_iter().filter(|make| !bench.quick || make.most_tasks == usize::MAX).collect();
     let keys = bench.either(vec![1, 4, 16, 64, 256, 1024], vec![1, 8, 64, 512]);

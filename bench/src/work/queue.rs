@@ -9,8 +9,8 @@ use crate::make::{Make, Outcome, fresh};
 use crate::report::{Better, Row, Section};
 use crate::slice::{self, Contend, Plan, Slice};
 
-/// How long a slice is, in milliseconds.
-pub(crate) const SLICE: u64 = 450;
+/// How long a slice is, in milliseconds, in a full run and in a quick one.
+pub(crate) const SLICE: [u64; 2] = [450, 60];
 
 /// Measures hand-overs between so many tasks. With a server: what they cost it.
 pub(crate) async fn run(
@@ -42,7 +42,7 @@ pub(crate) async fn run(
                 row.note(make.too_few(tasks));
                 continue;
             }
-            let slice = one(bench, make, tasks, meter, bench.ms(SLICE, 60)).await;
+            let slice = one(bench, make, tasks, meter, bench.ms(SLICE[0], SLICE[1])).await;
             if let Some(slice) = row.worked(slice) {
                 put(row, repetition, &slice);
             }
@@ -99,7 +99,7 @@ pub(crate) async fn scaling(
                     row.note(make.too_few(*point));
                     continue;
                 }
-                let slice = one(bench, make, *point, None, bench.ms(250, 40)).await;
+                let slice = one(bench, make, *point, None, bench.ms(250, 30)).await;
                 let Some(slice) = row.worked(slice) else { continue };
                 row.put(&point.to_string(), repetition, Some(slice.hand_overs_per_second()));
                 row.wrongs_of(&slice);
