@@ -24,17 +24,26 @@ const UNCONFIRMED: &str = "does not say whether a release was confirmed: counted
 ///
 /// Lockkeeper itself has to be there. A peer that is not is one of them all the same, and says so in its rows.
 pub(crate) async fn on_redis(url: &str, ttl: Duration) -> Outcome<Vec<Make>> {
+    let urls = [url];
+    // At the same time: one that hangs is waited for, and there may be several.
+    let (ours, raw, slow, tuned, others) = tokio::join!(
+        lockkeeper::redis(url, ttl),
+        raw_redis::make(url, ttl),
+        distkit::make(url, ttl, None),
+        distkit::make(url, ttl, Some(TUNED)),
+        distributed_lock::redis(&urls, ttl),
+    );
     let mut makes = vec![
-        lockkeeper::redis(url, ttl).await?,
-        raw_redis::make(url, ttl).await,
-        rslock::make(&[url], ttl, None),
-        rslock::make(&[url], ttl, Some(TUNED)),
-        distkit::make(url, ttl, None).await,
-        distkit::make(url, ttl, Some(TUNED)).await,
+        ours?,
+        raw,
+        rslock::make(&urls, ttl, None),
+        rslock::make(&urls, ttl, Some(TUNED)),
+        slow,
+        tuned,
     ];
-    makes.extend(distributed_lock::redis(&[url], ttl).await);
-    makes.push(redlock::make(&[url], ttl, None));
-    makes.push(redlock::make(&[url], ttl, Some(TUNED)));
+    makes.extend(others);
+    makes.push(redlock::make(&urls, ttl, None));
+    makes.push(redlock::make(&urls, ttl, Some(TUNED)));
     Ok(makes)
 }
 
@@ -65,12 +74,13 @@ pub(crate) async fn on_redlock(urls: &[&str], ttl: Duration) -> Outcome<Vec<Make
 
 /// Readers and writers on one Redis server.
 pub(crate) async fn shared_on_redis(url: &str, ttl: Duration) -> Outcome<Vec<Make>> {
-    Ok(vec![
-        lockkeeper::redis(url, ttl).await?,
-        distkit::shared(url, ttl, None).await,
-        distkit::shared(url, ttl, Some(TUNED)).await,
-        distributed_lock::shared_redis(url, ttl).await,
-    ])
+    let (ours, slow, tuned, other) = tokio::join!(
+        lockkeeper::redis(url, ttl),
+        distkit::shared(url, ttl, None),
+        distkit::shared(url, ttl, Some(TUNED)),
+        distributed_lock::shared_redis(url, ttl),
+    );
+    Ok(vec![ours?, slow, tuned, other])
 }
 
 /// Locks on `PostgreSQL`. Of these only Lockkeeper has leases.

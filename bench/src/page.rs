@@ -169,6 +169,17 @@ const REASONS: &[(&str, &str)] = &[
     ("postgres/wake", "The fence, as above."),
     ("postgres/takeover", "The fence, as above."),
     ("postgres/readers", "The fence, as above: readers have one as well."),
+    ("postgres/scaling", "The fence, as above; the row without it is beside."),
+    (
+        "postgres/held",
+        "Each lock is renewed every third of its ttl by an empty statement, which is what the log of the server shows; the peers hold a session open and say nothing.",
+    ),
+    ("postgres/idle", "The holder's renewals: nobody who waits sends anything."),
+    (
+        "file/held",
+        "Every third of a ttl the path of each file is looked at, with two calls (by strace); the peers never look again.",
+    ),
+    ("file/idle", "Of the threads, one listens to inotify."),
     (
         "file/",
         "The fence and the label are written into the file, and the path is looked at again after locking, so that files may be removed; `fence=off` leaves \

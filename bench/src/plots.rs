@@ -61,6 +61,8 @@ enum Shape {
 struct Line {
     label: String,
     colour: RGBColor,
+    /// Of several of one crate, which have one colour, the last is solid.
+    dashed: bool,
     /// Number, median, least, most.
     points: Vec<(f64, f64, f64, f64)>,
 }
@@ -122,6 +124,11 @@ pub(crate) fn of(report: &Report) -> Vec<Plot> {
     plots
 }
 
+/// The crate.
+fn name(row: &Row) -> &str {
+    row.make.split(',').next().unwrap_or_default()
+}
+
 /// The same for all variants of a crate. Those that are known by then have their places.
 fn colour(row: &Row, peers: &mut Vec<String>) -> RGBColor {
     if row.is_ours() {
@@ -130,9 +137,8 @@ fn colour(row: &Row, peers: &mut Vec<String>) -> RGBColor {
     if row.is_raw() {
         return GREY;
     }
-    let name = row.make.split(',').next().unwrap_or_default().to_owned();
-    let place = peers.iter().position(|peer| *peer == name).unwrap_or_else(|| {
-        peers.push(name);
+    let place = peers.iter().position(|peer| peer == name(row)).unwrap_or_else(|| {
+        peers.push(name(row).to_owned());
         peers.len() - 1
     });
     PEERS[place % PEERS.len()]
@@ -141,7 +147,7 @@ fn colour(row: &Row, peers: &mut Vec<String>) -> RGBColor {
 fn lines(report: &Report, section: &str) -> Vec<Line> {
     let Some(section) = report.section(section) else { return Vec::new() };
     let mut peers = Vec::new();
-    let line = |row: &Row| {
+    let line = |(place, row): (usize, &Row)| {
         let points = section.columns.iter().filter_map(|column| {
             let figure = row.figures.get(&column.key)?;
             let number = column.key.parse().ok()?;
@@ -153,9 +159,10 @@ fn lines(report: &Report, section: &str) -> Vec<Line> {
         if row.overlaps > 0 {
             label.push_str(" (granted twice)");
         }
-        Line { label, colour: colour(row, &mut peers), points }
+        let dashed = section.rows[place + 1..].iter().any(|other| name(other) == name(row));
+        Line { label, colour: colour(row, &mut peers), dashed, points }
     };
-    section.rows.iter().map(line).collect()
+    section.rows.iter().enumerate().map(line).collect()
 }
 
 fn bars(report: &Report, section: &str, key: &str, longer: bool) -> Vec<Bar> {
@@ -240,11 +247,16 @@ fn draw_lines<B: DrawingBackend>(
         )
         .map_err(told)?;
     let numbers = |value: &f64| short(*value).replace(".00", "").replace(".0", "");
+    // The others have no room beside each other.
+    let some = |value: &f64| {
+        let text = numbers(value);
+        if text.starts_with(['1', '2', '5']) { text } else { String::new() }
+    };
     chart
         .configure_mesh()
         .x_desc(x)
         .y_desc(y)
-        .x_label_formatter(&numbers)
+        .x_label_formatter(&some)
         .y_label_formatter(&numbers)
         .label_style((FONT, 18))
         .axis_desc_style((FONT, 20))
@@ -264,7 +276,11 @@ fn draw_lines<B: DrawingBackend>(
             .map(|point| Circle::new((point.0, point.1), 4, line.colour.filled()));
         chart.draw_series(dots).map_err(told)?;
         let path = line.points.iter().map(|point| (point.0, point.1));
-        chart.draw_series(LineSeries::new(path, style)).map_err(told)?;
+        if line.dashed {
+            chart.draw_series(DashedLineSeries::new(path, 9, 6, style)).map_err(told)?;
+        } else {
+            chart.draw_series(LineSeries::new(path, style)).map_err(told)?;
+        }
     }
     draw_legend(&right, lines)
 }
@@ -277,8 +293,11 @@ fn draw_legend<B: DrawingBackend>(area: &DrawingArea<B, Shift>, lines: &[Line]) 
     for (place, line) in (0..).zip(lines) {
         let y = 90 + place * 58;
         let width = if line.colour == OURS { 4 } else { 2 };
-        let stroke = PathElement::new(vec![(0, y), (26, y)], line.colour.stroke_width(width));
-        area.draw(&stroke).map_err(told)?;
+        let parts = if line.dashed { vec![(0, 9), (15, 24)] } else { vec![(0, 26)] };
+        for (from, to) in parts {
+            let style = line.colour.stroke_width(width);
+            area.draw(&PathElement::new(vec![(from, y), (to, y)], style)).map_err(told)?;
+        }
         let style: TextStyle<'_> = (FONT, 17).into();
         let style = style.color(&BLACK).pos(Pos::new(HPos::Left, VPos::Center));
         // The variant comes under the name: the strip is narrow.
