@@ -53,7 +53,7 @@ fn how_to_read(page: &mut String, report: &Report) {
         "## How to read it\n\n\
          - Everything runs on one machine: the servers and all makes share its cores, unless a section says otherwise. Times are this machine's; ratios travel better.\n\
          - All tasks of a make are in one process and have one client, unless a section says otherwise. What calls share there, locks in processes of their own do not.\n\
-         - Each figure is the median of {} repetitions (of ten for take-overs on PostgreSQL and files), with the least and the most of them in brackets. In a repetition all makes take \
+         - Each figure is the median of {} repetitions (of seven for take-overs on PostgreSQL and files), with the least and the most of them in brackets. In a repetition all makes take \
          turns in short slices, in an order that changes, so that what else happens on the machine happens to all; but held locks and idle waiters are watched all at once, on all stores (but those who poll Redis while they \
          wait, make after make), and take-overs on Redis all at once. Ratios are taken repetition by repetition; one that failed has no part in them. What is without brackets was measured once. \
          A make that failed says so beneath its table, and has a dash where it has no figure.\n\

@@ -9,7 +9,7 @@ use crate::make::{Lock, Make, Mode, Outcome};
 use crate::referee::{Phase, Referee};
 
 /// The longest that the tasks of a slice may take to come to their end before they are dropped.
-const GRACE: Duration = Duration::from_millis(300);
+const GRACE: Duration = Duration::from_millis(200);
 
 /// What came of a slice.
 #[derive(Debug, Default, Clone)]

@@ -109,7 +109,7 @@ async fn on_redis(bench: &mut Bench, all: &mut Quiet) -> Outcome<()> {
             } else if make.kind == Kind::Tuned || !bench.quick {
                 // They poll, and that is not next to nothing: each is alone, and for a shorter time.
                 let task = all.task(place, Role::Wait, make, start()?);
-                let (settle, window) = (bench.ms(1000, 100), bench.ms(400, 100));
+                let (settle, window) = (bench.ms(600, 100), bench.ms(300, 100));
                 watch(&mut all.sections, vec![task], settle, window).await;
             }
         }
@@ -190,7 +190,7 @@ fn held_files(bench: &Bench) -> Option<(Section, Role)> {
 fn idle_redis(bench: &Bench) -> Option<Section> {
     let text = "Waiters on a lock that is held at a ttl of 30 s: 1,000 of them, or 100 in a quick run, whose ttl is 3 s and whose rate for Lockkeeper
         is scaled to 30 s. All are in one process, and Lockkeeper's share calls: one waiter alone asks every third of its ttl, which is 0.1 in a second.
-        Lockkeeper was watched together with what else holds or waits, for five thirds of a ttl; the others, which poll, one after the other, for five times 0.4 s. (`redlock` has a thread for each, and is not run.)";
+        Lockkeeper was watched together with what else holds or waits, for five thirds of a ttl; the others, which poll, one after the other, for five times 0.3 s. (`redlock` has a thread for each, and is not run.)";
     let section = REDIS.section(bench, "idle", "waiters with nothing to do", text)?;
     Some(
         section

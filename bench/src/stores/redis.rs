@@ -39,7 +39,7 @@ pub(crate) async fn on_redis(bench: &mut Bench) -> Outcome<()> {
     // In a quick run there is no time for threads.
     let makes: Vec<Make> =
         best.into_iter().filter(|make| !bench.quick || make.most_tasks == usize::MAX).collect();
-    let keys = bench.either(vec![1, 4, 16, 64, 256, 1024], vec![1, 8, 64, 512]);
+    let keys = bench.either(vec![1, 8, 64, 256, 1024], vec![1, 8, 64, 512]);
     let waiters = bench.either(vec![2, 8, 64, 512, 2048], vec![2, 8, 64, 512]);
     scaling(bench, REDIS, &makes, &keys, &waiters).await
 }

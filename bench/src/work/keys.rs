@@ -68,7 +68,7 @@ pub(crate) async fn scaling(
                     continue;
                 }
                 // Connections are opened before it warms up.
-                let slice = one(make, *point, (bench.ms(50, 10), bench.ms(200, 25)), None).await;
+                let slice = one(make, *point, (bench.ms(30, 10), bench.ms(120, 25)), None).await;
                 let Some(slice) = row.worked(slice) else { continue };
                 row.put(&point.to_string(), repetition, Some(slice.turns_per_second()));
                 row.wrongs_of(&slice);

@@ -10,7 +10,7 @@ use crate::report::{Better, Row, Section};
 use crate::slice::{self, Contend, Plan, Slice};
 
 /// How long a slice is, in milliseconds, in a full run and in a quick one.
-pub(crate) const SLICE: [u64; 2] = [450, 60];
+pub(crate) const SLICE: [u64; 2] = [400, 60];
 
 /// Measures hand-overs between so many tasks. With a server: what they cost it.
 pub(crate) async fn run(
@@ -99,7 +99,7 @@ pub(crate) async fn scaling(
                     row.note(make.too_few(*point));
                     continue;
                 }
-                let slice = one(bench, make, *point, None, bench.ms(250, 30)).await;
+                let slice = one(bench, make, *point, None, bench.ms(200, 30)).await;
                 let Some(slice) = row.worked(slice) else { continue };
                 row.put(&point.to_string(), repetition, Some(slice.hand_overs_per_second()));
                 row.wrongs_of(&slice);
@@ -120,7 +120,7 @@ async fn one(
     let locks = make.locks(&fresh("queue"), tasks).await?;
     let meter = meter.map(|meter| (meter, make));
     // So long that everybody has had a place before it counts.
-    let warm = bench.ms(if tasks > 64 { 300 } else { 100 }, if tasks > 64 { 60 } else { 25 });
+    let warm = if tasks > 128 { bench.ms(250, 60) } else { bench.ms(80, 25) };
     Ok(slice::run(locks, Plan { contend: Contend::One, readers: 0, warm, time, meter }).await)
 }
 

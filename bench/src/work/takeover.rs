@@ -30,7 +30,7 @@ pub(crate) async fn run(bench: &mut Bench, section: Section, place: Place<'_>) -
     let lease = Duration::from_millis(bench.either(2000, 700));
     let ttl = if place.redis.is_some() { lease } else { crate::stores::TTL };
     let makes = child::of(place.store, place.at, ttl).await?;
-    let rounds = if place.redis.is_some() { REPETITIONS } else { bench.either(10, REPETITIONS) };
+    let rounds = if place.redis.is_some() { REPETITIONS } else { bench.either(7, REPETITIONS) };
     for round in 0..rounds {
         // A lease runs out by itself, so all may at once; a kill is seen at once, so each is alone if there is time.
         let mut times = Vec::new();
