@@ -70,7 +70,15 @@ async fn serve(orders: &Orders) -> Outcome<()> {
         .await
         .map_err(told)?
         .map_err(told)?;
-    say(&format!("waiting {}", waiting.iter().filter(|task| !task.is_finished()).count()))?;
+    let (over, waiting): (Vec<_>, Vec<_>) = waiting.into_iter().partition(JoinHandle::is_finished);
+    let mut why = String::new();
+    for task in over {
+        if let Err(error) = task.await.map_err(told).flatten() {
+            why = error;
+            break;
+        }
+    }
+    say(&format!("waiting {} {why}", waiting.len()))?;
     std::future::pending::<()>().await;
     drop(held);
     Ok(())
@@ -144,18 +152,18 @@ impl Process {
         let mut child = command.spawn().map_err(told)?;
         let output = child.stdout.take().map(BufReader::new);
         let mut process = Self { child, output, bytes: 0.0 };
-        process.bytes = process.answer("ready ").await?;
+        process.bytes = process.answer("ready ").await?.0;
         Ok(process)
     }
 
-    /// How many still wait. Asked once.
-    pub(crate) async fn waiting(&mut self) -> Outcome<f64> {
+    /// How many still wait, and why one does not, if it failed. Asked once.
+    pub(crate) async fn waiting(&mut self) -> Outcome<(f64, String)> {
         drop(self.child.stdin.take());
         self.answer("waiting ").await
     }
 
-    /// The number in its next line, which begins so.
-    async fn answer(&mut self, start: &str) -> Outcome<f64> {
+    /// The number in its next line, which begins so, and what stands behind it.
+    async fn answer(&mut self, start: &str) -> Outcome<(f64, String)> {
         let mut output = self.output.take().ok_or("a child does not speak any more")?;
         let reading = spawn_blocking(move || {
             let mut line = String::new();
@@ -172,8 +180,11 @@ impl Process {
         if let Some(error) = line.strip_prefix("failed ") {
             return Err(error.to_owned());
         }
-        let number = line.strip_prefix(start).and_then(|number| number.parse().ok());
-        number.ok_or_else(|| format!("a child said {line:?}"))
+        let answer = line.strip_prefix(start).and_then(|answer| {
+            let (number, rest) = answer.split_once(' ').unwrap_or((answer, ""));
+            Some((number.parse().ok()?, rest.to_owned()))
+        });
+        answer.ok_or_else(|| format!("a child said {line:?}"))
     }
 
     pub(crate) fn pid(&self) -> u32 {

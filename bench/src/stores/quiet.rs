@@ -167,7 +167,7 @@ fn held_postgres(bench: &Bench) -> Option<Section> {
             .column("connections", "connections", Better::Neither)
             .column("requests", "statements per second", Better::Neither)
             .column("client", "client % of a core", Better::Neither)
-            .column("client-each", "the same per 1,000 locks", Better::Low)
+            .column("client-each", "client % of a core per 1,000 locks", Better::Low)
             .column("server", "server % of a core", Better::Neither)
             .column("bytes", "client bytes each", Better::Low)
             .column("kept", "still held, %", Better::Neither),

@@ -217,10 +217,11 @@ async fn finish(sections: &mut [Section], subject: &mut Subject) {
         }
         Role::Wait => {
             let waiting = row.worked(subject.process.waiting().await);
-            row.put_once("kept", waiting.map(|waiting| waiting / count * 100.0));
-            if let Some(waiting) = waiting.filter(|waiting| *waiting < count) {
+            let Some((waiting, why)) = waiting else { return };
+            row.put_once("kept", Some(waiting / count * 100.0));
+            if waiting < count {
                 let over = count - waiting;
-                row.note(format!("{over} of {count} no longer waited at the end"));
+                row.note(format!("{over} of {count} no longer waited at the end: {why}"));
             }
         }
     }
