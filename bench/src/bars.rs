@@ -69,17 +69,19 @@ fn redis_queue(report: &Report, bars: &mut Vec<Bar>) {
     }
     // From where they take turns: at different times, the weather would differ.
     let rates = |repetition: usize| {
-        let figure = |tasks| report.figure("redis/scaling-waiters", OURS, tasks);
-        let rate = |tasks| figure(tasks)?.repetitions.get(repetition).copied();
+        let rate = |tasks| report.figure("redis/scaling-waiters", OURS, tasks)?.at(repetition);
         ["8", "64", "512"].into_iter().map(rate).collect::<Option<Vec<f64>>>()
     };
-    let flat = (0..report.repetitions).filter_map(rates).map(|rates| {
-        let least = rates.iter().copied().fold(f64::MAX, f64::min);
-        least / rates.iter().copied().fold(f64::MIN_POSITIVE, f64::max)
-    });
-    let figure = Figure { repetitions: flat.collect() };
+    let mut flat = Figure::default();
+    for repetition in 0..report.repetitions {
+        let ratio = rates(repetition).map(|rates| {
+            let least = rates.iter().copied().fold(f64::MAX, f64::min);
+            least / rates.iter().copied().fold(f64::MIN_POSITIVE, f64::max)
+        });
+        flat.put(repetition, ratio);
+    }
     let what = "Redis: hand-overs at 8, 64, 512 tasks, least / most";
-    add(bars, what, Some(figure), Limit::AtLeast(0.8));
+    add(bars, what, Some(flat), Limit::AtLeast(0.8));
     for tasks in [8, 64, 512] {
         let section = format!("redis/queue-{tasks}");
         let what = format!("Redis: requests per hand-over, {tasks} tasks");

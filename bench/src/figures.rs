@@ -2,27 +2,43 @@
 
 use serde::Serialize;
 
-/// What was measured, once in each repetition.
+use crate::report::Better;
+
+/// What was measured, with a place for each repetition. What failed leaves its place empty: the later ones keep theirs.
 #[derive(Debug, Clone, Default, Serialize)]
 pub(crate) struct Figure {
-    pub(crate) repetitions: Vec<f64>,
+    pub(crate) repetitions: Vec<Option<f64>>,
 }
 
 impl Figure {
-    pub(crate) fn push(&mut self, value: f64) {
-        self.repetitions.push(value);
+    /// Puts what was measured in a repetition into its place.
+    pub(crate) fn put(&mut self, repetition: usize, value: Option<f64>) {
+        if self.repetitions.len() <= repetition {
+            self.repetitions.resize(repetition + 1, None);
+        }
+        self.repetitions[repetition] = value.filter(|value| value.is_finite());
+    }
+
+    /// What a repetition came to, if it did.
+    pub(crate) fn at(&self, repetition: usize) -> Option<f64> {
+        self.repetitions.get(repetition).copied().flatten()
+    }
+
+    /// What there is, without the empty places.
+    pub(crate) fn measured(&self) -> Vec<f64> {
+        self.repetitions.iter().copied().flatten().collect()
     }
 
     pub(crate) fn median(&self) -> Option<f64> {
-        median(&self.repetitions)
+        median(&self.measured())
     }
 
     pub(crate) fn least(&self) -> Option<f64> {
-        self.repetitions.iter().copied().reduce(f64::min)
+        self.measured().into_iter().reduce(f64::min)
     }
 
     pub(crate) fn most(&self) -> Option<f64> {
-        self.repetitions.iter().copied().reduce(f64::max)
+        self.measured().into_iter().reduce(f64::max)
     }
 
     /// The median, with the least and most in brackets.
@@ -39,8 +55,26 @@ impl Figure {
 
     /// This divided by another, repetition by repetition: both had the same weather.
     pub(crate) fn per(&self, other: &Self) -> Self {
-        let pairs = self.repetitions.iter().zip(&other.repetitions);
-        Self { repetitions: pairs.map(|(a, b)| a / b).collect() }
+        let mut ratio = Self::default();
+        for repetition in 0..self.repetitions.len() {
+            let both = self.at(repetition).zip(other.at(repetition));
+            ratio.put(repetition, both.map(|(this, other)| this / other));
+        }
+        ratio
+    }
+
+    /// By which factor this is better than another, if it is so in all repetitions. One in which this failed is none of them.
+    pub(crate) fn beats(&self, other: &Self, better: Better) -> Option<f64> {
+        let is_better = |repetition| match (self.at(repetition), other.at(repetition), better) {
+            (_, _, Better::Neither) | (None, _, _) => false,
+            (Some(_), None, _) => true,
+            (Some(this), Some(other), Better::Low) => this < other,
+            (Some(this), Some(other), Better::High) => this > other,
+        };
+        let repetitions = self.repetitions.len().max(other.repetitions.len());
+        let (this, other) = (self.median()?, other.median()?);
+        let factor = if better == Better::Low { other / this } else { this / other };
+        (0..repetitions).all(is_better).then_some(factor)
     }
 }
 
@@ -88,4 +122,95 @@ pub(crate) fn short(value: f64) -> String {
         _ => 4,
     };
     format!("{value:.digits$}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn figure(repetitions: &[Option<f64>]) -> Figure {
+        let mut figure = Figure::default();
+        for (repetition, value) in repetitions.iter().enumerate() {
+            figure.put(repetition, *value);
+        }
+        figure
+    }
+
+    #[test]
+    fn a_repetition_that_failed_does_not_shift_the_later_ones_in_ratios() {
+        let ours = figure(&[Some(10.0), None, Some(30.0)]);
+        let theirs = figure(&[Some(5.0), Some(1.0), Some(10.0)]);
+        assert_eq!(ours.per(&theirs).repetitions, [Some(2.0), None, Some(3.0)]);
+        assert_eq!(theirs.per(&ours).repetitions, [Some(0.5), None, Some(1.0 / 3.0)]);
+    }
+
+    #[test]
+    fn a_repetition_that_was_left_out_keeps_its_place() {
+        let mut figure = Figure::default();
+        figure.put(2, Some(7.0));
+        assert_eq!(figure.repetitions, [None, None, Some(7.0)]);
+        assert_eq!((figure.at(1), figure.at(2), figure.at(3)), (None, Some(7.0), None));
+    }
+
+    #[test]
+    fn medians_and_spreads_are_of_what_was_measured() {
+        let figure = figure(&[Some(3.0), None, Some(1.0), Some(2.0), None]);
+        assert_eq!(figure.median(), Some(2.0));
+        assert_eq!((figure.least(), figure.most()), (Some(1.0), Some(3.0)));
+        assert_eq!(figure.show(), "2.00 (1.00–3.00)");
+    }
+
+    #[test]
+    fn what_failed_every_time_is_a_dash() {
+        assert_eq!(figure(&[None, None]).show(), "–");
+        assert_eq!(figure(&[]).show(), "–");
+    }
+
+    #[test]
+    fn what_was_measured_once_has_no_spread() {
+        assert_eq!(figure(&[Some(4.0)]).show(), "4.00");
+    }
+
+    #[test]
+    fn what_cannot_be_divided_is_an_empty_place() {
+        let ratio = figure(&[Some(1.0), Some(0.0)]).per(&figure(&[Some(0.0), Some(0.0)]));
+        assert_eq!(ratio.repetitions, [None, None]);
+    }
+
+    #[test]
+    fn whoever_is_better_in_every_repetition_beats() {
+        let (low, high) = (figure(&[Some(1.0), Some(2.0)]), figure(&[Some(2.0), Some(4.0)]));
+        assert_eq!(low.beats(&high, Better::Low), Some(2.0));
+        assert_eq!(high.beats(&low, Better::High), Some(2.0));
+        assert_eq!(low.beats(&high, Better::High), None);
+        assert_eq!(low.beats(&high, Better::Neither), None);
+    }
+
+    #[test]
+    fn whoever_is_worse_once_does_not_beat() {
+        let (mixed, other) = (figure(&[Some(1.0), Some(5.0)]), figure(&[Some(2.0), Some(4.0)]));
+        assert_eq!(mixed.beats(&other, Better::Low), None);
+    }
+
+    #[test]
+    fn whoever_failed_once_does_not_beat_but_is_beaten() {
+        let (whole, failed) = (figure(&[Some(2.0), Some(2.0)]), figure(&[None, Some(1.0)]));
+        assert_eq!(failed.beats(&whole, Better::Low), None);
+        assert_eq!(whole.beats(&failed, Better::High), Some(2.0));
+        // The last one fails as any other does.
+        let failed = figure(&[Some(1.0)]);
+        assert_eq!(failed.beats(&whole, Better::Low), None);
+    }
+
+    #[test]
+    fn an_empty_place_is_null_in_json() {
+        let json = serde_json::to_string(&figure(&[Some(1.5), None])).unwrap_or_default();
+        assert_eq!(json, r#"{"repetitions":[1.5,null]}"#);
+    }
+
+    #[test]
+    fn numbers_are_short() {
+        let all = [0.0, 0.0026, 0.5, 12.34, 123.4, 1234.0, 12_345.0, 1_234_567.0].map(short);
+        assert_eq!(all, ["0", "0.0026", "0.50", "12.3", "123", "1234", "12,345", "1,234,567"]);
+    }
 }

@@ -1,35 +1,66 @@
-//! What a run costs: requests and processor time.
+//! What a run costs: requests, connections and processor time.
 
-use std::ops::Sub;
+use std::collections::BTreeMap;
+use std::fs;
 
-use lockkeeper_testkit::server::RedisServer;
+use lockkeeper_testkit::server::{PostgresServer, RedisServer};
 
 use crate::make::Make;
 
-/// What a server, or a process, has done so far.
-#[derive(Debug, Clone, Copy, Default)]
+/// What a server has done so far.
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Load {
     pub(crate) requests: f64,
-    /// Seconds of processor time.
-    pub(crate) processor: f64,
+    /// How many connections it has now.
+    pub(crate) connections: f64,
+    /// Seconds of processor time, by process. One that ends takes along what it has done since it was last looked at.
+    processes: BTreeMap<u32, f64>,
 }
 
-/// Reads the load.
-pub(crate) type Meter<'a> = dyn Fn() -> Load + Send + Sync + 'a;
+impl Load {
+    pub(crate) fn requests_since(&self, before: &Self) -> f64 {
+        self.requests - before.requests
+    }
 
-impl Sub for Load {
-    type Output = Self;
+    pub(crate) fn processor_since(&self, before: &Self) -> f64 {
+        let before = |pid| before.processes.get(pid).copied().unwrap_or(0.0);
+        self.processes.iter().map(|(pid, seconds)| seconds - before(pid)).sum()
+    }
+}
 
-    fn sub(self, before: Self) -> Self {
-        Self {
-            requests: self.requests - before.requests,
-            processor: self.processor - before.processor,
+/// A server whose load is read.
+#[derive(Clone, Copy)]
+pub(crate) enum Meter<'a> {
+    Redis(&'a RedisServer),
+    /// All its processes.
+    Postgres(&'a PostgresServer),
+    /// Those that serve one database, and what its log says of that. The server logs all statements, behind the database's
+    /// name: PostgreSQL's own counters are up to ten seconds late.
+    Database(&'a PostgresServer, &'a str),
+}
+
+impl Meter<'_> {
+    /// Whether it can tell requests within a short time.
+    pub(crate) fn counts_requests(self) -> bool {
+        !matches!(self, Self::Postgres(_))
+    }
+
+    /// What the server has done for the clients of a make.
+    pub(crate) fn read(self, make: &Make) -> Load {
+        match self {
+            Self::Redis(server) => of_redis(server, make),
+            Self::Postgres(server) => Load { processes: processes(server, ""), ..Load::default() },
+            Self::Database(server, database) => {
+                // As they are called in lists of processes.
+                let processes = processes(server, &format!("postgres: postgres {database} "));
+                let connections = processes.len() as f64;
+                Load { requests: statements(server, database), connections, processes }
+            }
         }
     }
 }
 
-/// What a Redis server has done for the clients of a make.
-pub(crate) fn of_redis(server: &RedisServer, make: &Make) -> Load {
+fn of_redis(server: &RedisServer, make: &Make) -> Load {
     let stats = server.command(&["INFO", "commandstats"]);
     let calls = |command: &str| {
         let start = format!("cmdstat_{command}:calls=");
@@ -37,17 +68,47 @@ pub(crate) fn of_redis(server: &RedisServer, make: &Make) -> Load {
         line.split(',').next()?.parse::<f64>().ok()
     };
     let requests = make.commands.iter().filter_map(|command| calls(command)).sum();
-    let cpu = server.command(&["INFO", "cpu"]);
-    let seconds = |name: &str| {
-        cpu.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<f64>().ok())
+    let info = server.command(&["INFO"]);
+    let value = |name: &str| {
+        info.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<f64>().ok())
     };
-    let user = seconds("used_cpu_user:").unwrap_or(0.0);
-    Load { requests, processor: user + seconds("used_cpu_sys:").unwrap_or(0.0) }
+    let seconds = value("used_cpu_user:").unwrap_or(0.0) + value("used_cpu_sys:").unwrap_or(0.0);
+    // Without the one that asks.
+    let connections = value("connected_clients:").unwrap_or(1.0) - 1.0;
+    Load { requests, connections, processes: [(server.pid(), seconds)].into() }
+}
+
+/// Processor time of the processes of a server whose command line begins so.
+fn processes(server: &PostgresServer, start: &str) -> BTreeMap<u32, f64> {
+    let pid = server.pid();
+    let children = text(&format!("/proc/{pid}/task/{pid}/children"));
+    let children = children.split_whitespace().filter_map(|pid| pid.parse().ok());
+    let is_meant =
+        |pid: &u32| start.is_empty() || text(&format!("/proc/{pid}/cmdline")).starts_with(start);
+    let seconds = |pid| {
+        // In nanoseconds, where `stat` has hundredths: there may be hundreds of processes, each with next to nothing.
+        let spent = text(&format!("/proc/{pid}/schedstat"));
+        let spent = spent.split_whitespace().next().and_then(|spent| spent.parse::<f64>().ok());
+        (pid, spent.unwrap_or(0.0) / 1e9)
+    };
+    children.filter(is_meant).map(seconds).collect()
+}
+
+/// How many statements a server has logged for a database. An empty one, as a sign of life, is one of them.
+fn statements(server: &PostgresServer, database: &str) -> f64 {
+    let log = fs::read(server.dir().join("server.log")).unwrap_or_default();
+    let log = String::from_utf8_lossy(&log);
+    let starts = ["statement: ", "execute "].map(|start| format!("{database} LOG:  {start}"));
+    log.lines().filter(|line| starts.iter().any(|start| line.starts_with(start))).count() as f64
+}
+
+fn text(path: &str) -> String {
+    fs::read_to_string(path).unwrap_or_default()
 }
 
 /// Seconds of processor time that a process has used.
 pub(crate) fn processor_time(pid: u32) -> f64 {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let stat = text(&format!("/proc/{pid}/stat"));
     // The program's name comes first, in brackets, and may itself contain brackets and blanks.
     let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
     let ticks = fields.split_whitespace().skip(11).take(2);
@@ -56,14 +117,33 @@ pub(crate) fn processor_time(pid: u32) -> f64 {
 
 /// How much memory this process has, in bytes.
 pub(crate) fn memory() -> f64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let kilobytes = line.and_then(|line| line.split_whitespace().next());
-    kilobytes.and_then(|text| text.parse::<f64>().ok()).unwrap_or(0.0) * 1024.0
+    status(std::process::id(), "VmRSS:").unwrap_or(0.0) * 1024.0
+}
+
+/// How many threads a process has.
+pub(crate) fn threads(pid: u32) -> Option<f64> {
+    status(pid, "Threads:")
+}
+
+fn status(pid: u32, name: &str) -> Option<f64> {
+    let status = text(&format!("/proc/{pid}/status"));
+    let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+/// How many files a process has locked, by the kernel's word.
+pub(crate) fn locked_files(pid: u32) -> f64 {
+    // Such as `7: FLOCK  ADVISORY  WRITE 1234 fe:00:5678 0 EOF`; whoever waits has an arrow there.
+    let pid = pid.to_string();
+    let is_its = |line: &&str| line.split_whitespace().nth(4) == Some(&pid);
+    text("/proc/locks").lines().filter(is_its).count() as f64
 }
 
 /// The load average of the last minute.
 pub(crate) fn average() -> f64 {
-    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    text.split_whitespace().next().and_then(|text| text.parse().ok()).unwrap_or(f64::NAN)
+    text("/proc/loadavg")
+        .split_whitespace()
+        .next()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(f64::NAN)
 }

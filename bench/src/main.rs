@@ -36,6 +36,9 @@ use crate::bench::{Bench, REPETITIONS};
 use crate::make::{Outcome, told};
 use crate::report::Report;
 
+/// How many tasks may wait in a thread of their own: those of makes that block.
+pub(crate) const THREADS: usize = 1024;
+
 /// Measures Lockkeeper and its peers at the same work, in one run.
 #[derive(Debug, Parser)]
 struct Arguments {
@@ -68,7 +71,8 @@ enum Role {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let runtime = Builder::new_multi_thread().enable_all().build();
+    let runtime =
+        Builder::new_multi_thread().max_blocking_threads(THREADS + 32).enable_all().build();
     let outcome = runtime.map_err(told).and_then(|runtime| match arguments.child {
         Some(Role::Child(orders)) => runtime.block_on(child::obey(orders)),
         None => run(&runtime, &arguments),
@@ -136,7 +140,7 @@ async fn measure(bench: &mut Bench) -> Outcome<()> {
     if bench.wants("postgres") {
         stores::on_postgres(bench).await?;
     }
-    Ok(())
+    stores::at_rest(bench).await
 }
 
 /// Prints the report, and writes what was asked for.

@@ -3,6 +3,12 @@
 use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::timeout;
+
+/// How long it may take to connect. One that hangs must not hold up the run.
+const PATIENCE: Duration = Duration::from_secs(4);
 
 /// A boxed future. Boxing costs some 50 ns a step, to every make alike.
 pub(crate) type Fut<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -50,6 +56,8 @@ pub(crate) struct Make {
     pub(crate) polls: bool,
     /// The most tasks it is run with.
     pub(crate) most_tasks: usize,
+    /// The most locks that it can hold at once.
+    pub(crate) most_held: usize,
     pub(crate) kind: Kind,
     pub(crate) source: Arc<dyn Source>,
 }
@@ -76,8 +84,22 @@ impl Make {
             key: "*",
             polls: false,
             most_tasks: usize::MAX,
+            most_held: usize::MAX,
             kind,
             source: Arc::new(source),
+        }
+    }
+
+    /// The same for one that has to be set up first. If it cannot be, that is what its rows say: a run goes on without it.
+    pub(crate) async fn set_up<S: Source + 'static>(
+        name: &'static str,
+        kind: Kind,
+        source: impl Future<Output = Outcome<S>>,
+    ) -> Self {
+        match timeout(PATIENCE, source).await {
+            Ok(Ok(source)) => Self::new(name, kind, source),
+            Ok(Err(error)) => Self::new(name, kind, Unavailable(error)),
+            Err(_) => Self::new(name, kind, Unavailable(format!("not within {PATIENCE:?}"))),
         }
     }
 
@@ -90,13 +112,19 @@ impl Make {
         }
     }
 
+    /// Said where there are more tasks than it is run with.
+    pub(crate) fn too_few(&self, tasks: usize) -> String {
+        format!("not run with {tasks} tasks, but with up to {}", self.most_tasks)
+    }
+
     /// The Redis key of the holder of a lock.
     pub(crate) fn key_of(&self, name: &str) -> String {
         self.key.replace('*', name)
     }
 
     pub(crate) async fn lock(&self, key: &str, task: usize) -> Outcome<Box<dyn Lock>> {
-        self.source.lock(key, task).await
+        let lock = timeout(PATIENCE, self.source.lock(key, task)).await;
+        lock.unwrap_or_else(|_| Err(format!("no way to a lock within {PATIENCE:?}")))
     }
 
     /// So many ways to one lock, each for a task of its own.
@@ -115,6 +143,15 @@ impl Make {
             locks.push(self.lock(&format!("{key}-{task}"), task).await?);
         }
         Ok(locks)
+    }
+}
+
+/// No locks, but the reason why.
+struct Unavailable(String);
+
+impl Source for Unavailable {
+    fn lock(&self, _: &str, _: usize) -> Fut<'_, Outcome<Box<dyn Lock>>> {
+        Box::pin(async { Err(format!("cannot be set up: {}", self.0)) })
     }
 }
 

@@ -53,17 +53,19 @@ fn how_to_read(page: &mut String, report: &Report) {
         "## How to read it\n\n\
          - Everything runs on one machine: the servers and all makes share its cores, unless a section says otherwise. Times are this machine's; ratios travel better.\n\
          - All tasks of a make are in one process and have one client, unless a section says otherwise. What calls share there, locks in processes of their own do not.\n\
-         - Each figure is the median of {} repetitions (of ten for take-overs on PostgreSQL and files), with the least and the most of them in brackets. In a repetition all makes take \
-         turns in short slices, in an order that changes, so that what else happens on the machine happens to all; but idle waiters come make after make, and held locks \
-         and take-overs on Redis all at once. Ratios are taken repetition by repetition. What is without brackets was measured once.\n\
+         - Each figure is the median of {} repetitions (of seven for take-overs on PostgreSQL and files), with the least and the most of them in brackets. In a repetition all makes take \
+         turns in short slices, in an order that changes, so that what else happens on the machine happens to all; but held locks and idle waiters are watched all at once, on all stores (but those who poll Redis while they \
+         wait, make after make), and take-overs on Redis all at once. Ratios are taken repetition by repetition; one that failed has no part in them. What is without brackets was measured once. \
+         A make that failed says so beneath its table, and has a dash where it has no figure.\n\
          - PINGs and raw pairs on Redis are by the `redis` crate, which most peers use; Lockkeeper has a transport of its own.\n\
          - A release counts when the store has confirmed it; where a make does not tell, its row says so.\n\
          - In every contended slice each holder checks that it is alone. Whoever is not is counted as *granted twice*, beside the figure.\n\
          - Peers run with their defaults and, where they poll, also with the shortest pause that makes sense (1 ms), and are labelled so. Raw rows are \
          the bare driver, which renews nothing, tells of no loss, has no fence and no order.\n\
-         - A longest wait as long as a slice (0.6 s) means that somebody was never served.\n\
+         - A longest wait as long as a slice ({:.2} s) means that somebody was never served.\n\
          - A lease of 30 s, where there is one and no section says otherwise. Lockkeeper's figures include fences (unless a row says *fence off*), loss detection and, but on files, order.\n",
-        report.repetitions
+        report.repetitions,
+        crate::work::queue::SLICE[usize::from(report.quick)] as f64 / 1e3
     );
 }
 
@@ -167,6 +169,17 @@ const REASONS: &[(&str, &str)] = &[
     ("postgres/wake", "The fence, as above."),
     ("postgres/takeover", "The fence, as above."),
     ("postgres/readers", "The fence, as above: readers have one as well."),
+    ("postgres/scaling", "The fence, as above; the row without it is beside."),
+    (
+        "postgres/held",
+        "Each lock is renewed every third of its ttl by an empty statement, which is what the log of the server shows; the peers hold a session open and say nothing.",
+    ),
+    ("postgres/idle", "The holder's renewals: nobody who waits sends anything."),
+    (
+        "file/held",
+        "Every third of a ttl the path of each file is looked at, with two calls (by strace); the peers never look again.",
+    ),
+    ("file/idle", "Of the threads, one listens to inotify."),
     (
         "file/",
         "The fence and the label are written into the file, and the path is looked at again after locking, so that files may be removed; `fence=off` leaves \
@@ -190,7 +203,7 @@ fn losses(page: &mut String, report: &Report) {
             let Some(our) = ours.figures.get(&column.key) else { continue };
             for row in section.rows.iter().filter(|row| !row.is_ours()) {
                 if let Some(their) = row.figures.get(&column.key)
-                    && let Some(factor) = beats(their, our, column.better)
+                    && let Some(factor) = their.beats(our, column.better)
                     && row.make != crate::stores::PINGS
                     && row.make != crate::stores::SELECTS
                     && row.make != crate::work::wake::UNIT
@@ -232,20 +245,6 @@ fn losses(page: &mut String, report: &Report) {
 
 fn show(figure: &Figure) -> String {
     figure.median().map_or_else(|| "–".into(), short)
-}
-
-/// By which factor one is better than another, if it is so in all repetitions.
-fn beats(their: &Figure, our: &Figure, better: Better) -> Option<f64> {
-    let is_better = |(their, our): (&f64, &f64)| match better {
-        Better::Low => their < our,
-        Better::High => their > our,
-        Better::Neither => false,
-    };
-    if !their.repetitions.iter().zip(&our.repetitions).all(is_better) {
-        return None;
-    }
-    let (their, our) = (their.median()?, our.median()?);
-    Some(if better == Better::Low { our / their } else { their / our })
 }
 
 /// A section as a table, with the notes of each row beneath it.
@@ -304,8 +303,9 @@ fn machine(page: &mut String, report: &Report) {
     for (name, value) in &report.machine {
         let _ = writeln!(page, "| {name} | {value} |");
     }
-    let pings = Figure { repetitions: report.sections.iter().filter_map(|s| s.ping).collect() };
-    let loads = Figure { repetitions: report.sections.iter().map(|s| s.load_average).collect() };
+    let pings = Figure { repetitions: report.sections.iter().map(|s| s.ping).collect() };
+    let loads =
+        Figure { repetitions: report.sections.iter().map(|s| Some(s.load_average)).collect() };
     let _ = writeln!(
         page,
         "\nNoise: before each section 200 PINGs were sent; their p50 was {} µs over the run, and the load average {}. On a machine that is not \

@@ -8,7 +8,7 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 use plotters::style::{FontStyle, register_font};
 
-use crate::figures::{Figure, short};
+use crate::figures::short;
 use crate::make::{Outcome, told};
 use crate::report::{Report, Row};
 
@@ -55,14 +55,24 @@ enum Shape {
     /// Lines over a number, both on a logarithmic scale.
     Lines { x: &'static str, y: &'static str, lines: Vec<Line> },
     /// A bar for each.
-    Bars { what: &'static str, bars: Vec<(String, f64, RGBColor)>, logarithmic: bool },
+    Bars { what: &'static str, bars: Vec<Bar>, logarithmic: bool },
 }
 
 struct Line {
     label: String,
     colour: RGBColor,
+    /// Of several of one crate, which have one colour, the last is solid.
+    dashed: bool,
     /// Number, median, least, most.
     points: Vec<(f64, f64, f64, f64)>,
+}
+
+struct Bar {
+    label: String,
+    colour: RGBColor,
+    median: f64,
+    least: f64,
+    most: f64,
 }
 
 /// The plots for which there are figures.
@@ -75,10 +85,20 @@ pub(crate) fn of(report: &Report) -> Vec<Plot> {
             plots.push(Plot { file, title: title.into(), shape });
         }
     };
-    let (file, title) = ("waiters", "Redis: hand-overs per second, by number of waiters");
-    lines("redis/scaling-waiters", file, title, "waiters", "hand-overs per second");
-    let (file, title) = ("keys", "Redis: locks per second, by number of keys and tasks");
-    lines("redis/scaling-keys", file, title, "keys", "locks per second");
+    let (x, y) = ("waiters", "hand-overs per second");
+    let title = "Redis: hand-overs per second, by number of waiters";
+    lines("redis/scaling-waiters", "waiters", title, x, y);
+    let title = "PostgreSQL: hand-overs per second, by number of waiters";
+    lines("postgres/scaling-waiters", "postgres-waiters", title, x, y);
+    let title = "Files: hand-overs per second, by number of waiters";
+    lines("file/scaling-waiters", "files-waiters", title, x, y);
+    let (x, y) = ("keys", "locks per second");
+    let title = "Redis: locks per second, by number of keys and tasks";
+    lines("redis/scaling-keys", "keys", title, x, y);
+    let title = "PostgreSQL: locks per second, by number of keys and tasks";
+    lines("postgres/scaling-keys", "postgres-keys", title, x, y);
+    let title = "Files: locks per second, by number of keys and tasks";
+    lines("file/scaling-keys", "files-keys", title, x, y);
     let mut bars = |section: &str, key: &str, file, title: &str, what, logarithmic| {
         let bars = bars(report, section, key, title.contains("longer is better"));
         if !bars.is_empty() {
@@ -104,6 +124,11 @@ pub(crate) fn of(report: &Report) -> Vec<Plot> {
     plots
 }
 
+/// The crate.
+fn name(row: &Row) -> &str {
+    row.make.split(',').next().unwrap_or_default()
+}
+
 /// The same for all variants of a crate. Those that are known by then have their places.
 fn colour(row: &Row, peers: &mut Vec<String>) -> RGBColor {
     if row.is_ours() {
@@ -112,9 +137,8 @@ fn colour(row: &Row, peers: &mut Vec<String>) -> RGBColor {
     if row.is_raw() {
         return GREY;
     }
-    let name = row.make.split(',').next().unwrap_or_default().to_owned();
-    let place = peers.iter().position(|peer| *peer == name).unwrap_or_else(|| {
-        peers.push(name);
+    let place = peers.iter().position(|peer| peer == name(row)).unwrap_or_else(|| {
+        peers.push(name(row).to_owned());
         peers.len() - 1
     });
     PEERS[place % PEERS.len()]
@@ -123,7 +147,7 @@ fn colour(row: &Row, peers: &mut Vec<String>) -> RGBColor {
 fn lines(report: &Report, section: &str) -> Vec<Line> {
     let Some(section) = report.section(section) else { return Vec::new() };
     let mut peers = Vec::new();
-    let line = |row: &Row| {
+    let line = |(place, row): (usize, &Row)| {
         let points = section.columns.iter().filter_map(|column| {
             let figure = row.figures.get(&column.key)?;
             let number = column.key.parse().ok()?;
@@ -135,25 +159,30 @@ fn lines(report: &Report, section: &str) -> Vec<Line> {
         if row.overlaps > 0 {
             label.push_str(" (granted twice)");
         }
-        Line { label, colour: colour(row, &mut peers), points }
+        let dashed = section.rows[place + 1..].iter().any(|other| name(other) == name(row));
+        Line { label, colour: colour(row, &mut peers), dashed, points }
     };
-    section.rows.iter().map(line).collect()
+    section.rows.iter().enumerate().map(line).collect()
 }
 
-fn bars(report: &Report, section: &str, key: &str, longer: bool) -> Vec<(String, f64, RGBColor)> {
+fn bars(report: &Report, section: &str, key: &str, longer: bool) -> Vec<Bar> {
     let Some(section) = report.section(section) else { return Vec::new() };
     let mut peers = Vec::new();
     let bar = |row: &Row| {
-        let median = row.figures.get(key).and_then(Figure::median)?;
+        let figure = row.figures.get(key)?;
+        let (median, least, most) = (figure.median()?, figure.least()?, figure.most()?);
         let mut label = row.make.clone();
         if row.overlaps > 0 {
             label.push_str(" (granted twice)");
         }
-        Some((label, median, colour(row, &mut peers)))
+        Some(Bar { label, colour: colour(row, &mut peers), median, least, most })
     };
     let mut bars: Vec<_> = section.rows.iter().filter_map(bar).collect();
     // The best first.
-    bars.sort_by(|a, b| if longer { b.1.total_cmp(&a.1) } else { a.1.total_cmp(&b.1) });
+    bars.sort_by(|a, b| a.median.total_cmp(&b.median));
+    if longer {
+        bars.reverse();
+    }
     bars
 }
 
@@ -218,11 +247,16 @@ fn draw_lines<B: DrawingBackend>(
         )
         .map_err(told)?;
     let numbers = |value: &f64| short(*value).replace(".00", "").replace(".0", "");
+    // The others have no room beside each other.
+    let some = |value: &f64| {
+        let text = numbers(value);
+        if text.starts_with(['1', '2', '5']) { text } else { String::new() }
+    };
     chart
         .configure_mesh()
         .x_desc(x)
         .y_desc(y)
-        .x_label_formatter(&numbers)
+        .x_label_formatter(&some)
         .y_label_formatter(&numbers)
         .label_style((FONT, 18))
         .axis_desc_style((FONT, 20))
@@ -242,7 +276,11 @@ fn draw_lines<B: DrawingBackend>(
             .map(|point| Circle::new((point.0, point.1), 4, line.colour.filled()));
         chart.draw_series(dots).map_err(told)?;
         let path = line.points.iter().map(|point| (point.0, point.1));
-        chart.draw_series(LineSeries::new(path, style)).map_err(told)?;
+        if line.dashed {
+            chart.draw_series(DashedLineSeries::new(path, 9, 6, style)).map_err(told)?;
+        } else {
+            chart.draw_series(LineSeries::new(path, style)).map_err(told)?;
+        }
     }
     draw_legend(&right, lines)
 }
@@ -255,8 +293,11 @@ fn draw_legend<B: DrawingBackend>(area: &DrawingArea<B, Shift>, lines: &[Line]) 
     for (place, line) in (0..).zip(lines) {
         let y = 90 + place * 58;
         let width = if line.colour == OURS { 4 } else { 2 };
-        let stroke = PathElement::new(vec![(0, y), (26, y)], line.colour.stroke_width(width));
-        area.draw(&stroke).map_err(told)?;
+        let parts = if line.dashed { vec![(0, 9), (15, 24)] } else { vec![(0, 26)] };
+        for (from, to) in parts {
+            let style = line.colour.stroke_width(width);
+            area.draw(&PathElement::new(vec![(from, y), (to, y)], style)).map_err(told)?;
+        }
         let style: TextStyle<'_> = (FONT, 17).into();
         let style = style.color(&BLACK).pos(Pos::new(HPos::Left, VPos::Center));
         // The variant comes under the name: the strip is narrow.
@@ -272,7 +313,7 @@ fn draw_bars<B: DrawingBackend>(
     area: &DrawingArea<B, Shift>,
     title: &str,
     what: &str,
-    bars: &[(String, f64, RGBColor)],
+    bars: &[Bar],
     logarithmic: bool,
 ) -> Outcome<()> {
     const LEFT: i32 = 480;
@@ -285,17 +326,24 @@ fn draw_bars<B: DrawingBackend>(
         area.draw(&Text::new(label.to_owned(), at, text(size, place))).map_err(told)
     };
     label(title, (width / 2, 30), 28, HPos::Center)?;
-    label(what, (LEFT, 64), 18, HPos::Left)?;
+    label(&format!("{what}; black: least to most"), (LEFT, 64), 18, HPos::Left)?;
     let scale = |value: f64| if logarithmic { (value.max(1.0) * 1.3).ln() } else { value };
-    let most = bars.iter().map(|bar| scale(bar.1)).fold(f64::MIN_POSITIVE, f64::max);
-    for (place, (name, value, colour)) in (0..).zip(bars) {
+    let most = bars.iter().map(|bar| scale(bar.most)).fold(f64::MIN_POSITIVE, f64::max);
+    let along =
+        |value: f64| LEFT + (scale(value) / most * f64::from(width - LEFT - 110)).max(1.0) as i32;
+    for (place, bar) in (0..).zip(bars) {
         let top = TOP + place * BAR;
         let middle = top + BAR / 2;
-        let length = (scale(*value) / most * f64::from(width - LEFT - 110)).max(1.0) as i32;
-        let corners = [(LEFT, top + BAR / 6), (LEFT + length, top + BAR - BAR / 6)];
-        area.draw(&Rectangle::new(corners, colour.filled())).map_err(told)?;
-        label(name, (LEFT - 10, middle), 18, HPos::Right)?;
-        label(&short(*value), (LEFT + length + 8, middle), 18, HPos::Left)?;
+        let corners = [(LEFT, top + BAR / 6), (along(bar.median), top + BAR - BAR / 6)];
+        area.draw(&Rectangle::new(corners, bar.colour.filled())).map_err(told)?;
+        // From the least to the most, with ends that can be seen where they meet.
+        let (least, most) = (along(bar.least), along(bar.most));
+        let across = |x: i32| vec![(x, middle - 6), (x, middle + 6)];
+        for path in [vec![(least, middle), (most, middle)], across(least), across(most)] {
+            area.draw(&PathElement::new(path, BLACK.stroke_width(2))).map_err(told)?;
+        }
+        label(&bar.label, (LEFT - 10, middle), 18, HPos::Right)?;
+        label(&short(bar.median), (most + 10, middle), 18, HPos::Left)?;
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use crate::figures::Figure;
-use crate::make::{Kind, Make};
+use crate::make::{Kind, Make, Outcome};
 use crate::slice::{Alone, Slice};
 
 /// All that a run has found.
@@ -36,15 +36,32 @@ pub(crate) struct Section {
     /// The weather before it: PING in µs, and the load average.
     pub(crate) ping: Option<f64>,
     pub(crate) load_average: f64,
-    /// How long it took.
+    /// How long it took, with what was measured at the same time.
     pub(crate) seconds: f64,
 }
 
-/// Where a section stands in the report: by store, and who is alone comes first.
-pub(crate) fn place(id: &str) -> (Option<usize>, bool) {
-    let stores = ["redis", "redlock", "postgres", "file", "memory"];
+/// Where a section stands in the report: by store, and then by work, whatever was measured first.
+pub(crate) fn place(id: &str) -> [Option<usize>; 2] {
+    const STORES: &[&str] = &["redis", "redlock", "postgres", "file", "memory"];
+    const WORKS: &[&str] = &[
+        "uncontended",
+        "keys",
+        "queue-8",
+        "queue-64",
+        "queue-512",
+        "fairness",
+        "wake",
+        "idle",
+        "held",
+        "takeover",
+        "readers",
+        "manners",
+        "scaling-keys",
+        "scaling-waiters",
+        "five",
+    ];
     let (store, work) = id.split_once('/').unwrap_or((id, ""));
-    (stores.iter().position(|known| *known == store), work != "uncontended")
+    [(STORES, store), (WORKS, work)].map(|(all, one)| all.iter().position(|known| *known == one))
 }
 
 #[derive(Debug, Clone, Serialize)]
@@ -154,10 +171,14 @@ impl Section {
 }
 
 impl Row {
-    pub(crate) fn put(&mut self, key: &str, value: Option<f64>) {
-        if let Some(value) = value {
-            self.figures.entry(key.to_owned()).or_default().push(value);
-        }
+    /// Takes down what a repetition came to, if it did.
+    pub(crate) fn put(&mut self, key: &str, repetition: usize, value: Option<f64>) {
+        self.figures.entry(key.to_owned()).or_default().put(repetition, value);
+    }
+
+    /// The same for what is measured once.
+    pub(crate) fn put_once(&mut self, key: &str, value: Option<f64>) {
+        self.put(key, 0, value);
     }
 
     pub(crate) fn note(&mut self, note: impl Into<String>) {
@@ -178,6 +199,11 @@ impl Row {
     pub(crate) fn wrongs_of_alone(&mut self, alone: &Alone) {
         self.errors += alone.errors;
         self.first_error = self.first_error.take().or_else(|| alone.first_error.clone());
+    }
+
+    /// What came of a try. What went wrong is taken down.
+    pub(crate) fn worked<T>(&mut self, outcome: Outcome<T>) -> Option<T> {
+        outcome.map_err(|error| self.failed(error)).ok()
     }
 
     pub(crate) fn failed(&mut self, error: String) {
@@ -215,6 +241,6 @@ impl Report {
 
     pub(crate) fn figure(&self, section: &str, make: &str, key: &str) -> Option<&Figure> {
         let figure = self.section(section)?.find(make)?.figures.get(key)?;
-        (!figure.repetitions.is_empty()).then_some(figure)
+        figure.median().map(|_| figure)
     }
 }

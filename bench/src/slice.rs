@@ -4,12 +4,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::load::{self, Load, Meter};
-use crate::make::{Lock, Mode, Outcome};
+use crate::load::{self, Meter};
+use crate::make::{Lock, Make, Mode, Outcome};
 use crate::referee::{Phase, Referee};
 
 /// The longest that the tasks of a slice may take to come to their end before they are dropped.
-const GRACE: Duration = Duration::from_millis(300);
+const GRACE: Duration = Duration::from_millis(200);
 
 /// What came of a slice.
 #[derive(Debug, Default, Clone)]
@@ -27,8 +27,9 @@ pub(crate) struct Slice {
     pub(crate) overlaps: u64,
     pub(crate) errors: u64,
     pub(crate) first_error: Option<String>,
-    /// What it cost the server.
-    pub(crate) load: Load,
+    /// What it cost the server: requests, and seconds of processor time.
+    pub(crate) requests: Option<f64>,
+    pub(crate) server: Option<f64>,
     /// Seconds of processor time of this process.
     pub(crate) client: f64,
 }
@@ -102,7 +103,8 @@ pub(crate) struct Plan<'a> {
     /// How long it runs before it counts.
     pub(crate) warm: Duration,
     pub(crate) time: Duration,
-    pub(crate) meter: Option<&'a Meter<'a>>,
+    /// Whose load is read, and for whom.
+    pub(crate) meter: Option<(Meter<'a>, &'a Make)>,
 }
 
 /// Runs a task for each lock: acquire, be inside for a moment, release, again.
@@ -129,7 +131,7 @@ pub(crate) async fn run(locks: Vec<Box<dyn Lock>>, plan: Plan<'_>) -> Slice {
         tasks.push(tokio::spawn(task));
     }
     tokio::time::sleep(plan.warm).await;
-    let read = || plan.meter.map_or_else(Load::default, |meter| meter());
+    let read = || plan.meter.map(|(meter, make)| meter.read(make));
     let before = read();
     let client = load::processor_time(std::process::id());
     let counted = Instant::now();
@@ -139,11 +141,13 @@ pub(crate) async fn run(locks: Vec<Box<dyn Lock>>, plan: Plan<'_>) -> Slice {
     let took = counted.elapsed();
     let client = load::processor_time(std::process::id()) - client;
     let now = nanos(start);
-    let load = read() - before;
+    let load = read().zip(before);
     let waiting = shared.waiting.iter().map(|since| since.load(Ordering::Relaxed));
     let in_vain = waiting.filter(|since| *since > 0).map(|since| now.saturating_sub(since));
     let longest = shared.longest.load(Ordering::Relaxed).max(in_vain.max().unwrap_or(0));
-    end(tasks, plan.time.min(GRACE)).await;
+    // Many take longer, even if each is short.
+    let grace = if count > 64 { plan.time * 2 } else { plan.time };
+    end(tasks, grace.min(GRACE)).await;
     let sums = std::mem::take(&mut *shared.sums.lock().unwrap_or_else(PoisonError::into_inner));
     Slice {
         took,
@@ -154,7 +158,8 @@ pub(crate) async fn run(locks: Vec<Box<dyn Lock>>, plan: Plan<'_>) -> Slice {
         overlaps: referees.iter().map(|referee| referee.overlaps()).sum(),
         errors: sums.errors,
         first_error: sums.first_error,
-        load,
+        requests: load.as_ref().map(|(now, before)| now.requests_since(before)),
+        server: load.as_ref().map(|(now, before)| now.processor_since(before)),
         client,
     }
 }

@@ -1,11 +1,10 @@
 //! The works: what each make has to do.
 
-pub(crate) mod held;
-pub(crate) mod idle;
 pub(crate) mod keys;
 pub(crate) mod manners;
 pub(crate) mod memory;
 pub(crate) mod queue;
+pub(crate) mod quiet;
 pub(crate) mod quorum;
 pub(crate) mod readers;
 pub(crate) mod takeover;

@@ -18,23 +18,27 @@ struct Kit {
     shared: bool,
 }
 
-pub(super) async fn make(url: &str, ttl: Duration, retry: Option<Duration>) -> Outcome<Make> {
+async fn kit(url: &str, ttl: Duration, retry: Option<Duration>, shared: bool) -> Outcome<Kit> {
     let client = redis::Client::open(url).map_err(told)?;
     let connection = client.get_connection_manager().await.map_err(told)?;
+    Ok(Kit { connection, ttl, retry, shared })
+}
+
+pub(super) async fn make(url: &str, ttl: Duration, retry: Option<Duration>) -> Make {
+    set_up(url, ttl, retry, false).await
+}
+
+pub(super) async fn shared(url: &str, ttl: Duration, retry: Option<Duration>) -> Make {
+    Make { commands: &["evalsha"], ..set_up(url, ttl, retry, true).await }
+}
+
+async fn set_up(url: &str, ttl: Duration, retry: Option<Duration>, shared: bool) -> Make {
     let kind = if retry.is_some() { Kind::Tuned } else { Kind::Peer };
-    let make = Make::new("distkit", kind, Kit { connection, ttl, retry, shared: false });
+    let make = Make::set_up("distkit", kind, kit(url, ttl, retry, shared)).await;
     let variant = if retry.is_some() { "retry 1 ms" } else { "defaults (retry 50 ms)" };
     let (caveats, polls) = (&[super::UNCONFIRMED], retry.is_none());
     let key = "distkit-locks:*";
-    Ok(Make { variant, caveats, polls, commands: &["set", "evalsha"], key, ..make })
-}
-
-pub(super) async fn shared(url: &str, ttl: Duration, retry: Option<Duration>) -> Outcome<Make> {
-    let client = redis::Client::open(url).map_err(told)?;
-    let connection = client.get_connection_manager().await.map_err(told)?;
-    let make = make(url, ttl, retry).await?;
-    let source = Arc::new(Kit { connection, ttl, retry, shared: true });
-    Ok(Make { source, commands: &["evalsha"], ..make })
+    Make { variant, caveats, polls, commands: &["set", "evalsha"], key, ..make }
 }
 
 impl Source for Kit {

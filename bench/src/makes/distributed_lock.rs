@@ -115,36 +115,43 @@ async fn redis_provider(urls: &[&str], ttl: Duration) -> Outcome<RedisLockProvid
 }
 
 /// Locks on one node, or on a majority of several.
-pub(super) async fn redis(urls: &[&str], ttl: Duration) -> Outcome<Vec<Make>> {
+pub(super) async fn redis(urls: &[&str], ttl: Duration) -> Vec<Make> {
     let mut makes = Vec::new();
     let ways = [
         (Duration::from_millis(50), "asked again every 50 ms", Kind::Peer),
         (super::TUNED, "asked again every 1 ms", Kind::Tuned),
     ];
     for (pause, variant, kind) in ways {
-        let provider = Provider { provider: redis_provider(urls, ttl).await?, pause };
+        let provider = async {
+            let provider = redis_provider(urls, ttl).await?;
+            Ok(Provider { provider, pause })
+        };
         let caveats = &[
             "`acquire(None)`, documented to wait for ever, does not wait: asked again by this program",
             super::UNCONFIRMED,
         ];
-        let make = Make::new(NAME, kind, provider);
+        let make = Make::set_up(NAME, kind, provider).await;
         let key = "distributed-lock:*";
         let polls = kind == Kind::Peer;
         makes.push(Make { variant, caveats, polls, commands: &["set", "eval"], key, ..make });
     }
-    Ok(makes)
+    makes
 }
 
-pub(super) async fn shared_redis(url: &str, ttl: Duration) -> Outcome<Make> {
-    let provider = SharedProvider(redis_provider(&[url], ttl).await?);
+pub(super) async fn shared_redis(url: &str, ttl: Duration) -> Make {
+    let provider = async { redis_provider(&[url], ttl).await.map(SharedProvider) };
     let variant = "reads asked again every 1 ms, writes by itself (50 ms to 1 s)";
-    Ok(Make { variant, caveats: &[super::UNCONFIRMED], ..Make::new(NAME, Kind::Peer, provider) })
+    let make = Make::set_up(NAME, Kind::Peer, provider).await;
+    Make { variant, caveats: &[super::UNCONFIRMED], ..make }
 }
 
-pub(super) fn files(dir: &Path) -> Outcome<Make> {
-    let provider = FileLockProvider::new(dir.join("distributed-lock")).map_err(told)?;
-    let make = Make::new(NAME, Kind::Peer, Provider { provider, pause: Duration::ZERO });
-    Ok(Make { variant: "defaults (retry 10 ms to 1 s)", polls: true, ..make })
+pub(super) async fn files(dir: &Path) -> Make {
+    let provider = async {
+        let provider = FileLockProvider::new(dir.join("distributed-lock")).map_err(told)?;
+        Ok(Provider { provider, pause: Duration::ZERO })
+    };
+    let make = Make::set_up(NAME, Kind::Peer, provider).await;
+    Make { variant: "defaults (retry 10 ms to 1 s)", polls: true, ..make }
 }
 
 #[cfg(feature = "openssl-peers")]
@@ -157,25 +164,26 @@ mod with_openssl {
     /// As many connections as there are tasks.
     const ENOUGH: u32 = 66;
 
-    pub(crate) async fn postgres(url: &str) -> Outcome<Vec<Make>> {
-        let plain = PostgresLockProvider::new(url).await.map_err(told)?;
+    async fn large(url: &str) -> Outcome<PostgresLockProvider> {
         let pool = PgPoolOptions::new().max_connections(ENOUGH).connect_lazy(url).map_err(told)?;
-        let large = PostgresLockProvider::builder().pool(pool).build().await.map_err(told)?;
-        let make = |provider, variant, kind| {
-            let make = Make::new(NAME, kind, Provider { provider, pause: Duration::ZERO });
-            Make { variant, ..make }
-        };
-        Ok(vec![
-            make(plain, "defaults (10 connections)", Kind::Peer),
-            make(large, "66 connections", Kind::Tuned),
-        ])
+        PostgresLockProvider::builder().pool(pool).build().await.map_err(told)
     }
 
-    pub(crate) async fn shared_postgres(url: &str) -> Outcome<Vec<Make>> {
-        let pool = PgPoolOptions::new().max_connections(ENOUGH).connect_lazy(url).map_err(told)?;
-        let large = PostgresLockProvider::builder().pool(pool).build().await.map_err(told)?;
-        let make = Make::new(NAME, Kind::Tuned, SharedProvider(large));
-        Ok(vec![Make { variant: "66 connections", ..make }])
+    pub(crate) async fn postgres(url: &str) -> Vec<Make> {
+        let waits = |provider| Provider { provider, pause: Duration::ZERO };
+        let plain = async { PostgresLockProvider::new(url).await.map(waits).map_err(told) };
+        let plain = Make::set_up(NAME, Kind::Peer, plain).await;
+        let large = Make::set_up(NAME, Kind::Tuned, async { large(url).await.map(waits) }).await;
+        vec![
+            Make { variant: "defaults (10 connections)", most_held: 10, ..plain },
+            Make { variant: "66 connections", most_held: ENOUGH as usize, ..large },
+        ]
+    }
+
+    pub(crate) async fn shared_postgres(url: &str) -> Vec<Make> {
+        let provider = async { large(url).await.map(SharedProvider) };
+        let make = Make::set_up(NAME, Kind::Tuned, provider).await;
+        vec![Make { variant: "66 connections", ..make }]
     }
 }
 
@@ -184,12 +192,12 @@ pub(super) use with_openssl::{postgres, shared_postgres};
 
 #[cfg(not(feature = "openssl-peers"))]
 #[expect(clippy::unused_async, reason = "as the other one")]
-pub(super) async fn postgres(_: &str) -> Outcome<Vec<Make>> {
-    Ok(Vec::new())
+pub(super) async fn postgres(_: &str) -> Vec<Make> {
+    Vec::new()
 }
 
 #[cfg(not(feature = "openssl-peers"))]
 #[expect(clippy::unused_async, reason = "as the other one")]
-pub(super) async fn shared_postgres(_: &str) -> Outcome<Vec<Make>> {
-    Ok(Vec::new())
+pub(super) async fn shared_postgres(_: &str) -> Vec<Make> {
+    Vec::new()
 }

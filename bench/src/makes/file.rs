@@ -25,12 +25,13 @@ const CAVEAT: &str = "waits in a thread of its own, which blocks";
 pub(super) fn raw(dir: &Path) -> Make {
     let dir = Dir { path: dir.join("raw"), way: Way::Raw };
     let make = Make::new("raw open + flock + close", Kind::Raw, dir);
-    Make { caveats: &[CAVEAT], most_tasks: 64, ..make }
+    Make { caveats: &[CAVEAT], most_tasks: crate::THREADS, ..make }
 }
 
 pub(super) fn fd_lock(dir: &Path) -> Make {
     let dir = Dir { path: dir.join("fd-lock"), way: Way::FdLock };
-    Make { caveats: &[CAVEAT], most_tasks: 64, ..Make::new("fd-lock", Kind::Peer, dir) }
+    let make = Make::new("fd-lock", Kind::Peer, dir);
+    Make { caveats: &[CAVEAT], most_tasks: crate::THREADS, ..make }
 }
 
 impl Source for Dir {

@@ -61,18 +61,18 @@ pub(super) async fn redlock(urls: &[&str], ttl: Duration) -> Outcome<Make> {
     Ok(Make { commands: &["evalsha"], key: "lockkeeper:{*}", ..make })
 }
 
-pub(super) fn postgres(url: &str) -> Outcome<Vec<Make>> {
+pub(super) fn postgres(url: &str, ttl: Duration) -> Outcome<Vec<Make>> {
     let make = |url: &str, variant| -> Outcome<Make> {
-        let keeper = Keeper::new(Postgres::new(url).map_err(told)?);
+        let keeper = Keeper::new(Postgres::new(url).map_err(told)?).ttl(ttl);
         Ok(Make { variant, ..Make::new("lockkeeper", Kind::Ours, keeper) })
     };
     Ok(vec![make(&format!("{url}?fence=off"), "fence off")?, make(url, "fence on (default)")?])
 }
 
-pub(super) fn files(dir: &Path) -> Outcome<Vec<Make>> {
+pub(super) fn files(dir: &Path, ttl: Duration) -> Outcome<Vec<Make>> {
     let make = |fence, variant| -> Outcome<Make> {
         let store = File::options().fence(fence).open(dir.join("lockkeeper")).map_err(told)?;
-        Ok(Make { variant, ..Make::new("lockkeeper", Kind::Ours, Keeper::new(store)) })
+        Ok(Make { variant, ..Make::new("lockkeeper", Kind::Ours, Keeper::new(store).ttl(ttl)) })
     };
     Ok(vec![make(false, "fence off")?, make(true, "fence on (default)")?])
 }

@@ -1,6 +1,7 @@
 //! The bare drivers of `PostgreSQL`: `tokio-postgres`, and `sqlx` with its `PgAdvisoryLock`.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use sqlx::Connection as _;
@@ -13,6 +14,9 @@ use tokio_postgres::{Client, NoTls, Statement};
 
 use crate::make::{Fut, Held, Kind, Lock, Make, Mode, Outcome, Source, told};
 
+/// The most connections of those that have one for each task or lock: a server has a process for each.
+const MOST: usize = 512;
+
 /// The key of a name: nobody else is on this server.
 fn key_of(name: &str) -> i64 {
     name.bytes().fold(7, |key: i64, byte| key.wrapping_mul(31).wrapping_add(i64::from(byte)))
@@ -24,7 +28,12 @@ struct Kept<C> {
     connections: Mutex<HashMap<usize, Arc<C>>>,
 }
 
-impl<C> Kept<C> {
+/// Whether a connection can be used again.
+trait Reusable {
+    fn is_reusable(&self) -> bool;
+}
+
+impl<C: Reusable> Kept<C> {
     fn new(url: &str) -> Self {
         Self { url: url.to_owned(), connections: Mutex::default() }
     }
@@ -36,7 +45,7 @@ impl<C> Kept<C> {
     ) -> Outcome<Arc<C>> {
         let known =
             self.connections.lock().unwrap_or_else(PoisonError::into_inner).get(&task).cloned();
-        if let Some(known) = known {
+        if let Some(known) = known.filter(|known| known.is_reusable()) {
             return Ok(known);
         }
         let new = Arc::new(open(self.url.clone()).await?);
@@ -49,6 +58,8 @@ impl<C> Kept<C> {
 /// A connection, and what is asked on it, prepared.
 struct Prepared {
     client: Client,
+    /// Set while it waits. If that is dropped, the statement goes on, and what it is granted in the end nobody gives back.
+    waits: AtomicBool,
     lock: Statement,
     lock_shared: Statement,
     unlock: Statement,
@@ -71,13 +82,20 @@ async fn prepared(url: String) -> Outcome<Prepared> {
         lock_shared: prepare("pg_advisory_lock_shared").await?,
         unlock: prepare("pg_advisory_unlock").await?,
         unlock_shared: prepare("pg_advisory_unlock_shared").await?,
+        waits: AtomicBool::new(false),
         client,
     })
 }
 
+impl Reusable for Prepared {
+    fn is_reusable(&self) -> bool {
+        !self.waits.load(Ordering::Relaxed)
+    }
+}
+
 pub(super) fn raw(url: &str) -> Make {
     let make = Make::new("raw pg_advisory_lock", Kind::Raw, Kept::<Prepared>::new(url));
-    Make { variant: "a connection each", most_tasks: 64, ..make }
+    Make { variant: "a connection each", most_tasks: MOST, most_held: MOST, ..make }
 }
 
 impl Source for Kept<Prepared> {
@@ -98,9 +116,11 @@ struct RawLock {
 impl Lock for RawLock {
     fn acquire(&self, mode: Mode) -> Fut<'_, Outcome<Box<dyn Held>>> {
         Box::pin(async move {
-            let Prepared { client, lock, lock_shared, .. } = &*self.connection;
+            let Prepared { client, waits, lock, lock_shared, .. } = &*self.connection;
             let lock = if mode == Mode::Exclusive { lock } else { lock_shared };
+            waits.store(true, Ordering::Relaxed);
             client.query_one(lock, &[&self.key]).await.map_err(told)?;
+            waits.store(false, Ordering::Relaxed);
             Ok(Box::new(RawHeld { connection: self.connection.clone(), key: self.key, mode })
                 as Box<dyn Held>)
         })
@@ -127,10 +147,16 @@ impl Held for RawHeld {
 /// A connection of `sqlx`, which is taken out while it is used.
 type Own = Arc<tokio::sync::Mutex<Option<PgConnection>>>;
 
+impl Reusable for Own {
+    fn is_reusable(&self) -> bool {
+        true
+    }
+}
+
 pub(super) fn sqlx_own(url: &str) -> Make {
     let make = Make::new("sqlx PgAdvisoryLock", Kind::Peer, Kept::<Own>::new(url));
     let caveats = &[super::UNCONFIRMED];
-    Make { variant: "a connection each", caveats, most_tasks: 64, ..make }
+    Make { variant: "a connection each", caveats, most_tasks: MOST, most_held: MOST, ..make }
 }
 
 /// Guards borrow it, so it is never given back. There are some hundreds in a run.
@@ -192,11 +218,11 @@ impl Held for OwnHeld {
     }
 }
 
-pub(super) fn sqlx_pool(url: &str) -> Outcome<Make> {
-    let pool = PgPoolOptions::new().max_connections(66).connect_lazy(url).map_err(told)?;
-    let make = Make::new("sqlx PgAdvisoryLock", Kind::Peer, Pooled(pool));
-    let caveats = &[super::UNCONFIRMED];
-    Ok(Make { variant: "pool of 66", caveats, most_tasks: 64, ..make })
+pub(super) async fn sqlx_pool(url: &str) -> Make {
+    let pool = PgPoolOptions::new().max_connections(66);
+    let pool = async { pool.connect_lazy(url).map(Pooled).map_err(told) };
+    let make = Make::set_up("sqlx PgAdvisoryLock", Kind::Peer, pool).await;
+    Make { variant: "pool of 66", caveats: &[super::UNCONFIRMED], most_held: 66, ..make }
 }
 
 struct Pooled(PgPool);

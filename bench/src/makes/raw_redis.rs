@@ -29,13 +29,17 @@ pub(crate) async fn connect(url: &str) -> Outcome<MultiplexedConnection> {
     client.get_multiplexed_async_connection_with_config(&config).await.map_err(told)
 }
 
-pub(super) async fn make(url: &str, ttl: Duration) -> Outcome<Make> {
+async fn raw(url: &str, ttl: Duration) -> Outcome<Raw> {
     let mut connection = connect(url).await?;
     let mut load = redis::cmd("SCRIPT");
     let hash = load.arg("LOAD").arg(UNLOCK).query_async(&mut connection).await.map_err(told)?;
     let ttl = u64::try_from(ttl.as_millis()).map_err(told)?;
-    let make = Make::new("raw SET NX PX + EVALSHA", Kind::Raw, Raw { connection, hash, ttl });
-    Ok(Make { variant: "retry 1 ms", commands: &["set", "evalsha"], key: "raw:*", ..make })
+    Ok(Raw { connection, hash, ttl })
+}
+
+pub(super) async fn make(url: &str, ttl: Duration) -> Make {
+    let make = Make::set_up("raw SET NX PX + EVALSHA", Kind::Raw, raw(url, ttl)).await;
+    Make { variant: "retry 1 ms", commands: &["set", "evalsha"], key: "raw:*", ..make }
 }
 
 impl Source for Raw {

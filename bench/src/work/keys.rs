@@ -1,44 +1,44 @@
 //! Many tasks, each on a lock of its own.
 
-use lockkeeper_testkit::server::RedisServer;
+use std::time::Duration;
 
 use crate::bench::{Bench, REPETITIONS, shuffled};
-use crate::load;
+use crate::load::Meter;
 use crate::make::{Make, Outcome, fresh};
 use crate::report::{Better, Section};
-use crate::slice::{self, Contend, Plan};
+use crate::slice::{self, Contend, Plan, Slice};
 
-/// Measures locks per second, with 64 tasks. With a Redis server: what they cost it.
+/// Measures locks per second, with 64 tasks. With a server: what they cost it.
 pub(crate) async fn run(
     bench: &mut Bench,
     section: Section,
     makes: &[Make],
     unit: (&str, &str),
-    server: Option<&RedisServer>,
+    meter: Option<Meter<'_>>,
 ) -> Outcome<()> {
     let mut section = section.column("rate", "locks per second", Better::High).column(
         "client",
         "client µs per lock",
         Better::Neither,
     );
-    if server.is_some() {
+    if meter.is_some() {
         section = section.column("server", "server µs per lock", Better::Neither);
     }
     bench.begin(&mut section).await?;
-    // Those with connections open them now, and not while it counts.
+    let (warm, time) = (bench.ms(80, 20), bench.ms(350, 40));
+    // Those with connections open them now, and not while it counts. Whoever cannot will say so then.
     for make in makes {
-        one(bench, make, 64, None).await?;
+        let _ = one(make, 64, (warm, warm), None).await;
     }
-    for _ in 0..REPETITIONS {
+    for repetition in 0..REPETITIONS {
         for make in shuffled(makes) {
-            let slice = one(bench, make, 64, server).await?;
+            let slice = one(make, 64, (warm, time), meter).await;
             let row = section.row(make);
-            row.put("rate", Some(slice.turns_per_second()));
-            let each = |seconds: f64| Some(seconds * 1e6 / slice.all_turns().max(1) as f64);
-            row.put("client", each(slice.client));
-            if server.is_some() {
-                row.put("server", each(slice.load.processor));
-            }
+            let Some(slice) = row.worked(slice) else { continue };
+            row.put("rate", repetition, Some(slice.turns_per_second()));
+            let each = |seconds: f64| seconds * 1e6 / slice.all_turns().max(1) as f64;
+            row.put("client", repetition, Some(each(slice.client)));
+            row.put("server", repetition, slice.server.map(each));
             row.wrongs_of(&slice);
         }
     }
@@ -59,12 +59,18 @@ pub(crate) async fn scaling(
         section = section.column(&point.to_string(), &format!("{point} keys"), Better::High);
     }
     bench.begin(&mut section).await?;
-    for _ in 0..REPETITIONS {
+    for repetition in 0..REPETITIONS {
         for point in points {
             for make in shuffled(makes) {
-                let slice = one(bench, make, *point, None).await?;
                 let row = section.row(make);
-                row.put(&point.to_string(), Some(slice.turns_per_second()));
+                if make.most_tasks < *point {
+                    row.note(make.too_few(*point));
+                    continue;
+                }
+                // Connections are opened before it warms up.
+                let slice = one(make, *point, (bench.ms(30, 10), bench.ms(120, 25)), None).await;
+                let Some(slice) = row.worked(slice) else { continue };
+                row.put(&point.to_string(), repetition, Some(slice.turns_per_second()));
                 row.wrongs_of(&slice);
             }
         }
@@ -74,15 +80,13 @@ pub(crate) async fn scaling(
 }
 
 async fn one(
-    bench: &Bench,
     make: &Make,
     tasks: usize,
-    server: Option<&RedisServer>,
-) -> Outcome<slice::Slice> {
-    let locks = make.many(&fresh("many"), tasks.min(make.most_tasks)).await?;
-    let (warm, time) = (bench.ms(80, 20), bench.ms(350, 40));
-    let read = server.map(|server| move || load::of_redis(server, make));
-    let meter = read.as_ref().map(|read| read as &load::Meter<'_>);
+    (warm, time): (Duration, Duration),
+    meter: Option<Meter<'_>>,
+) -> Outcome<Slice> {
+    let locks = make.many(&fresh("many"), tasks).await?;
+    let meter = meter.map(|meter| (meter, make));
     let plan = Plan { contend: Contend::Each, readers: 0, warm, time, meter };
     Ok(slice::run(locks, plan).await)
 }

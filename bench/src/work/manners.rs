@@ -25,8 +25,8 @@ pub(crate) async fn run(bench: &mut Bench, section: Section, server: &RedisServe
     let makes = makes.into_iter().filter(|make| !matches!(make.kind, Kind::Raw | Kind::Tuned));
     let looks = makes.map(|make| async move { (look(&make, server).await, make) });
     for (seen, make) in futures_util::future::join_all(looks).await {
-        let [renews, guard, future] = seen?;
         let row = section.row(&make);
+        let Some([renews, guard, future]) = row.worked(seen) else { continue };
         for (key, is, note) in [
             (
                 "renews",
@@ -40,7 +40,7 @@ pub(crate) async fn run(bench: &mut Bench, section: Section, server: &RedisServe
                 "**leaks: an acquire that is dropped leaves the lock until its ttl**",
             ),
         ] {
-            row.put(key, is.map(|is| f64::from(u8::from(is))));
+            row.put_once(key, is.map(|is| f64::from(u8::from(is))));
             if is == Some(false) {
                 row.note(note);
             }

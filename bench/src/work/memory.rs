@@ -29,9 +29,9 @@ pub(crate) async fn uncontended(bench: &mut Bench, section: Section) -> Outcome<
         }
         let bare = start.elapsed() / (rounds * 10);
         // The first one is only to get warm.
-        if repetition > 0 {
-            section.row(&ours).put("ns", Some(engine.as_nanos() as f64));
-            section.row(&tokios).put("ns", Some(bare.as_nanos() as f64));
+        if let Some(repetition) = repetition.checked_sub(1) {
+            section.row(&ours).put("ns", repetition, Some(engine.as_nanos() as f64));
+            section.row(&tokios).put("ns", repetition, Some(bare.as_nanos() as f64));
         }
     }
     bench.end(section);

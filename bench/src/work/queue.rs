@@ -2,22 +2,23 @@
 
 use std::time::Duration;
 
-use lockkeeper_testkit::server::RedisServer;
-
 use crate::bench::{Bench, REPETITIONS, shuffled};
 use crate::figures::{mean, quantile};
-use crate::load;
+use crate::load::Meter;
 use crate::make::{Make, Outcome, fresh};
 use crate::report::{Better, Row, Section};
 use crate::slice::{self, Contend, Plan, Slice};
 
-/// Measures hand-overs between so many tasks. With a Redis server: what they cost it.
+/// How long a slice is, in milliseconds, in a full run and in a quick one.
+pub(crate) const SLICE: [u64; 2] = [400, 60];
+
+/// Measures hand-overs between so many tasks. With a server: what they cost it.
 pub(crate) async fn run(
     bench: &mut Bench,
     section: Section,
     makes: &[Make],
     tasks: usize,
-    server: Option<&RedisServer>,
+    meter: Option<Meter<'_>>,
 ) -> Outcome<()> {
     let mut section = section
         .column("rate", "hand-overs per second", Better::High)
@@ -27,22 +28,24 @@ pub(crate) async fn run(
         .column("least", "turns of the least served", Better::Neither)
         .column("most", "of the most served", Better::Neither)
         .column("longest", "longest wait, ms", Better::Neither);
-    if server.is_some() {
-        section = section.column("requests", "requests per hand-over", Better::Neither).column(
-            "server",
-            "server µs per hand-over",
-            Better::Neither,
-        );
+    if meter.is_some_and(Meter::counts_requests) {
+        section = section.column("requests", "requests per hand-over", Better::Neither);
+    }
+    if meter.is_some() {
+        section = section.column("server", "server µs per hand-over", Better::Neither);
     }
     bench.begin(&mut section).await?;
-    for _ in 0..REPETITIONS {
+    for repetition in 0..REPETITIONS {
         for make in shuffled(makes) {
+            let row = section.row(make);
             if make.most_tasks < tasks {
-                section.row(make).note(format!("not run with {tasks} tasks"));
+                row.note(make.too_few(tasks));
                 continue;
             }
-            let slice = one(bench, make, tasks, server, bench.ms(600, 60)).await?;
-            put(section.row(make), &slice);
+            let slice = one(bench, make, tasks, meter, bench.ms(SLICE[0], SLICE[1])).await;
+            if let Some(slice) = row.worked(slice) {
+                put(row, repetition, &slice);
+            }
         }
     }
     bench.end(section);
@@ -68,7 +71,7 @@ pub(crate) async fn fairness(
         let least = *slice.turns.iter().min().unwrap_or(&0) as f64;
         let most = *slice.turns.iter().max().unwrap_or(&0) as f64;
         let row = section.row(make);
-        row.put(&tasks.to_string(), Some((most - least) / most * 100.0));
+        row.put_once(&tasks.to_string(), Some((most - least) / most * 100.0));
         row.note(format!("{tasks} tasks: {least} to {most} turns"));
         row.wrongs_of(&slice);
     }
@@ -88,15 +91,18 @@ pub(crate) async fn scaling(
         section = section.column(&point.to_string(), &format!("{point} waiters"), Better::High);
     }
     bench.begin(&mut section).await?;
-    for _ in 0..REPETITIONS {
+    for repetition in 0..REPETITIONS {
         for point in points {
             for make in shuffled(makes) {
-                if make.most_tasks >= *point {
-                    let slice = one(bench, make, *point, None, bench.ms(300, 40)).await?;
-                    let row = section.row(make);
-                    row.put(&point.to_string(), Some(slice.hand_overs_per_second()));
-                    row.wrongs_of(&slice);
+                let row = section.row(make);
+                if make.most_tasks < *point {
+                    row.note(make.too_few(*point));
+                    continue;
                 }
+                let slice = one(bench, make, *point, None, bench.ms(200, 30)).await;
+                let Some(slice) = row.worked(slice) else { continue };
+                row.put(&point.to_string(), repetition, Some(slice.hand_overs_per_second()));
+                row.wrongs_of(&slice);
             }
         }
     }
@@ -108,29 +114,29 @@ async fn one(
     bench: &Bench,
     make: &Make,
     tasks: usize,
-    server: Option<&RedisServer>,
+    meter: Option<Meter<'_>>,
     time: Duration,
 ) -> Outcome<Slice> {
     let locks = make.locks(&fresh("queue"), tasks).await?;
-    let read = server.map(|server| move || load::of_redis(server, make));
-    let meter = read.as_ref().map(|read| read as &load::Meter<'_>);
+    let meter = meter.map(|meter| (meter, make));
     // So long that everybody has had a place before it counts.
-    let warm = bench.ms(if tasks > 64 { 300 } else { 100 }, if tasks > 64 { 60 } else { 25 });
+    let warm = if tasks > 128 { bench.ms(250, 60) } else { bench.ms(80, 25) };
     Ok(slice::run(locks, Plan { contend: Contend::One, readers: 0, warm, time, meter }).await)
 }
 
-fn put(row: &mut Row, slice: &Slice) {
-    let count = slice.hand_overs.len() as f64;
-    row.put("rate", Some(slice.hand_overs_per_second()));
-    row.put("turns", Some(slice.turns_per_second()));
-    row.put("mean", mean(&slice.hand_overs));
-    row.put("p99", quantile(&slice.hand_overs, 0.99));
-    row.put("least", slice.turns.iter().min().map(|turns| *turns as f64));
-    row.put("most", slice.turns.iter().max().map(|turns| *turns as f64));
-    row.put("longest", Some(slice.longest.as_secs_f64() * 1e3));
-    if count > 0.0 && slice.load.requests > 0.0 {
-        row.put("requests", Some(slice.load.requests / count));
-        row.put("server", Some(slice.load.processor * 1e6 / count));
-    }
+fn put(row: &mut Row, repetition: usize, slice: &Slice) {
+    let mut put = |key: &str, value: Option<f64>| row.put(key, repetition, value);
+    put("rate", Some(slice.hand_overs_per_second()));
+    put("turns", Some(slice.turns_per_second()));
+    put("mean", mean(&slice.hand_overs));
+    put("p99", quantile(&slice.hand_overs, 0.99));
+    put("least", slice.turns.iter().min().map(|turns| *turns as f64));
+    put("most", slice.turns.iter().max().map(|turns| *turns as f64));
+    put("longest", Some(slice.longest.as_secs_f64() * 1e3));
+    // Without any, there is nothing that it could be the cost of.
+    let count = Some(slice.hand_overs.len() as f64).filter(|count| *count > 0.0);
+    let each = |cost: Option<f64>| cost.zip(count).map(|(cost, count)| cost / count);
+    put("requests", each(slice.requests));
+    put("server", each(slice.server).map(|seconds| seconds * 1e6));
     row.wrongs_of(slice);
 }

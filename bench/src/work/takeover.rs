@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use lockkeeper_testkit::server::RedisServer;
 
 use crate::bench::{Bench, REPETITIONS};
-use crate::child::{self, Holder};
+use crate::child::{self, Orders, Process, Role};
 use crate::make::{Make, Mode, Outcome, fresh, told};
 use crate::report::{Better, Section};
 
@@ -27,10 +27,11 @@ pub(crate) async fn run(bench: &mut Bench, section: Section, place: Place<'_>) -
         if place.redis.is_some() { "ms after the lease's end" } else { "ms after the kill" };
     let mut section = section.column("ms", title, Better::Low);
     bench.begin(&mut section).await?;
-    let ttl = Duration::from_millis(bench.either(2000, 700));
+    let lease = Duration::from_millis(bench.either(2000, 700));
+    let ttl = if place.redis.is_some() { lease } else { crate::stores::TTL };
     let makes = child::of(place.store, place.at, ttl).await?;
-    let rounds = if place.redis.is_some() { REPETITIONS } else { bench.either(10, REPETITIONS) };
-    for _ in 0..rounds {
+    let rounds = if place.redis.is_some() { REPETITIONS } else { bench.either(7, REPETITIONS) };
+    for round in 0..rounds {
         // A lease runs out by itself, so all may at once; a kill is seen at once, so each is alone if there is time.
         let mut times = Vec::new();
         if place.redis.is_some() || bench.quick {
@@ -42,10 +43,9 @@ pub(crate) async fn run(bench: &mut Bench, section: Section, place: Place<'_>) -
             }
         }
         for (make, time) in makes.iter().zip(times) {
-            match time {
-                Ok(time) => section.row(make).put("ms", Some(time)),
-                Err(error) => section.row(make).failed(error),
-            }
+            let row = section.row(make);
+            let time = row.worked(time);
+            row.put("ms", round, time);
         }
     }
     bench.end(section);
@@ -54,7 +54,16 @@ pub(crate) async fn run(bench: &mut Bench, section: Section, place: Place<'_>) -
 
 async fn one(place: &Place<'_>, make: &Make, ttl: Duration) -> Outcome<f64> {
     let key = fresh("killed");
-    let mut holder = Holder::start(place.store, place.at, make, ttl, &key, 1).await?;
+    let orders = Orders {
+        role: Role::Hold,
+        store: place.store.into(),
+        place: place.at.into(),
+        make: make.label(),
+        ttl_ms: u64::try_from(ttl.as_millis()).map_err(told)?,
+        key: key.clone(),
+        count: 1,
+    };
+    let mut holder = Process::start(&orders).await?;
     let lock = make.lock(&key, 1).await?;
     let waiter = tokio::spawn(async move {
         let held = lock.acquire(Mode::Exclusive).await?;

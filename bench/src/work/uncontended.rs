@@ -23,8 +23,8 @@ pub(crate) async fn run(
     bench.begin(&mut section).await?;
     let mut locks: Vec<(&Make, Box<dyn Lock>)> = Vec::new();
     for make in makes {
-        locks.push((make, make.lock(&fresh("alone"), 0).await?));
-        section.row(make);
+        let lock = make.lock(&fresh("alone"), 0).await;
+        locks.extend(section.row(make).worked(lock).map(|lock| (make, lock)));
     }
     let (rounds, time) = (bench.either(10, 4), bench.ms(12, 4));
     for repetition in 0..=REPETITIONS {
@@ -39,11 +39,11 @@ pub(crate) async fn run(
             }
         }
         // The first one is only to get warm.
-        if repetition > 0 {
+        if let Some(repetition) = repetition.checked_sub(1) {
             for ((make, _), sum) in locks.iter().zip(&sums) {
                 let row = section.row(make);
-                row.put("p50", quantile(&sum.times, 0.5));
-                row.put("p99", quantile(&sum.times, 0.99));
+                row.put("p50", repetition, quantile(&sum.times, 0.5));
+                row.put("p99", repetition, quantile(&sum.times, 0.99));
                 row.wrongs_of_alone(sum);
             }
         }

@@ -25,33 +25,34 @@ pub(crate) async fn run(
         section.column("p50", "p50 µs", Better::Low).column("p99", "p99 µs", Better::Neither);
     let unit = Make::new(UNIT, Kind::Raw, Nothing);
     bench.begin(&mut section).await?;
-    let time = bench.ms(500, 60);
-    for _ in 0..REPETITIONS {
-        section.row(&unit).put("p50", Some(bench.ping_after(PAUSE).await?));
+    let time = bench.ms(250, 60);
+    for repetition in 0..REPETITIONS {
+        let ping = bench.ping_after(PAUSE).await?;
+        section.row(&unit).put("p50", repetition, Some(ping));
         for place in shuffled(0..makes.len()) {
-            let (make, other) = (&makes[place], &others[place]);
-            let key = fresh("wake");
-            let holder = make.lock(&key, 0).await?;
             let mut times = Vec::new();
-            let end = Instant::now() + time;
-            while Instant::now() < end {
-                // A second way to the lock, with a task number of its own.
-                let waiter = other.lock(&key, 1).await?;
-                match one(&*holder, waiter, make.polls).await {
-                    Ok(time) => times.push(time),
-                    Err(error) => {
-                        section.row(make).failed(error);
-                        break;
-                    }
-                }
-            }
-            let row = section.row(make);
-            row.put("p50", quantile(&times, 0.5));
-            row.put("p99", quantile(&times, 0.99));
+            let outcome = some(&makes[place], &others[place], time, &mut times).await;
+            let row = section.row(&makes[place]);
+            let _ = row.worked(outcome);
+            row.put("p50", repetition, quantile(&times, 0.5));
+            row.put("p99", repetition, quantile(&times, 0.99));
         }
     }
     section.in_units_of("p50", UNIT, "in units of that PING");
     bench.end(section);
+    Ok(())
+}
+
+/// One wake-up after the other, until one fails or the time is over.
+async fn some(make: &Make, other: &Make, time: Duration, times: &mut Vec<f64>) -> Outcome<()> {
+    let key = fresh("wake");
+    let holder = make.lock(&key, 0).await?;
+    let end = Instant::now() + time;
+    while Instant::now() < end {
+        // A second way to the lock, with a task number of its own.
+        let waiter = other.lock(&key, 1).await?;
+        times.push(one(&*holder, waiter, make.polls).await?);
+    }
     Ok(())
 }
 

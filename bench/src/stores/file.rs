@@ -1,0 +1,40 @@
+//! Files.
+
+use super::{FILES, RAW_FILE, TTL, killed_section, queues, readers_section, scaling, wake_section};
+use crate::bench::Bench;
+use crate::make::{Outcome, told};
+use crate::makes;
+use crate::work::takeover::Place;
+use crate::work::{keys, readers, takeover, uncontended, wake};
+
+pub(crate) async fn on_files(bench: &mut Bench) -> Outcome<()> {
+    let dir = tempfile::tempdir().map_err(told)?;
+    let makes = makes::on_files(dir.path(), TTL).await?;
+    let (title, text) = ("lock and release, uncontended", "One file that nobody else wants.");
+    let unit = (RAW_FILE, "in units of the raw one");
+    if let Some(section) = FILES.section(bench, "uncontended", title, text) {
+        uncontended::run(bench, section, &makes, unit).await?;
+    }
+    let text = "64 tasks, each on a file of its own.";
+    if let Some(section) = FILES.section(bench, "keys", "64 tasks on 64 files", text) {
+        keys::run(bench, section, &makes, unit, None).await?;
+    }
+    let tasks = bench.either(vec![8, 64, 512], vec![8, 64]);
+    queues(bench, FILES, &makes, &tasks, None).await?;
+    if let Some(section) = wake_section(bench, FILES) {
+        let others = makes::on_files(dir.path(), TTL).await?;
+        wake::run(bench, section, &makes, &others).await?;
+    }
+    if let Some(section) = killed_section(bench, FILES) {
+        let path = dir.path().display().to_string();
+        let place = Place { store: "file", at: &path, redis: None };
+        takeover::run(bench, section, place).await?;
+    }
+    if let Some(section) = readers_section(bench, FILES) {
+        let makes = makes::shared_on_files(dir.path(), TTL)?;
+        readers::run(bench, section, &makes).await?;
+    }
+    let keys = bench.either(vec![1, 4, 16, 64, 256], vec![1, 4, 16, 64]);
+    let waiters = bench.either(vec![2, 8, 32, 128, 512], vec![2, 8, 16, 64]);
+    scaling(bench, FILES, &makes, &keys, &waiters).await
+}
