@@ -16,9 +16,6 @@ const HOUR: Duration = Duration::from_secs(60 * 60);
 pub(crate) struct Moment(Duration);
 
 impl Moment {
-    /// Before any that is told.
-    pub(crate) const EPOCH: Self = Self(Duration::ZERO);
-
     pub(crate) fn now() -> Self {
         static EPOCH: OnceLock<StdInstant> = OnceLock::new();
         // The order matters: see `asleep`.

@@ -1,7 +1,5 @@
 //! One store out of several independent ones: what Redlock is.
 
-mod lead;
-
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
@@ -17,7 +15,6 @@ use crate::clock::{Moment, sleep_until};
 use crate::driver::settle;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fence::Fence;
-use crate::quorum::lead::{Guess, Lead};
 
 /// A lock that is held when a majority of independent stores says so.
 ///
@@ -28,8 +25,8 @@ use crate::quorum::lead::{Guess, Lead};
 ///
 /// Two holds of a name never have a majority at the same time, as long as no majority of nodes
 /// forgets at once. The lease counts from before the first node was asked. The fence of a hold is at
-/// least the highest that any node of its majority gave, and a majority has it before the guard exists: so
-/// the next majority, which has a node in common with this one, gives a higher one.
+/// least the highest that any node of its majority gave, and is written back to a majority before the
+/// guard exists: so the next majority, which has a node in common with this one, gives a higher one.
 ///
 /// # What it does not
 ///
@@ -40,7 +37,6 @@ use crate::quorum::lead::{Guess, Lead};
 pub struct Quorum {
     nodes: Arc<[Arc<dyn Backend>]>,
     node_timeout: Duration,
-    lead: Arc<Lead>,
 }
 
 impl Quorum {
@@ -69,7 +65,7 @@ impl Quorum {
         if nodes.iter().any(|node| !node.capabilities().leases) {
             return Err(Error::new(ErrorKind::Config, "a quorum needs nodes with leases"));
         }
-        Ok(Self { nodes, node_timeout: Duration::from_millis(500), lead: Arc::default() })
+        Ok(Self { nodes, node_timeout: Duration::from_millis(500) })
     }
 
     /// Sets how long a node's answer is awaited if there is no majority without it (500 ms if not
@@ -117,7 +113,6 @@ impl Backend for Quorum {
             raises: self.capabilities().fences == Fences::Raisable,
             ttl: spec.ttl,
             node_timeout: self.node_timeout.min(spec.ttl),
-            lead: self.lead.clone(),
             background: spec.background,
             granted: false,
             last: None,
@@ -136,7 +131,6 @@ struct QuorumClaim {
     raises: bool,
     ttl: Duration,
     node_timeout: Duration,
-    lead: Arc<Lead>,
     background: Background,
     granted: bool,
     /// What was granted last, if nothing was given back since.
@@ -294,11 +288,8 @@ impl QuorumClaim {
 
     async fn acquire(&mut self, floor: Option<Fence>) -> Result<Attempt> {
         let mut end = Moment::now().add(self.node_timeout);
-        let mut last = self.last.take().filter(|last| floor <= Some(last.fence));
-        // Whoever has a fence, and need not have a higher one, keeps it.
-        let guess = (self.raises && last.is_none()).then(|| self.lead.guess(floor));
-        let floor = guess.as_ref().map_or(floor, Guess::fence);
         self.ask_all(Ask::Attempt(floor));
+        let mut last = self.last.take().filter(|last| floor <= Some(last.fence));
         let mut said = vec![Said::Nothing; self.nodes.len()];
         let mut raised = vec![false; self.nodes.len()];
         let mut fence = None;
@@ -334,9 +325,6 @@ impl QuorumClaim {
                 } else if same + open < self.majority {
                     // From here on this is the fence, whatever the others say.
                     fence = granted(&said, None).filter_map(|(_, grant)| grant.fence).max();
-                    if let (Some(guess), Some(fence)) = (&guess, fence) {
-                        self.lead.learn(guess, fence);
-                    }
                 }
             }
             for (i, grant) in granted(&said, None) {

@@ -379,36 +379,6 @@ async fn fences_rise_whichever_majority_gives_them() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nodes_that_give_different_fences_are_asked_once_more_at_first_and_not_from_then_on() {
-    let five = five();
-    let nodes: Vec<_> = five.memories.iter().map(|memory| Faulty::new(memory.clone())).collect();
-    let (nodes, counts): (Vec<_>, Vec<_>) = nodes.into_iter().unzip();
-    let nodes = nodes.into_iter().map(|node| Arc::new(node) as Arc<dyn Backend>);
-    let quorum = Quorum::new(nodes.collect::<Vec<_>>()).unwrap();
-    let asked = || counts.iter().map(|count| count.asked(Op::Attempt)).sum::<usize>();
-    let mut last = None;
-    for round in 0..20_usize {
-        // Each node goes on by itself.
-        for (i, memory) in five.memories.iter().enumerate() {
-            let keeper = Keeper::new(memory.clone());
-            for _ in 0..=i {
-                keeper.mutex("other").lock().await.unwrap().release().await.unwrap();
-            }
-        }
-        sleep(millis(1)).await;
-        let before = asked();
-        // A keeper of its own, which has seen no fence.
-        let guard = Keeper::new(quorum.clone()).mutex("a").lock().await.unwrap();
-        assert!(guard.fence() > last);
-        last = guard.fence();
-        guard.release().await.unwrap();
-        // The first three answer at once, and are a majority.
-        let expected = if round == 0 { 5 } else { 3 };
-        assert_eq!(asked() - before, expected, "round {round}");
-    }
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_fence_that_cannot_be_written_to_a_majority_is_no_grant() {
     let five = five();
     // Each node grants, but the one with the highest fence is alone with it.

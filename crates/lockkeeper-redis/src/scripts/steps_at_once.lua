@@ -23,10 +23,6 @@ local function look_at_clock()
   clock = time[1] .. string.sub('00000' .. time[2], -6)
   clock_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 end
--- Whether a fence is above another, both as texts: those of the same length compare as the numbers do.
-local function above(one, other)
-  return #one > #other or #one == #other and one > other
-end
 
 -- With `try`, what fails here is seen to by the other part, and does not fail the steps that share the call.
 while true do
@@ -38,25 +34,16 @@ while true do
     look_at_clock()
     local ttl, floor = ARGV[arg + 2], ARGV[arg + 3]
     local there = call('EXISTS', HOLDER, SHARERS, QUEUE, INFO, FENCE)
-    local holder = there > 0 and try('GET', HOLDER)
-    -- All that is there may be a fence ahead of the clock.
-    local last = there == 1 and not holder and try('GET', FENCE)
-    if there == 0 or type(last) == 'string' then
-      local fence, later = clock, last and string.format('%.0f', last + 1)
-      if later and above(later, fence) then fence = later end
-      if above(floor, fence) then fence = floor end
-      if not minted[HOLDER] and try('SET', HOLDER, owner, 'PX', ttl).ok then
-        if fence ~= clock then
-          -- As remember has it, in common.lua.
-          local left = string.format('%.0f', math.ceil((fence - clock) / 1000) + 2)
-          call('SET', FENCE, fence, 'PX', left)
-        end
-        call('SET', HELD, clock .. ' ' .. fence .. ARGV[arg + 4] .. '0' .. ARGV[arg + 5], 'PX', ttl)
-        minted[HOLDER] = fence
-        answer = fence
+    if there == 0 then
+      -- Texts of the same length compare as the numbers do.
+      if not minted[HOLDER] and (#floor < #clock or #floor == #clock and floor <= clock)
+        and try('SET', HOLDER, owner, 'PX', ttl).ok then
+        call('SET', HELD, clock .. ' ' .. clock .. ARGV[arg + 4] .. '0' .. ARGV[arg + 5], 'PX', ttl)
+        minted[HOLDER] = clock
+        answer = clock
       end
     elseif step == 'xq' then
-      local last = try('ZREVRANGE', QUEUE, 0, 0, 'WITHSCORES')[2]
+      local holder, last = try('GET', HOLDER), try('ZREVRANGE', QUEUE, 0, 0, 'WITHSCORES')[2]
       -- Somebody has it for himself, and the only others are in line. (Every sixteenth sees who still waits.)
       if type(holder) == 'string' and holder ~= '(readers)' and holder ~= owner
         and there == (last and 3 or 1) and (not last or last % 16 ~= 0)
@@ -76,24 +63,25 @@ while true do
       end
     end
   elseif step == 'l' or step == 'lt' then
-    local others = try('GET', HOLDER) == owner and call('EXISTS', SHARERS, QUEUE)
+    local others = try('GET', HOLDER) == owner and call('EXISTS', SHARERS, QUEUE, FENCE)
     if others == 0 then
       call('DEL', HOLDER, HELD)
       answer = 1
     elseif others == 1 then
       look_at_clock()
-      local held, line = call('MGET', HELD, FENCE), try('ZRANGE', QUEUE, 0, 1)
+      local held, line = try('GET', HELD), try('ZRANGE', QUEUE, 0, 1)
       local heir, after = line[1], line[2]
       local records = heir and try('HMGET', INFO, heir, after or heir)
       local floor, before, ttl, ends, behind, seq, channel = string.match(
         records and records[1] or '', '^%S+ (%S+)( x 1 1 (%S+) )(%S+)( (%S+) (%S+) .*)$')
       local rest, rest_ends = string.match(
         after and records and records[2] or '', '^%S+ %S+( x 1 1 %S+ )(%S+)')
-      local last = string.match(held[1] or '', '^%S+ (%S+)')
+      local last = type(held) == 'string' and string.match(held, '^%S+ (%S+)')
       -- The heir wants it for himself, and still waits; the clock is ahead of every fence; and whoever is next asks
       -- as often as the heir does, so that he need not be told how long to wait. (As move_on has it, in common.lua.)
       if channel and tonumber(ends) > clock_ms
-        and not above(floor, clock) and last and above(clock, last) and not held[2]
+        and (#floor < #clock or #floor == #clock and floor <= clock)
+        and last and (#last < #clock or #last == #clock and last < clock)
         and (not after or rest == before and tonumber(rest_ends) > clock_ms) then
         -- If nobody hears it, his process is gone.
         local listeners = try('PUBSUB', 'NUMSUB', channel)
