@@ -183,8 +183,7 @@ const REASONS: &[(&str, &str)] = &[
     (
         "file/",
         "The fence and the label are written into the file, and the path is looked at again after locking, so that files may be removed; `fence=off` leaves \
-         the writing out. Those who block in a thread for each waiter are woken by the kernel directly, Lockkeeper by way of inotify and its runtime. There is no order: \
-         why, with fences, so many turns go to the task that has just had one is not known.",
+         the writing out. Those who block in a thread for each waiter are woken by the kernel directly, Lockkeeper by way of its runtime.",
     ),
 ];
 

@@ -10,8 +10,8 @@ use lockkeeper_core::{
     Renewal, Result,
 };
 
-use crate::backend::{Id, PATIENCE, Store, locked, unavailable};
-use crate::line::{Open, Place};
+use crate::backend::{Id, LockFile, PATIENCE, Store, locked, unavailable};
+use crate::line::Place;
 use crate::names;
 use crate::record::{self, Record, Records};
 use crate::watch::{Listener, Wake};
@@ -41,8 +41,13 @@ pub(crate) struct FileClaim {
     /// Not lower than this is any fence that it is granted.
     floor: Option<Fence>,
     listener: Option<Listening>,
-    /// While it waits for the lock alone: where others of this process hand it theirs.
+    /// While it waits to have the lock for itself: its place among those of this process who do.
     place: Option<Place>,
+}
+
+struct Open {
+    file: LockFile,
+    id: Id,
 }
 
 /// Hears of the claim's file.
@@ -101,40 +106,40 @@ impl FileClaim {
             if self.file.is_some() && !self.is_in_place()? {
                 self.close();
             }
-            if let Some(handed) = self.place.as_mut().and_then(Place::take) {
-                self.file = Some(handed);
-            } else if !self.lock_own()? {
+            self.open()?;
+            if self.left_to_another().is_some() || !self.try_lock()? {
                 return Ok(None);
             }
             let fence = self.fence()?;
             if self.is_in_place()? {
                 let grant = Grant { fence, valid_for: None };
                 self.held = Some(grant);
-                self.place = None;
+                if let Some(place) = self.place.take() {
+                    place.served();
+                }
                 return Ok(Some(grant));
             }
         }
         Err(io::Error::other("the lock file is removed again and again"))
     }
 
-    /// Asks the kernel, with a file of this claim.
-    fn lock_own(&mut self) -> io::Result<bool> {
-        let open = match &mut self.file {
-            Some(open) => open,
-            file => {
-                let open = file.insert(open(&self.path, &self.store, &self.spec)?);
-                if self.store.inherit {
-                    rustix::io::fcntl_setfd(&*open.file, rustix::io::FdFlags::empty())?;
-                }
-                open
+    /// Opens the claim's file, unless it is open.
+    fn open(&mut self) -> io::Result<()> {
+        if self.file.is_none() {
+            let open = self.file.insert(open(&self.path, &self.store, &self.spec)?);
+            if self.store.inherit {
+                rustix::io::fcntl_setfd(&*open.file, rustix::io::FdFlags::empty())?;
             }
-        };
-        if self.spec.mode == Mode::Shared {
-            return locked(open.file.try_lock_shared());
         }
-        let locked = locked(open.file.try_lock())?;
-        open.locked = locked.then(Instant::now);
-        Ok(locked)
+        Ok(())
+    }
+
+    fn try_lock(&self) -> io::Result<bool> {
+        let Some(open) = &self.file else { return Ok(false) };
+        locked(match self.spec.mode {
+            Mode::Shared => open.file.try_lock_shared(),
+            Mode::Exclusive | Mode::Permits { .. } => open.file.try_lock(),
+        })
     }
 
     /// Whether it waits to have the lock for itself.
@@ -142,16 +147,18 @@ impl FileClaim {
         self.held.is_none() && self.spec.queue && self.spec.mode != Mode::Shared
     }
 
-    /// Gets in line with others of this process, if it waits for the same as they do. Not if programs that the
-    /// process has started hold what they were to hand on.
+    /// Gets in line with others of this process who wait for the same.
     fn get_in_line(&mut self) {
-        let Some(open) = self.file.as_ref().filter(|_| self.waits_alone() && !self.store.inherit)
-        else {
-            return;
-        };
+        let Some(open) = self.file.as_ref().filter(|_| self.waits_alone()) else { return };
         if self.place.as_ref().is_none_or(|place| place.id != open.id) {
             self.place = Some(self.store.lines.join(open.id));
         }
+    }
+
+    /// For how long yet it leaves the lock to another of this process, whose turn it is.
+    fn left_to_another(&self) -> Option<Duration> {
+        let open = self.file.as_ref().filter(|_| self.waits_alone())?;
+        self.store.lines.left_to_another(open.id, self.place.as_ref())
     }
 
     /// The fence of a lock that was just had, written down if it is exclusive.
@@ -269,20 +276,23 @@ impl FileClaim {
             if file == self.listener.as_ref().map(|listening| listening.id) {
                 tokio::select! {
                     () = rung => {}
-                    () = handed(&mut self.place) => {}
+                    () = self.turn() => {}
                 }
             }
         }
-        handed(&mut self.place).await;
+        self.turn().await;
         Change::LookAgain
     }
-}
 
-/// Waits until a file has been handed to a place.
-async fn handed(place: &mut Option<Place>) {
-    match place {
-        Some(place) => place.arrived().await,
-        None => std::future::pending().await,
+    /// Waits until its turn has come, or that of another is over.
+    async fn turn(&self) {
+        let Some(place) = &self.place else { return std::future::pending().await };
+        match self.left_to_another() {
+            Some(left) => {
+                let _ = tokio::time::timeout(left, place.called()).await;
+            }
+            None => place.called().await,
+        }
     }
 }
 
@@ -293,7 +303,7 @@ fn open(path: &Path, store: &Store, spec: &ClaimSpec) -> io::Result<Open> {
         let length = u64::try_from(stat.st_size).unwrap_or(0);
         record::write_name(&file, length, &spec.name)?;
     }
-    Ok(Open { id: Id::of(&stat), file, locked: None })
+    Ok(Open { id: Id::of(&stat), file })
 }
 
 impl Claim for FileClaim {
@@ -333,10 +343,10 @@ impl Claim for FileClaim {
         // A file without a name was removed or replaced. Whatever it is, closing frees it.
         let stat = self.file.as_ref().map(|open| rustix::fs::fstat(&*open.file));
         let removed = matches!(stat, Some(Ok(stat)) if stat.st_nlink == 0);
-        let open = self.file.take();
+        let id = self.file.as_ref().map(|open| open.id);
         let held = self.close().is_some() && !removed;
-        if let Some(open) = open.filter(|_| held) {
-            self.store.lines.hand_on(open);
+        if let Some(id) = id.filter(|_| held) {
+            self.store.lines.call(id);
         }
         let answer = if held { Release::Released } else { Release::WasNotHeld };
         Box::pin(std::future::ready(Ok(answer)))

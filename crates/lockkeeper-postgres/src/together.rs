@@ -63,8 +63,8 @@ impl Turn {
         }
         let (answer, answered) = oneshot::channel();
         let asks = self.link.together.asks.get_or_init(|| start(&self.link));
-        // If its task has ended, so has the runtime of the connection, or the connection.
-        drop(asks.send(Ask { key, shared, answer }));
+        // If its task has ended, nothing was sent.
+        asks.send(Ask { key, shared, answer }).ok()?;
         Some(answered.await.map_err(|_| gone()))
     }
 }

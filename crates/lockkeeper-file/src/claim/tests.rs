@@ -1,3 +1,5 @@
+//! Those who wait in line. The clock stands still unless a test moves it on.
+
 use std::fs;
 use std::task::Poll;
 
@@ -7,14 +9,8 @@ use super::*;
 use crate::File;
 
 const LONG: Duration = Duration::from_secs(600);
-
-/// A claim that waits in line.
-fn claim(store: &File) -> FileClaim {
-    let background = Background::new(tokio::runtime::Handle::current());
-    let mut spec = ClaimSpec::new(Name::new("a").unwrap(), LONG, background);
-    spec.queue = true;
-    FileClaim::new(store.store.clone(), spec)
-}
+/// Longer than a lock is left to one who was called.
+const MOMENT: Duration = Duration::from_millis(5);
 
 fn open_store() -> (File, tempfile::TempDir) {
     let dir = tempfile::tempdir().unwrap();
@@ -22,22 +18,23 @@ fn open_store() -> (File, tempfile::TempDir) {
     (File::options().polling(true).open(dir.path()).unwrap(), dir)
 }
 
-/// A claim that holds, and whose lock stays in this process however long the test takes.
-async fn holder(store: &File) -> FileClaim {
-    let mut holder = claim(store);
-    assert!(matches!(holder.attempt(None).await.unwrap(), Attempt::Granted(_)));
-    locked_at(&mut holder, Instant::now() + LONG);
-    holder
+fn claim(store: &File, queue: bool) -> FileClaim {
+    let background = Background::new(tokio::runtime::Handle::current());
+    let mut spec = ClaimSpec::new(Name::new("a").unwrap(), LONG, background);
+    spec.queue = queue;
+    FileClaim::new(store.store.clone(), spec)
 }
 
-fn locked_at(claim: &mut FileClaim, when: Instant) {
-    claim.file.as_mut().unwrap().locked = Some(when);
+async fn holder(store: &File) -> FileClaim {
+    let mut holder = claim(store, true);
+    assert!(is_granted(&mut holder).await);
+    holder
 }
 
 /// A claim that has asked in vain, and listens.
 async fn waiter(store: &File) -> FileClaim {
-    let mut waiter = claim(store);
-    assert!(matches!(waiter.attempt(None).await.unwrap(), Attempt::Contended { .. }));
+    let mut waiter = claim(store, true);
+    assert!(!is_granted(&mut waiter).await);
     assert!(!is_told(&mut waiter));
     waiter
 }
@@ -61,120 +58,96 @@ fn is_free(store: &File) -> bool {
     fs::File::open(store.path("a")).unwrap().try_lock().is_ok()
 }
 
-fn nobody_is_in_line(store: &File) -> bool {
-    store.store.lines.is_empty()
-}
-
-#[tokio::test]
-async fn a_released_file_goes_to_the_first_in_line_even_if_others_ask_at_once() {
+#[tokio::test(start_paused = true)]
+async fn a_released_lock_is_left_to_the_first_in_line_even_by_who_asks_at_once() {
     let (store, _dir) = open_store();
     let mut holder = holder(&store).await;
     let (mut first, mut second) = (waiter(&store).await, waiter(&store).await);
-    assert_eq!(holder.release().await.unwrap(), Release::Released);
+    holder.release().await.unwrap();
     assert!(!is_granted(&mut holder).await, "it was faster than those who wait");
-    assert!(!is_told(&mut second));
+    assert!(!is_granted(&mut second).await);
+    assert!(is_free(&store), "for other processes it is free");
     assert!(is_told(&mut first));
     assert!(is_granted(&mut first).await);
-    assert_eq!(first.release().await.unwrap(), Release::Released);
-    assert!(is_granted(&mut second).await, "it need not be told to ask");
+    first.release().await.unwrap();
+    assert!(is_told(&mut second));
+    assert!(is_granted(&mut second).await);
     drop((holder, first, second));
-    assert!(nobody_is_in_line(&store));
+    assert!(store.store.lines.is_empty());
 }
 
-#[tokio::test]
-async fn each_who_is_handed_a_file_has_a_higher_fence() {
+#[tokio::test(start_paused = true)]
+async fn a_try_is_refused_by_no_one_who_only_waits() {
     let (store, _dir) = open_store();
     let mut holder = holder(&store).await;
-    let mut fence = holder.held.unwrap().fence;
-    for _ in 0..3 {
-        let mut next = waiter(&store).await;
-        holder.release().await.unwrap();
-        let Attempt::Granted(grant) = next.attempt(None).await.unwrap() else { panic!("not it") };
-        assert!(grant.fence > fence);
-        (holder, fence) = (next, grant.fence);
-    }
+    let _first = waiter(&store).await;
+    holder.release().await.unwrap();
+    assert!(is_granted(&mut claim(&store, false)).await);
 }
 
-#[tokio::test]
-async fn a_file_that_was_handed_to_one_who_goes_is_free() {
+#[tokio::test(start_paused = true)]
+async fn one_who_is_called_and_does_not_come_holds_others_up_for_a_moment_only() {
+    let (store, _dir) = open_store();
+    let mut holder = holder(&store).await;
+    let (_unpolled, mut second) = (waiter(&store).await, waiter(&store).await);
+    let mut newcomer = claim(&store, true);
+    holder.release().await.unwrap();
+    assert!(!is_granted(&mut second).await && !is_granted(&mut newcomer).await);
+    let start = tokio::time::Instant::now();
+    while !is_granted(&mut second).await {
+        assert!(start.elapsed() <= MOMENT, "{:?}", start.elapsed());
+        let told = tokio::time::timeout(LONG, second.changed()).await;
+        assert_eq!(told.expect("it wakes by itself"), Change::LookAgain);
+    }
+    second.release().await.unwrap();
+    tokio::time::advance(MOMENT).await;
+    assert!(is_granted(&mut newcomer).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn when_one_who_was_called_goes_the_next_is_called() {
     for way in ["dropped", "released"] {
         let (store, _dir) = open_store();
         let mut holder = holder(&store).await;
-        let (mut goes, mut stays) = (waiter(&store).await, waiter(&store).await);
+        let (mut first, mut second) = (waiter(&store).await, waiter(&store).await);
+        let mut third = waiter(&store).await;
         holder.release().await.unwrap();
-        assert!(!is_free(&store), "it is on its way");
+        // It has been woken to see whether the first comes, and waits for that.
+        assert!(is_told(&mut second) && !is_granted(&mut second).await && !is_told(&mut second));
         if way == "dropped" {
-            drop(goes);
+            drop(first);
         } else {
-            assert_eq!(goes.release().await.unwrap(), Release::WasNotHeld);
+            assert_eq!(first.release().await.unwrap(), Release::WasNotHeld);
         }
-        assert!(is_free(&store), "{way}");
-        assert!(is_granted(&mut stays).await, "{way}");
-        assert!(nobody_is_in_line(&store));
+        assert!(is_told(&mut second), "{way}");
+        assert!(!is_told(&mut third), "{way}");
+        assert!(is_granted(&mut second).await, "{way}");
     }
 }
 
-#[tokio::test]
-async fn one_who_has_left_the_line_is_passed_over() {
+#[tokio::test(start_paused = true)]
+async fn whoever_gets_the_lock_or_gives_up_leaves_the_line() {
     let (store, _dir) = open_store();
     let mut holder = holder(&store).await;
-    let (gone, mut stays) = (waiter(&store).await, waiter(&store).await);
+    let (mut served, gone, mut released) =
+        (waiter(&store).await, waiter(&store).await, waiter(&store).await);
+    assert!(!store.store.lines.is_empty());
     drop(gone);
+    released.release().await.unwrap();
     holder.release().await.unwrap();
-    assert!(is_told(&mut stays));
+    assert!(is_granted(&mut served).await);
+    assert!(store.store.lines.is_empty());
 }
 
-#[tokio::test]
-async fn a_lock_that_was_here_for_long_is_free_for_other_processes() {
+/// Whoever is behind one file need not wait for those who are in line for another.
+#[tokio::test(start_paused = true)]
+async fn a_line_is_for_one_file_whatever_is_at_its_path_later() {
     let (store, _dir) = open_store();
-    let mut holder = holder(&store).await;
-    let mut waiter = waiter(&store).await;
-    locked_at(&mut holder, Instant::now().checked_sub(Duration::from_secs(1)).unwrap());
-    holder.release().await.unwrap();
-    assert!(is_free(&store));
-    assert!(is_granted(&mut waiter).await);
-}
-
-/// What is handed on was locked when the kernel did so, and not when it was handed on.
-#[tokio::test]
-async fn handing_on_does_not_make_a_lock_new() {
-    let (store, _dir) = open_store();
-    let mut holder = holder(&store).await;
-    let locked = holder.file.as_ref().unwrap().locked;
-    let mut waiter = waiter(&store).await;
-    holder.release().await.unwrap();
-    assert!(is_granted(&mut waiter).await);
-    assert_eq!(waiter.file.as_ref().unwrap().locked, locked);
-}
-
-#[tokio::test]
-async fn a_file_that_is_no_longer_in_its_place_is_handed_to_nobody_or_not_believed() {
-    for when in ["before", "after"] {
-        let (store, _dir) = open_store();
-        let mut holder = holder(&store).await;
-        let mut waiter = waiter(&store).await;
-        let remove = || fs::remove_file(store.path("a")).unwrap();
-        if when == "before" {
-            remove();
-            assert_eq!(holder.release().await.unwrap(), Release::WasNotHeld);
-            assert!(!is_told(&mut waiter));
-        } else {
-            assert_eq!(holder.release().await.unwrap(), Release::Released);
-            remove();
-        }
-        assert!(is_granted(&mut waiter).await);
-        let (id, at_path) = (waiter.file.as_ref().unwrap().id, Store::id_at(&store.path("a")));
-        assert_eq!(at_path.unwrap(), Some(id), "{when}");
-    }
-}
-
-#[tokio::test]
-async fn what_started_programs_may_hold_as_well_is_not_handed_on() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = File::options().polling(true).inherit(true).open(dir.path()).unwrap();
-    let mut holder = holder(&store).await;
-    let _waiter = waiter(&store).await;
-    assert!(nobody_is_in_line(&store));
-    holder.release().await.unwrap();
-    assert!(is_free(&store));
+    let holder = holder(&store).await;
+    let (_first, mut second) = (waiter(&store).await, waiter(&store).await);
+    store.store.lines.call(holder.file.as_ref().unwrap().id);
+    fs::remove_file(store.path("a")).unwrap();
+    assert!(is_granted(&mut second).await);
+    let at_path = Store::id_at(&store.path("a")).unwrap();
+    assert_eq!(at_path, second.file.as_ref().map(|open| open.id));
 }
