@@ -99,7 +99,7 @@ pub(crate) async fn scaling(
                     row.note(make.too_few(*point));
                     continue;
                 }
-                let slice = one(bench, make, *point, None, bench.ms(200, 30)).await;
+                let slice = one(bench, make, *point, None, bench.ms(300, 30)).await;
                 let Some(slice) = row.worked(slice) else { continue };
                 row.put(&point.to_string(), repetition, Some(slice.hand_overs_per_second()));
                 row.wrongs_of(&slice);
@@ -120,7 +120,7 @@ async fn one(
     let locks = make.locks(&fresh("queue"), tasks).await?;
     let meter = meter.map(|meter| (meter, make));
     // So long that everybody has had a place before it counts.
-    let warm = if tasks > 128 { bench.ms(250, 40) } else { bench.ms(80, 15) };
+    let warm = if tasks > 128 { bench.ms(300, 40) } else { bench.ms(100, 15) };
     Ok(slice::run(locks, Plan { contend: Contend::One, readers: 0, warm, time, meter }).await)
 }
 
