@@ -25,7 +25,7 @@ pub(crate) async fn run(
         section = section.column("server", "server µs per lock", Better::Neither);
     }
     bench.begin(&mut section).await?;
-    let (warm, time) = (bench.ms(80, 20), bench.ms(350, 40));
+    let (warm, time) = (bench.ms(80, 15), bench.ms(350, 30));
     // Those with connections open them now, and not while it counts. Whoever cannot will say so then.
     for make in makes {
         let _ = one(make, 64, (warm, warm), None).await;

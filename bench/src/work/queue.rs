@@ -10,7 +10,7 @@ use crate::report::{Better, Row, Section};
 use crate::slice::{self, Contend, Plan, Slice};
 
 /// How long a slice is, in milliseconds, in a full run and in a quick one.
-pub(crate) const SLICE: [u64; 2] = [400, 60];
+pub(crate) const SLICE: [u64; 2] = [400, 40];
 
 /// Measures hand-overs between so many tasks. With a server: what they cost it.
 pub(crate) async fn run(
@@ -66,7 +66,7 @@ pub(crate) async fn fairness(
     }
     bench.begin(&mut section).await?;
     for tasks in tasks {
-        let time = if *tasks > 100 { bench.ms(11_000, 1200) } else { bench.ms(2800, 500) };
+        let time = if *tasks > 100 { bench.ms(11_000, 900) } else { bench.ms(2800, 300) };
         let slice = one(bench, make, *tasks, None, time).await?;
         let least = *slice.turns.iter().min().unwrap_or(&0) as f64;
         let most = *slice.turns.iter().max().unwrap_or(&0) as f64;
@@ -99,7 +99,7 @@ pub(crate) async fn scaling(
                     row.note(make.too_few(*point));
                     continue;
                 }
-                let slice = one(bench, make, *point, None, bench.ms(200, 30)).await;
+                let slice = one(bench, make, *point, None, bench.ms(300, 30)).await;
                 let Some(slice) = row.worked(slice) else { continue };
                 row.put(&point.to_string(), repetition, Some(slice.hand_overs_per_second()));
                 row.wrongs_of(&slice);
@@ -120,7 +120,7 @@ async fn one(
     let locks = make.locks(&fresh("queue"), tasks).await?;
     let meter = meter.map(|meter| (meter, make));
     // So long that everybody has had a place before it counts.
-    let warm = if tasks > 128 { bench.ms(250, 60) } else { bench.ms(80, 25) };
+    let warm = if tasks > 128 { bench.ms(300, 40) } else { bench.ms(100, 15) };
     Ok(slice::run(locks, Plan { contend: Contend::One, readers: 0, warm, time, meter }).await)
 }
 

@@ -26,7 +26,7 @@ pub(crate) async fn run(bench: &mut Bench, section: Section) -> Outcome<()> {
     let urls: Vec<&str> = urls.iter().map(String::as_str).collect();
     let makes = makes::on_redlock(&urls, TTL).await?;
     let singles = makes::on_redlock(&urls[..1], TTL).await?;
-    let time = bench.ms(200, 50);
+    let time = bench.ms(200, 30);
     // So long a make may take to answer while two servers do not.
     let patience = bench.ms(1500, 150);
     for repetition in 0..REPETITIONS {

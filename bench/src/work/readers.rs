@@ -20,7 +20,7 @@ pub(crate) async fn run(bench: &mut Bench, section: Section, makes: &[Make]) -> 
             let row = section.row(make);
             let locks = make.locks(&fresh("readers"), TASKS).await;
             let Some(locks) = row.worked(locks) else { continue };
-            let (warm, time) = (bench.ms(80, 20), bench.ms(400, 60));
+            let (warm, time) = (bench.ms(80, 15), bench.ms(400, 40));
             let plan = Plan { contend: Contend::One, readers: 95, warm, time, meter: None };
             let slice = slice::run(locks, plan).await;
             let seconds = slice.took.as_secs_f64();

@@ -27,7 +27,7 @@ pub(crate) async fn run(bench: &mut Bench, section: Section, place: Place<'_>) -
         if place.redis.is_some() { "ms after the lease's end" } else { "ms after the kill" };
     let mut section = section.column("ms", title, Better::Low);
     bench.begin(&mut section).await?;
-    let lease = Duration::from_millis(bench.either(2000, 700));
+    let lease = Duration::from_millis(bench.either(2000, 500));
     let ttl = if place.redis.is_some() { lease } else { crate::stores::TTL };
     let makes = child::of(place.store, place.at, ttl).await?;
     let rounds = if place.redis.is_some() { REPETITIONS } else { bench.either(7, REPETITIONS) };

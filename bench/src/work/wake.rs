@@ -25,7 +25,7 @@ pub(crate) async fn run(
         section.column("p50", "p50 µs", Better::Low).column("p99", "p99 µs", Better::Neither);
     let unit = Make::new(UNIT, Kind::Raw, Nothing);
     bench.begin(&mut section).await?;
-    let time = bench.ms(250, 60);
+    let time = bench.ms(250, 40);
     for repetition in 0..REPETITIONS {
         let ping = bench.ping_after(PAUSE).await?;
         section.row(&unit).put("p50", repetition, Some(ping));
