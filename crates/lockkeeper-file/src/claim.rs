@@ -43,6 +43,9 @@ pub(crate) struct FileClaim {
     listener: Option<Listening>,
     /// While it waits to have the lock for itself: its place among those of this process who do.
     place: Option<Place>,
+    /// For how long it leaves the lock to another of this process, whose turn it was when it last looked. It must look
+    /// again after that: nobody else may.
+    left_to_another: Option<Duration>,
 }
 
 struct Open {
@@ -61,14 +64,25 @@ struct Listening {
 impl FileClaim {
     pub(crate) fn new(store: Store, spec: ClaimSpec) -> Self {
         let path = store.path(&spec.name);
-        Self { store, spec, path, file: None, held: None, floor: None, listener: None, place: None }
+        Self {
+            store,
+            spec,
+            path,
+            file: None,
+            held: None,
+            floor: None,
+            listener: None,
+            place: None,
+            left_to_another: None,
+        }
     }
 
     fn close(&mut self) -> Option<Grant> {
         self.listener = None;
-        self.place = None;
         // That unlocks it, too.
         self.file = None;
+        // After that: it may call the next.
+        self.place = None;
         self.held.take()
     }
 
@@ -107,7 +121,14 @@ impl FileClaim {
                 self.close();
             }
             self.open()?;
-            if self.left_to_another().is_some() || !self.try_lock()? {
+            self.left_to_another = self.left_to_another();
+            if self.left_to_another.is_some() {
+                return Ok(None);
+            }
+            if !self.try_lock()? {
+                if let Some(place) = &self.place {
+                    place.came_in_vain();
+                }
                 return Ok(None);
             }
             let fence = self.fence()?;
@@ -155,7 +176,7 @@ impl FileClaim {
         }
     }
 
-    /// For how long yet it leaves the lock to another of this process, whose turn it is.
+    /// For how long it should leave the lock to another of this process, whose turn it is.
     fn left_to_another(&self) -> Option<Duration> {
         let open = self.file.as_ref().filter(|_| self.waits_alone())?;
         self.store.lines.left_to_another(open.id, self.place.as_ref())
@@ -287,7 +308,7 @@ impl FileClaim {
     /// Waits until its turn has come, or that of another is over.
     async fn turn(&self) {
         let Some(place) = &self.place else { return std::future::pending().await };
-        match self.left_to_another() {
+        match self.left_to_another {
             Some(left) => {
                 let _ = tokio::time::timeout(left, place.called()).await;
             }

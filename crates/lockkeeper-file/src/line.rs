@@ -2,8 +2,8 @@
 //!
 //! A task that asks again as soon as it has released would nearly always have the lock again before a waiter hears of
 //! the release from the kernel. So the first in line is called right there, and for a moment the others leave the lock
-//! to it. The lock is free meanwhile: another process may be faster, and if the one who was called does not come, nobody
-//! is held up for longer than that moment.
+//! to it. The lock is free meanwhile: another process may be faster, and if the one who was called does not come, the
+//! next one looks after that moment.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,7 +25,7 @@ pub(crate) struct Lines(Mutex<HashMap<Id, Line>>);
 struct Line {
     /// In the order in which they came.
     waiting: VecDeque<Arc<Notify>>,
-    /// When the first was last called.
+    /// When the first was called, if it has not come since.
     called: Option<Instant>,
 }
 
@@ -36,6 +36,12 @@ pub(crate) struct Place {
     pub(crate) id: Id,
     call: Arc<Notify>,
     has_lock: bool,
+}
+
+impl Line {
+    fn is_first(&self, call: &Arc<Notify>) -> bool {
+        self.waiting.front().is_some_and(|first| Arc::ptr_eq(first, call))
+    }
 }
 
 impl Lines {
@@ -68,8 +74,7 @@ impl Lines {
     pub(crate) fn left_to_another(&self, id: Id, place: Option<&Place>) -> Option<Duration> {
         let lines = self.lock();
         let line = lines.get(&id)?;
-        let first = line.waiting.front()?;
-        if place.is_some_and(|place| Arc::ptr_eq(&place.call, first)) {
+        if place.is_some_and(|place| line.is_first(&place.call)) {
             return None;
         }
         TURN.checked_sub(line.called?.elapsed()).filter(|left| !left.is_zero())
@@ -87,9 +92,25 @@ impl Place {
         self.call.notified().await;
     }
 
+    /// It has come, and others hold the lock: its turn is over until it is called again.
+    pub(crate) fn came_in_vain(&self) {
+        if let Some(line) = self.lines.lock().get_mut(&self.id)
+            && line.is_first(&self.call)
+        {
+            line.called = None;
+        }
+    }
+
     /// Leaves the line with the lock.
     pub(crate) fn served(mut self) {
         self.has_lock = true;
+        if let Some(line) = self.lines.lock().get_mut(&self.id) {
+            let came = line.is_first(&self.call);
+            if line.called.take().is_some() && !came {
+                // Whoever was called has not come, and may never. Others are not to wait for it each time.
+                line.waiting.rotate_left(1);
+            }
+        }
     }
 }
 
@@ -97,7 +118,7 @@ impl Drop for Place {
     fn drop(&mut self) {
         let mut lines = self.lines.lock();
         let Some(line) = lines.get_mut(&self.id) else { return };
-        let was_first = line.waiting.front().is_some_and(|first| Arc::ptr_eq(first, &self.call));
+        let was_first = line.is_first(&self.call);
         line.waiting.retain(|call| !Arc::ptr_eq(call, &self.call));
         let next = line.waiting.front().cloned();
         if next.is_none() {

@@ -16,7 +16,8 @@ pub(crate) use system::{Listener, Watcher};
 pub(crate) struct Bell {
     /// For those who wait for the lock alone: one of them may have it, so one of them is woken. One that
     /// finds it taken knows that whoever has it will ring when it is done; one that finds another file at
-    /// the path closes this one, which wakes the next.
+    /// the path closes this one, which wakes the next; one that leaves it to another of this process looks
+    /// again in a moment.
     one: Notify,
     /// For all others: readers enter together, and holders want to know whether they still hold.
     all: Notify,

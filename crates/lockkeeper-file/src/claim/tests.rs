@@ -151,3 +151,47 @@ async fn a_line_is_for_one_file_whatever_is_at_its_path_later() {
     let at_path = Store::id_at(&store.path("a")).unwrap();
     assert_eq!(at_path, second.file.as_ref().map(|open| open.id));
 }
+
+/// Others may have found the lock taken in the meantime, and sleep.
+#[tokio::test(start_paused = true)]
+async fn one_who_has_left_the_lock_to_another_looks_again_even_if_the_moment_is_over_by_then() {
+    let (store, _dir) = open_store();
+    let mut holder = holder(&store).await;
+    let (_first, _second, mut third) =
+        (waiter(&store).await, waiter(&store).await, waiter(&store).await);
+    holder.release().await.unwrap();
+    assert!(!is_granted(&mut third).await);
+    tokio::time::advance(MOMENT).await;
+    let told = tokio::time::timeout(LONG, third.changed()).await;
+    assert_eq!(told.expect("it looks again"), Change::LookAgain);
+    assert!(is_granted(&mut third).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_leaves_the_lock_to_one_who_has_come_in_vain() {
+    let (store, _dir) = open_store();
+    let mut holder = holder(&store).await;
+    let (mut first, mut second) = (waiter(&store).await, waiter(&store).await);
+    holder.release().await.unwrap();
+    let other = fs::File::open(store.path("a")).unwrap();
+    other.try_lock().unwrap();
+    assert!(!is_granted(&mut first).await, "another process was faster");
+    drop(other);
+    assert!(is_granted(&mut second).await);
+    second.release().await.unwrap();
+    assert!(is_told(&mut first), "it has kept its place");
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_who_does_not_come_is_waited_for_once() {
+    let (store, _dir) = open_store();
+    let mut holder = holder(&store).await;
+    let (_unpolled, mut second, mut third) =
+        (waiter(&store).await, waiter(&store).await, waiter(&store).await);
+    holder.release().await.unwrap();
+    tokio::time::advance(MOMENT).await;
+    assert!(is_granted(&mut second).await);
+    second.release().await.unwrap();
+    assert!(is_told(&mut third), "its turn has come");
+    assert!(is_granted(&mut third).await);
+}
