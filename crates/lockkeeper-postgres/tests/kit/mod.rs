@@ -125,3 +125,13 @@ pub async fn sessions(client: &Client, application: &str) -> i64 {
     let sql = "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1";
     client.query_one(sql, &[&application]).await.unwrap().get(0)
 }
+
+/// Ends a server as a crash would, and starts it again.
+pub async fn crash_and_restart(mut server: PostgresServer) -> PostgresServer {
+    let restarted = tokio::task::spawn_blocking(move || {
+        server.kill9();
+        server.restart().unwrap();
+        server
+    });
+    restarted.await.unwrap()
+}

@@ -7,7 +7,9 @@ use lockkeeper_postgres::{Key, Postgres};
 use lockkeeper_testkit::proxy::Proxy;
 use lockkeeper_testkit::server::PostgresServer;
 
-use crate::kit::{client, eventually, holders_and_waiters, keeper, name, server, soon};
+use crate::kit::{
+    client, crash_and_restart, eventually, holders_and_waiters, keeper, name, server, soon,
+};
 
 /// A keeper on the other end of a line that can be cut.
 async fn through_proxy() -> (Proxy, Keeper) {
@@ -116,14 +118,7 @@ async fn fences_rise_over_crashes_of_the_server_and_holders_are_told() {
         assert!(guard.fence() > last, "{:?} after {last:?}", guard.fence());
         last = guard.fence();
         // Right after the grant: nothing else has made it durable.
-        server = tokio::task::spawn_blocking(|| {
-            let mut server = server;
-            server.kill9();
-            server.restart().unwrap();
-            server
-        })
-        .await
-        .unwrap();
+        server = crash_and_restart(server).await;
         soon("to be told", guard.lost()).await;
     }
     let guard = soon("lock", mutex.lock()).await.unwrap();

@@ -9,7 +9,7 @@ use lockkeeper_postgres::{Key, Postgres};
 use lockkeeper_testkit::proxy::Proxy;
 use lockkeeper_testkit::server::PostgresServer;
 
-use crate::kit::{client, holders_and_waiters, keeper, name, server, soon, url};
+use crate::kit::{client, crash_and_restart, holders_and_waiters, keeper, name, server, soon, url};
 
 /// Locks all of them at the same time; every fourth is for a reader.
 async fn lock_all(keeper: &Keeper, names: &[String]) -> Vec<Guard> {
@@ -70,14 +70,7 @@ async fn fences_that_are_shared_rise_over_crashes_of_the_server() {
         assert!(lowest > last, "{lowest:?} after {last:?}");
         last = guards.iter().map(|guard| guard.fence().unwrap()).max();
         // Right after the grants: nothing else has made them durable.
-        server = tokio::task::spawn_blocking(|| {
-            let mut server = server;
-            server.kill9();
-            server.restart().unwrap();
-            server
-        })
-        .await
-        .unwrap();
+        server = crash_and_restart(server).await;
         for guard in guards {
             soon("to be told", guard.lost()).await;
         }
