@@ -35,8 +35,9 @@ pub fn url() -> String {
 /// The helper program, which cargo has built as an example.
 pub fn helper() -> PathBuf {
     let test = std::env::current_exe().unwrap();
-    let target = test.ancestors().nth(2).unwrap();
-    target.join("examples/postgres_helper")
+    let helper = test.ancestors().nth(2).unwrap().join("examples/postgres_helper");
+    assert!(helper.exists(), "{} is missing: run `cargo build --examples`", helper.display());
+    helper
 }
 
 /// A plain connection.
