@@ -157,8 +157,8 @@ impl Election {
             let leadership = self.campaign_until_elected().await?;
             let term = leadership.term();
             // The work is a temporary of this statement: however it ends, it is gone before the
-            // leadership is.
-            match leadership.while_leader(work(term)).await {
+            // leadership is. It is created inside, so that none of it runs after the deadline.
+            match leadership.while_leader(async { work(term).await }).await {
                 Ok(output) => {
                     if let Err(error) = leadership.resign().await {
                         tracing::warn!(%error, "work done, resignation not confirmed");
@@ -316,7 +316,8 @@ impl Leadership {
         self.guard.lost_token()
     }
 
-    /// Runs a future for as long as this process leads, and drops it when the leadership is lost.
+    /// Runs a future for as long as this process leads, and drops it when the leadership is lost. As
+    /// [`Guard::while_held`].
     ///
     /// # Errors
     ///

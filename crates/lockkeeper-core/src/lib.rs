@@ -48,6 +48,7 @@ mod scope;
 mod semaphore;
 mod slots;
 mod ticket;
+mod until_lost;
 
 pub use any_keeper::AnyKeeper;
 pub use backend::{
