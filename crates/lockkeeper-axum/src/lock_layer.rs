@@ -60,20 +60,20 @@ const RELEASE_WITHIN: Duration = Duration::from_secs(1);
 /// # Examples
 ///
 /// ```
-/// use axum::{Router, routing::post};
+/// use axum::{Router, extract::Path, routing::post};
 /// use lockkeeper::{Keeper, Memory};
 /// use lockkeeper_axum::{Held, LockLayer};
 /// use std::time::Duration;
 ///
-/// async fn pay(held: Held) -> String {
-///     format!("paid under fence {:?}", held.fence())
+/// async fn pay(Path(order_id): Path<u64>, held: Held) -> String {
+///     format!("{order_id} paid under fence {:?}", held.fence())
 /// }
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let keeper = Keeper::new(Memory::new());
 /// let lock = LockLayer::new(keeper.clone())
-///     .key("order:{order_id}")
+///     .key_from(|Path(order_id): Path<u64>| format!("order:{order_id}"))
 ///     .ttl(Duration::from_secs(15))
 ///     .wait(Duration::from_secs(2));
 /// let app: Router = Router::new().route("/orders/{order_id}/pay", post(pay)).route_layer(lock);
@@ -210,7 +210,7 @@ where
                     let answer = inner.call(Request::from_parts(head, body)).await?;
                     return Ok(answer.map(Body::new));
                 }
-                Err(refusal) => return Ok(refusal.into_response()),
+                Err(answer) => return Ok(answer),
             };
             let outer = head.extensions.remove::<Held>();
             let guard = match layer.acquire(name, outer.as_ref()).await {
