@@ -7,7 +7,7 @@ use axum::extract::rejection::RawPathParamsRejection;
 use axum::extract::{FromRequestParts, RawPathParams};
 use axum::http::Method;
 use axum::http::request::Parts;
-use axum::response::{IntoResponse as _, Response};
+use axum::response::{IntoResponse, Response};
 use lockkeeper_core::BoxFuture;
 
 use crate::problem::{Reason, Refusal};
@@ -79,7 +79,7 @@ impl Key {
             Box::pin(async move {
                 let (state, key) = &*shared;
                 let extracted = E::from_request_parts(parts, state).await;
-                extracted.map(key).map_err(|rejection| rejection.into_response())
+                extracted.map(key).map_err(IntoResponse::into_response)
             })
         })))
     }

@@ -189,11 +189,11 @@ async fn a_run_whose_lock_is_lost_is_dropped_and_what_it_spawned_hears_of_it() {
 async fn no_step_of_a_run_begins_after_the_deadline() {
     let (store, log) = (store(), Log::start());
     let steps = Arc::new(AtomicUsize::new(0));
-    let (begin, mut begun) = tokio::sync::mpsc::unbounded_channel();
+    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
     let (counted, dropped) = (steps.clone(), Arc::new(AtomicUsize::new(0)));
     let drops = dropped.clone();
     let job = every_minute().job("x", move |_| {
-        let (steps, begin, drops) = (counted.clone(), begin.clone(), drops.clone());
+        let (steps, tell, drops) = (counted.clone(), tell.clone(), drops.clone());
         let drops = OnDrop(move || {
             drops.fetch_add(1, Ordering::SeqCst);
         });
@@ -201,7 +201,7 @@ async fn no_step_of_a_run_begins_after_the_deadline() {
             let _drops = drops;
             poll_fn(|cx| {
                 steps.fetch_add(1, Ordering::SeqCst);
-                begin.send(cx.waker().clone()).unwrap();
+                tell.send(cx.waker().clone()).unwrap();
                 Poll::<()>::Pending
             })
             .await;
@@ -209,7 +209,7 @@ async fn no_step_of_a_run_begins_after_the_deadline() {
     });
     let scheduler = Scheduler::new(keeper(&store).ttl(secs(30))).job(job);
     let running = scheduler.clock(Wall::at(START).skewed(0)).start().unwrap();
-    let waker = begun.recv().await.unwrap();
+    let waker = told.recv().await.unwrap();
     // `advance` sets the clock in its first poll, and lets other tasks run after that.
     let mut advance = pin!(tokio::time::advance(secs(30)));
     assert!(poll_fn(|cx| Poll::Ready(advance.as_mut().poll(cx).is_pending())).await);
