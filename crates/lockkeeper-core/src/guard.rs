@@ -30,8 +30,10 @@ use crate::until_lost::run_until_lost;
 ///
 /// [`is_held`](Self::is_held) turns false, and [`lost`](Self::lost) is told, *before* the store could
 /// have given the lock to another, even if renewals hang: both count from before the last successful
-/// request was sent, with an allowance for clock drift, on a clock that (on Linux) goes on while the
-/// machine sleeps.
+/// request was sent, with an allowance for clock drift, on a clock that goes on while the machine sleeps.
+///
+/// Exception: FreeBSD has no such clock. After a sleep there, a guard may say `Held` for as long as the machine slept
+/// after its lease has ended. The same is true of a virtual machine that its host has paused, on every system.
 ///
 /// # What it does not
 ///
