@@ -210,7 +210,7 @@ mod tests {
                 let second = Duration::from_secs(1);
                 let after = slept(continuous + second + SLEEP, running + second);
                 assert_eq!(
-                    after - before,
+                    after.abs_diff(before),
                     SLEEP,
                     "uptime {uptime:?}, gained {gained}, lost {lost}"
                 );
