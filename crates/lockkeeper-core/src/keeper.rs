@@ -420,7 +420,7 @@ impl Shared {
     }
 
     /// Where the keeper's background work runs.
-    fn background(&self) -> Result<&Background> {
+    pub(crate) fn background(&self) -> Result<&Background> {
         if let Some(background) = self.background.get() {
             return Ok(background);
         }
@@ -433,7 +433,7 @@ impl Shared {
     }
 
     /// Whether a claim of this mode can be made now.
-    fn check(&self, mode: Mode) -> Result<()> {
+    pub(crate) fn check(&self, mode: Mode) -> Result<()> {
         if self.closed.is_cancelled() {
             return Err(Self::closed_error());
         }

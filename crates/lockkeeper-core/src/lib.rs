@@ -18,6 +18,7 @@ mod background;
 mod backoff;
 pub mod blocking;
 mod clock;
+mod detached;
 mod driver;
 mod election;
 mod error;
