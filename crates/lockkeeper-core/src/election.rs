@@ -59,7 +59,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// let election = keeper.election("service");
 ///
 /// let leadership = election.campaign().await?; // waits until elected
-/// assert_eq!(election.leader().await?.unwrap().label.as_str(), "node-1");
+/// assert_eq!(election.leader().await?.unwrap().who(), "node-1");
 /// let term = leadership.term();
 /// leadership.resign().await?;
 ///
@@ -361,7 +361,7 @@ impl fmt::Debug for Leadership {
 #[non_exhaustive]
 pub struct Leader {
     /// Who that is, for people.
-    pub label: Label,
+    pub label: Option<Label>,
     /// The id of this leadership.
     pub owner: Option<Owner>,
     /// Its term.
@@ -369,6 +369,11 @@ pub struct Leader {
 }
 
 impl Leader {
+    /// Returns the label, or `(unknown)` without one.
+    pub fn who(&self) -> &str {
+        Label::or_unknown(self.label.as_ref())
+    }
+
     fn new(holder: Party) -> Self {
         Self { label: holder.label, owner: holder.owner, term: holder.fence }
     }
