@@ -87,7 +87,7 @@ pub(crate) async fn watch(args: &args::Look) -> Result<u8, Failure> {
                 .to_string()
         } else {
             let word = paint.paint(colour, &format!("{word:8}"));
-            format!("{word}  {}  {}", output::name(&event.name), event.who.label)
+            format!("{word}  {}  {}", output::name(&event.name), event.who.who())
         };
         let mut stdout = io::stdout().lock();
         if writeln!(stdout, "{line}").and_then(|()| stdout.flush()).is_err() {
@@ -125,7 +125,7 @@ pub(crate) async fn break_lock(args: &args::Break) -> Result<(), Failure> {
 /// Who holds, as the store knows them.
 fn owners(infos: &[LockInfo]) -> Vec<(Option<Owner>, String)> {
     let holders = infos.iter().flat_map(|info| &info.holders);
-    holders.map(|holder| (holder.owner, holder.label.to_string())).collect()
+    holders.map(|holder| (holder.owner, holder.who().to_owned())).collect()
 }
 
 fn describe(infos: &[LockInfo]) -> String {
@@ -134,7 +134,7 @@ fn describe(infos: &[LockInfo]) -> String {
         for holder in &info.holders {
             let since = holder.age.map(|age| format!(" for {}", output::span(age)));
             let kind = output::kind(info.kind);
-            parts.push(format!("{}{} ({kind})", holder.label, since.unwrap_or_default()));
+            parts.push(format!("{}{} ({kind})", holder.who(), since.unwrap_or_default()));
         }
     }
     parts.join(", ")

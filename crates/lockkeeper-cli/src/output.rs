@@ -125,7 +125,7 @@ pub(crate) fn locks(infos: &[LockInfo], paint: Paint) -> String {
                 name(&info.name),
                 state,
                 mode(who.mode),
-                who.label.to_string(),
+                who.who().to_owned(),
                 who.age.map_or_else(|| "-".to_owned(), span),
                 who.remaining.map_or_else(|| "-".to_owned(), span),
                 who.fence.map_or_else(|| "-".to_owned(), |fence| fence.to_string()),

@@ -53,8 +53,8 @@ impl Sight {
     pub(crate) fn describe(&self) -> String {
         let mut text = match self.holders.as_slice() {
             [] => return "others hold it".to_owned(),
-            [one] => format!("held by {}", one.label),
-            [one, rest @ ..] => format!("held by {} and {} more", one.label, rest.len()),
+            [one] => format!("held by {}", one.who()),
+            [one, rest @ ..] => format!("held by {} and {} more", one.who(), rest.len()),
         };
         if let Some(age) = self.holders.first().and_then(|holder| holder.age) {
             text = format!("{text} for {}", span(age));

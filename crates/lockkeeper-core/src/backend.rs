@@ -315,8 +315,8 @@ pub struct LockInfo {
 pub struct Party {
     /// Its owner id.
     pub owner: Option<Owner>,
-    /// Who that is, for people.
-    pub label: Label,
+    /// Who that is, for people. `None` for a client that left no label, or one that cannot be shown.
+    pub label: Option<Label>,
     /// How much it holds or asks for.
     pub mode: Mode,
     /// A holder's fencing token.
@@ -325,4 +325,11 @@ pub struct Party {
     pub age: Option<Duration>,
     /// What is left of its lease or of its place in the queue.
     pub remaining: Option<Duration>,
+}
+
+impl Party {
+    /// Returns the label, or `(unknown)` without one.
+    pub fn who(&self) -> &str {
+        Label::or_unknown(self.label.as_ref())
+    }
 }

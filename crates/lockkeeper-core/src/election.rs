@@ -59,7 +59,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// let election = keeper.election("service");
 ///
 /// let leadership = election.campaign().await?; // waits until elected
-/// assert_eq!(election.leader().await?.unwrap().label.as_str(), "node-1");
+/// assert_eq!(election.leader().await?.unwrap().who(), "node-1");
 /// let term = leadership.term();
 /// leadership.resign().await?;
 ///
@@ -157,8 +157,8 @@ impl Election {
             let leadership = self.campaign_until_elected().await?;
             let term = leadership.term();
             // The work is a temporary of this statement: however it ends, it is gone before the
-            // leadership is.
-            match leadership.while_leader(work(term)).await {
+            // leadership is. It is created inside, so that none of it runs after the deadline.
+            match leadership.while_leader(async { work(term).await }).await {
                 Ok(output) => {
                     if let Err(error) = leadership.resign().await {
                         tracing::warn!(%error, "work done, resignation not confirmed");
@@ -316,7 +316,8 @@ impl Leadership {
         self.guard.lost_token()
     }
 
-    /// Runs a future for as long as this process leads, and drops it when the leadership is lost.
+    /// Runs a future for as long as this process leads, and drops it when the leadership is lost. As
+    /// [`Guard::while_held`].
     ///
     /// # Errors
     ///
@@ -360,7 +361,7 @@ impl fmt::Debug for Leadership {
 #[non_exhaustive]
 pub struct Leader {
     /// Who that is, for people.
-    pub label: Label,
+    pub label: Option<Label>,
     /// The id of this leadership.
     pub owner: Option<Owner>,
     /// Its term.
@@ -368,6 +369,11 @@ pub struct Leader {
 }
 
 impl Leader {
+    /// Returns the label, or `(unknown)` without one.
+    pub fn who(&self) -> &str {
+        Label::or_unknown(self.label.as_ref())
+    }
+
     fn new(holder: Party) -> Self {
         Self { label: holder.label, owner: holder.owner, term: holder.fence }
     }

@@ -26,7 +26,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// let _guard = keeper.mutex("orders/42").label("billing").lock().await?;
 ///
 /// for lock in keeper.inspect()?.list("orders/").await? {
-///     println!("{} is held by {}", lock.name, lock.holders[0].label);
+///     println!("{} is held by {}", lock.name, lock.holders[0].who());
 /// }
 /// # Ok(())
 /// # }
@@ -167,7 +167,7 @@ fn sightings(infos: Vec<LockInfo>) -> Sightings {
         let holders = holders.into_iter().map(|party| (true, party));
         // A holder may still have a place in the queue for a moment: the hold counts.
         for (holds, party) in waiters.chain(holders) {
-            let who = party.owner.map_or(party.label.to_string(), |owner| owner.to_string());
+            let who = party.owner.map_or(party.who().to_owned(), |owner| owner.to_string());
             seen.insert((name.clone(), kind, who), (holds, party));
         }
     }

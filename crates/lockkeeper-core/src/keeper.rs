@@ -420,7 +420,7 @@ impl Shared {
     }
 
     /// Where the keeper's background work runs.
-    fn background(&self) -> Result<&Background> {
+    pub(crate) fn background(&self) -> Result<&Background> {
         if let Some(background) = self.background.get() {
             return Ok(background);
         }
@@ -433,7 +433,7 @@ impl Shared {
     }
 
     /// Whether a claim of this mode can be made now.
-    fn check(&self, mode: Mode) -> Result<()> {
+    pub(crate) fn check(&self, mode: Mode) -> Result<()> {
         if self.closed.is_cancelled() {
             return Err(Self::closed_error());
         }
@@ -599,10 +599,10 @@ async fn steward(estate: Estate) {
         loop {
             tokio::time::sleep(ROUND).await;
             let Some(shared) = estate.0.upgrade() else { return };
-            let now = clock::asleep();
-            if now.abs_diff(asleep) > FLICKER {
-                observe::slept(now.saturating_sub(asleep));
-                asleep = now;
+            let before = std::mem::replace(&mut asleep, clock::asleep());
+            // Compared with the last round, not with the last sleep: slow drift between the clocks is no sleep.
+            if asleep.abs_diff(before) > FLICKER {
+                observe::slept(asleep.saturating_sub(before));
                 shared.woke.notify_waiters();
             }
             let pause = looked.elapsed();

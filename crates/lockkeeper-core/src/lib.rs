@@ -18,6 +18,7 @@ mod background;
 mod backoff;
 pub mod blocking;
 mod clock;
+mod detached;
 mod driver;
 mod election;
 mod error;
@@ -48,6 +49,7 @@ mod scope;
 mod semaphore;
 mod slots;
 mod ticket;
+mod until_lost;
 
 pub use any_keeper::AnyKeeper;
 pub use backend::{

@@ -1,15 +1,18 @@
 //! Several mutexes at once.
 
+use std::future::poll_fn;
+use std::task::Poll;
 use std::time::Duration;
 
 use crate::backend::BoxFuture;
 use crate::error::{Error, Result};
 use crate::guard::Guard;
-use crate::hold::ReleaseOutcome;
+use crate::hold::{ReleaseOutcome, State};
 use crate::join::join_all;
 use crate::keeper::Keeper;
 use crate::name::Name;
 use crate::options::{Options, invalid, option_setters};
+use crate::until_lost::run_until_lost;
 
 /// Several mutexes, taken together: all or nothing.
 ///
@@ -149,6 +152,8 @@ impl Guards {
 
     /// Runs a future for as long as all of them are held, and drops it when one is lost.
     ///
+    /// No step of the work begins after the first of the leases has run out, as with [`Guard::while_held`].
+    ///
     /// # Errors
     ///
     /// [`Lost`](crate::ErrorKind::Lost), with the name of the one that was lost.
@@ -164,22 +169,17 @@ impl Guards {
                 Box::pin(async move { token.cancelled().await })
             })
             .collect();
-        let any_lost = std::future::poll_fn(|cx| {
+        let any_lost = poll_fn(|cx| {
             let lost = tokens.iter_mut().any(|token| token.as_mut().poll(cx).is_ready());
-            if lost { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+            if lost { Poll::Ready(()) } else { Poll::Pending }
         });
-        let output = tokio::select! {
-            biased;
-            () = any_lost => None,
-            output = work => Some(output),
-        };
-        let lost = self.iter().find(|guard| !guard.is_held());
-        match (output, lost) {
-            (Some(output), None) => Ok(output),
-            (_, Some(guard)) => Err(guard.lost_error()),
-            // Only a guard that is not held ends the wait.
-            (None, None) => Err(Error::lost("one of the locks")),
-        }
+        let first_lost = || self.iter().find(|guard| guard.state() == State::Lost);
+        let output = run_until_lost(|| first_lost().is_some(), any_lost, work).await;
+        output.ok_or_else(|| {
+            let lost = first_lost().map(Guard::lost_error);
+            // Only a guard that is lost ends the wait.
+            lost.unwrap_or_else(|| Error::lost("one of the locks"))
+        })
     }
 
     /// Gives all of them back, and tells whether all were held until then.

@@ -443,7 +443,9 @@ impl QuorumClaim {
         }
         // A node that has not answered yet is seen to in the background.
         self.finish_in_background();
-        let held = self.granted && released + (self.nodes.len() - confirmed) >= self.majority;
+        // A majority that released held, also if it was another claim of this owner that was granted.
+        let silent = self.nodes.len() - confirmed;
+        let held = released >= self.majority || self.granted && released + silent >= self.majority;
         (self.granted, self.downgraded, self.last) = (false, false, None);
         Ok(if held { Release::Released } else { Release::WasNotHeld })
     }

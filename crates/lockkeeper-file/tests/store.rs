@@ -436,7 +436,7 @@ async fn inspection_tells_who_holds_and_since_when() {
     let shown = inspect.show("a").await.unwrap();
     let [holder] = &shown[0].holders[..] else { panic!("{shown:?}") };
     assert_eq!(holder.owner, Some(guard.owner()));
-    assert_eq!(holder.label.as_str(), "billing");
+    assert_eq!(holder.who(), "billing");
     assert_eq!(holder.fence, guard.fence());
     assert_eq!(holder.mode, Mode::Exclusive);
     assert!(holder.age.unwrap() >= Duration::from_millis(4), "{holder:?}");
@@ -450,7 +450,7 @@ async fn inspection_tells_who_holds_and_since_when() {
     let shown = inspect.show("a").await.unwrap();
     let [holder] = &shown[0].holders[..] else { panic!("{shown:?}") };
     assert_eq!((holder.owner, holder.mode, holder.fence), (None, Mode::Shared, fence));
-    assert_eq!(holder.label.as_str(), "some readers", "not the writer before them");
+    assert_eq!(holder.label, None, "not the writer before them");
     assert!(readers.iter().all(Guard::is_held), "they do not mind");
 }
 
@@ -571,4 +571,22 @@ async fn a_directory_that_is_called_like_a_lock_stands_in_nobodys_way() {
     guard.release().await.unwrap();
     assert_eq!(store.gc().await.unwrap(), 1);
     assert_eq!(files(dir.path()), ["link.lock", "odd.lock"]);
+}
+
+#[tokio::test]
+async fn a_foreign_holder_is_shown_without_a_label() {
+    let (store, dir) = store();
+    let file = std::fs::File::create(dir.path().join("a.lock")).unwrap();
+    let inspect = keeper(&store).inspect().unwrap();
+    for mode in [Mode::Exclusive, Mode::Shared] {
+        match mode {
+            Mode::Exclusive => file.lock().unwrap(),
+            _ => file.lock_shared().unwrap(),
+        }
+        let shown = inspect.show("a").await.unwrap();
+        let [holder] = &shown[0].holders[..] else { panic!("{shown:?}") };
+        assert_eq!((holder.label.as_ref(), holder.owner, holder.mode), (None, None, mode));
+        assert_eq!(holder.who(), "(unknown)");
+        file.unlock().unwrap();
+    }
 }

@@ -210,12 +210,12 @@ impl Sight {
     }
 }
 
-/// A holder that follows the plain recipe.
+/// A holder that follows the plain recipe. Its value is shown as its label, if there is anything to show.
 fn foreign(value: &str, left: Option<u64>) -> Party {
     let label: String = value.chars().filter(|c| !c.is_control()).take(64).collect();
     Party {
         owner: None,
-        label: Label::new(label).unwrap_or_default(),
+        label: Label::new(label).ok().filter(|label| !label.as_str().is_empty()),
         mode: Mode::Exclusive,
         fence: None,
         age: None,
@@ -255,7 +255,7 @@ impl<'a> Record<'a> {
     fn holder(&self, owner: &str, now: u64, left: Option<u64>) -> Party {
         Party {
             owner: owner.parse::<Owner>().ok(),
-            label: Label::new(self.label).unwrap_or_default(),
+            label: Label::new(self.label).ok(),
             mode: self.mode,
             fence: Fence::new(self.fence),
             age: Some(Duration::from_millis(now.saturating_sub(self.since))),

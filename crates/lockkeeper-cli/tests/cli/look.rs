@@ -62,6 +62,21 @@ fn a_table_shows_holders_and_waiters_in_order() {
 }
 
 #[test]
+fn a_holder_without_a_label_is_shown_as_unknown() {
+    let dir = tempfile::tempdir().unwrap();
+    let world = World::on(&format!("file:{}", dir.path().display()));
+    let file = std::fs::File::create(dir.path().join("a.lock")).unwrap();
+    file.lock().unwrap();
+    let table = world.say(&["ls"]).out;
+    let row = table.lines().nth(1).unwrap().split_whitespace().collect::<Vec<_>>();
+    assert_eq!(row, ["a", "held", "exclusive", "(unknown)", "-", "-", "-"]);
+    let json: Value = serde_json::from_str(&world.say(&["show", "a", "--json"]).out).unwrap();
+    assert_eq!(json[0]["holders"][0]["label"], Value::Null);
+    let said = world.say(&["run", "a", "--wait", "10ms", "true"]);
+    assert!(said.err.contains("held by (unknown)"), "{said:?}");
+}
+
+#[test]
 fn a_watch_tells_what_happens() {
     let world = World::new();
     let watch = world.spawn(&["watch", "a", "--json"]);

@@ -96,7 +96,7 @@ impl Place {
     fn party(&self, now: Instant, fence: Option<Fence>) -> Party {
         Party {
             owner: Some(self.owner),
-            label: self.label.clone(),
+            label: Some(self.label.clone()),
             mode: self.mode,
             fence,
             age: Some(now.saturating_duration_since(self.since)),
