@@ -7,6 +7,7 @@ mod failure;
 mod group;
 mod guardian;
 mod look;
+mod loss;
 mod output;
 mod report;
 mod run;

@@ -12,6 +12,7 @@ use crate::child::{Child, Status, wants_terminal};
 use crate::failure::Failure;
 use crate::group::{Group, Where};
 use crate::guardian::{self, Guardian, Moment};
+use crate::loss::Loss;
 use crate::report::{Reporter, Style};
 use crate::signals::{self, Signals};
 use crate::store;
@@ -153,6 +154,7 @@ struct Watched<'a> {
     guard: &'a Guard,
     ttl: Duration,
     kill_after: Duration,
+    overlap_grace: Duration,
     signals: Signals,
     children: Stream,
     continued: Stream,
@@ -205,6 +207,7 @@ impl<'a> Watched<'a> {
             guard,
             ttl: run.lock.ttl,
             kill_after,
+            overlap_grace: run.overlap_grace,
             signals,
             children,
             continued,
@@ -232,10 +235,7 @@ impl<'a> Watched<'a> {
         };
         let ended = match ended {
             Ok(status) => Ok(status),
-            Err(why) => {
-                let status = self.stop().await;
-                Err((why, status))
-            }
+            Err(loss) => Err((loss, self.stop(loss).await)),
         };
         self.guardian.dismiss();
         let in_foreground = self.terminal.belongs_to(self.group.id());
@@ -249,15 +249,17 @@ impl<'a> Watched<'a> {
                 reporter.exited(status);
                 Ok(status)
             }
-            Err((why, status)) => {
+            Err((loss, status)) => {
                 reporter.exited(status);
-                Err(Failure::lost(format!("{why}: the command was stopped")))
+                let killed = status == Status::Killed(Signal::KILL.as_raw());
+                let how = if killed { "killed" } else { "stopped" };
+                Err(Failure::lost(format!("{loss}: the command was {how}")))
             }
         }
     }
 
     /// Until the command has ended, or the lock must be taken for lost; why, then.
-    async fn watch(&mut self) -> Result<Status, &'static str> {
+    async fn watch(&mut self) -> Result<Status, Loss> {
         let lost = self.guard.lost_token();
         loop {
             if let Some(status) = self.child.look() {
@@ -265,7 +267,7 @@ impl<'a> Watched<'a> {
                     Status::Stopped(signal) => self.suspend(signal).await,
                     // A guardian that had to kill it did so because the time was over.
                     Status::Killed(_) if self.told.is_some_and(Moment::has_passed) => {
-                        return Err("the lock was not renewed in time");
+                        return Err(Loss::Late);
                     }
                     ended => return Ok(ended),
                 }
@@ -285,16 +287,17 @@ impl<'a> Watched<'a> {
     }
 
     /// Whether the lock is held for long enough to go on; tells the guardian how long that is.
-    fn check(&mut self) -> Result<(), &'static str> {
-        if self.guard.state() == State::Lost {
-            return Err("the lock was lost");
-        }
+    fn check(&mut self) -> Result<(), Loss> {
+        // First, because a lease that has ended also makes the state `Lost`.
         if self.told.is_some_and(Moment::has_passed) {
-            return Err("the lock was not renewed in time");
+            return Err(Loss::Late);
+        }
+        if self.guard.state() == State::Lost {
+            return Err(Loss::Certain);
         }
         let Some(last) = last_moment(self.guard, self.ttl) else { return Ok(()) };
         if last.before(self.kill_after).has_passed() {
-            return Err("the lock could not be renewed");
+            return Err(Loss::Foreseen);
         }
         if self.told != Some(last) {
             self.told = Some(last);
@@ -363,7 +366,7 @@ impl<'a> Watched<'a> {
 
     /// After a signal: waits for what the command has started, which may have to tidy up, and kills what
     /// does not end.
-    async fn empty_group(&mut self) -> Result<(), &'static str> {
+    async fn empty_group(&mut self) -> Result<(), Loss> {
         let until = Moment::now().after(self.kill_after);
         while !self.group.is_empty(Where::Inside) {
             self.check()?;
@@ -379,12 +382,12 @@ impl<'a> Watched<'a> {
         Ok(())
     }
 
-    /// The lock is lost: ends the command and all that it has started, in time.
-    async fn stop(&mut self) -> Status {
-        let grace = Moment::now().after(self.kill_after);
-        // Whatever it was told last: the lease that it had may not have ended before it was lost.
-        let until = self.told.map_or(grace, |last| last.min(grace));
-        self.group.signal_all(Signal::TERM);
+    /// Ends the command and everything that it started, within the time that the loss leaves.
+    async fn stop(&mut self, loss: Loss) -> Status {
+        let mut until = self.kill_at(loss);
+        if !until.has_passed() {
+            self.group.signal_all(Signal::TERM);
+        }
         let mut ended = None;
         loop {
             ended =
@@ -397,6 +400,10 @@ impl<'a> Watched<'a> {
                 break;
             }
             tokio::time::sleep(LOOK.min(until.left())).await;
+            // A foreseen loss becomes certain if the store answers again, and says so.
+            if loss == Loss::Foreseen && self.guard.state() == State::Lost {
+                until = until.min(self.kill_at(Loss::Certain));
+            }
         }
         loop {
             match ended.or_else(|| self.child.look()) {
@@ -405,6 +412,17 @@ impl<'a> Watched<'a> {
             }
             ended = None;
         }
+    }
+
+    /// When to kill the command: never later than the end of the lease that it had last.
+    fn kill_at(&self, loss: Loss) -> Moment {
+        let grace = match loss {
+            Loss::Foreseen => self.kill_after,
+            Loss::Certain => self.overlap_grace,
+            Loss::Late => Duration::ZERO,
+        };
+        let grace = Moment::now().after(grace);
+        self.told.map_or(grace, |last| last.min(grace))
     }
 }
 
