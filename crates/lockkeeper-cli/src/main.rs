@@ -9,6 +9,8 @@ mod guardian;
 mod look;
 mod loss;
 mod output;
+mod processes;
+mod reap;
 mod report;
 mod run;
 mod signals;

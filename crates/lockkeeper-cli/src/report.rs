@@ -4,13 +4,13 @@ use std::io::{self, IsTerminal as _};
 use std::time::Duration;
 
 use lockkeeper::{Guard, Kind, LockInfo, Owner, Party};
-use rustix::process::getpgrp;
 use rustix::termios::{tcgetpgrp, tcgetwinsize};
 use serde_json::{Value, json};
 
 use crate::child::Status;
 use crate::failure::Failure;
 use crate::output::{self, millis, span};
+use crate::terminal::own_group;
 
 /// How things are told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -184,7 +184,9 @@ pub(crate) fn say(message: &str) {
 fn may_redraw() -> bool {
     let stderr = io::stderr();
     let smart = std::env::var_os("TERM").is_some_and(|term| !term.is_empty() && term != "dumb");
-    smart && stderr.is_terminal() && tcgetpgrp(&stderr).is_ok_and(|group| group == getpgrp())
+    smart
+        && stderr.is_terminal()
+        && tcgetpgrp(&stderr).is_ok_and(|group| own_group() == Some(group))
 }
 
 /// As much of a line as fits. What is not ASCII may take two columns.

@@ -13,6 +13,8 @@ use crate::failure::Failure;
 use crate::group::{Group, Where};
 use crate::guardian::{self, Guardian, Moment};
 use crate::loss::Loss;
+use crate::processes;
+use crate::reap::Reaper;
 use crate::report::{Reporter, Style};
 use crate::signals::{self, Signals};
 use crate::store;
@@ -27,6 +29,11 @@ const LAST_WORDS: Duration = Duration::from_secs(5);
 const GUARDIAN: Duration = Duration::from_secs(1);
 /// How often to look whether a group is empty.
 const LOOK: Duration = Duration::from_millis(10);
+/// How long processes may take to die of KILL.
+const DYING: Duration = Duration::from_secs(1);
+/// What is said after a loss where only the process group can be found.
+const NOT_LISTED: &str = "only the process group of the command was stopped: processes that left it were not looked for, \
+                          as this system does not list processes (no /proc of this pid namespace)";
 
 /// Runs a command; its exit code.
 pub(crate) async fn run(mut run: args::Run) -> u8 {
@@ -72,6 +79,7 @@ async fn attempt(
 ) -> Result<u8, Failure> {
     let broken = |error: io::Error| Failure::unavailable(format!("no signals: {error}"));
     let mut signals = Signals::new().map_err(broken)?;
+    let reaper = Reaper::start().map_err(broken)?;
     let url = store::url(&run.store)?;
     let kill_after = kill_after(run, &url)?;
     let keeper = signals.unless(store::open_for_a_command(url)).await??;
@@ -85,7 +93,7 @@ async fn attempt(
             return Err(failure);
         }
     };
-    let ended = Watched::start(run, &guard, kill_after, signals, reporter).await;
+    let ended = Watched::start(run, &guard, kill_after, signals, &reaper, reporter).await;
     let ended = match ended {
         Ok(watched) => watched.finished(reporter, interrupted).await,
         Err(failure) => Err(failure),
@@ -174,6 +182,7 @@ impl<'a> Watched<'a> {
         guard: &'a Guard,
         kill_after: Duration,
         mut signals: Signals,
+        reaper: &Reaper,
         reporter: &Reporter,
     ) -> Result<Self, Failure> {
         let broken =
@@ -197,6 +206,7 @@ impl<'a> Watched<'a> {
             guardian.until(moment);
         }
         let child = Child::spawn(run, guard).inspect_err(|_| guardian.dismiss())?;
+        reaper.spare(child.pid());
         let group = Group::new(child.pid(), guard.owner());
         guardian.guard(&group);
         // Before the terminal is given away: who writes to it from the background may be stopped.
@@ -252,6 +262,9 @@ impl<'a> Watched<'a> {
             Err((loss, status)) => {
                 reporter.exited(status);
                 let killed = status == Status::Killed(Signal::KILL.as_raw());
+                if !processes::are_listed() {
+                    reporter.warn(NOT_LISTED);
+                }
                 let how = if killed { "killed" } else { "stopped" };
                 Err(Failure::lost(format!("{loss}: the command was {how}")))
             }
@@ -372,6 +385,7 @@ impl<'a> Watched<'a> {
             self.check()?;
             if until.has_passed() {
                 self.group.kill();
+                self.bury().await;
                 return Ok(());
             }
             tokio::select! {
@@ -397,6 +411,7 @@ impl<'a> Watched<'a> {
             }
             if until.has_passed() {
                 self.group.kill();
+                self.bury().await;
                 break;
             }
             tokio::time::sleep(LOOK.min(until.left())).await;
@@ -411,6 +426,19 @@ impl<'a> Watched<'a> {
                 _ => tokio::time::sleep(LOOK).await,
             }
             ended = None;
+        }
+    }
+
+    /// After a KILL: waits until the group is empty, which takes a moment. A process that is stuck in the kernel is not
+    /// waited for.
+    async fn bury(&mut self) {
+        let until = Moment::now().after(DYING);
+        while !until.has_passed() {
+            let ended = matches!(self.child.look(), Some(Status::Exited(_) | Status::Killed(_)));
+            if ended && self.group.is_empty(Where::Inside) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
 

@@ -11,10 +11,6 @@ use crate::world::{Said, World, eventually};
 const STUBBORN: &str =
     "trap 'echo told > told' TERM; echo ready; while :; do date +%s%N >> beats; sleep 0.02; done";
 
-fn last_beat(world: &World) -> u128 {
-    world.read("beats").lines().filter_map(|line| line.parse().ok()).max().unwrap()
-}
-
 #[test]
 fn a_command_that_will_not_end_is_dead_before_the_lock_goes_to_another() {
     let server = RedisServer::start_or_panic();
@@ -30,13 +26,13 @@ fn a_command_that_will_not_end_is_dead_before_the_lock_goes_to_another() {
     let next = next.end();
     assert_eq!(next.code, Some(0));
     let entered: u128 = next.out.trim().parse().unwrap();
-    let last = last_beat(&far);
+    let last = far.last_beat();
     assert!(last < entered, "last beat {last}, entered {entered}");
     let said = run.end();
     assert_eq!(said.code, Some(70), "{said:?}");
     assert!(said.err.contains("could not be renewed: the command was killed"), "{said:?}");
     assert_eq!(far.read("told"), "told\n", "it was asked first");
-    assert_eq!(last_beat(&far), last, "it is dead");
+    assert_eq!(far.last_beat(), last, "it is dead");
 }
 
 /// Takes the lock away from a command that ignores TERM while another waits for it. Returns how long the command ran
@@ -53,7 +49,7 @@ fn overlap(world: &World, options: &[&str], take_away: impl FnOnce()) -> (Durati
     let entered: u128 = next.out.trim().parse().unwrap();
     let said = run.end();
     assert_eq!(said.code, Some(70), "{said:?}");
-    let beside = last_beat(world).saturating_sub(entered);
+    let beside = world.last_beat().saturating_sub(entered);
     let beside = Duration::from_nanos(u64::try_from(beside).unwrap());
     (beside, said, world.path("told").exists())
 }

@@ -63,6 +63,12 @@ impl World {
         fs::read_to_string(self.path(name)).unwrap_or_default()
     }
 
+    /// The last of the times, in nanoseconds, that a command has written into the file `beats`.
+    #[track_caller]
+    pub(crate) fn last_beat(&self) -> u128 {
+        self.read("beats").lines().filter_map(|line| line.parse().ok()).max().unwrap()
+    }
+
     #[track_caller]
     pub(crate) fn wait_for(&self, name: &str) {
         eventually(name, || self.read(name).ends_with('\n'));
