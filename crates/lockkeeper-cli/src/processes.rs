@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     fn sleeper() -> Child {
-        Command::new("sleep").arg("600").spawn().unwrap()
+        Command::new("sleep").arg("600").spawn().expect("a process")
     }
 
     /// A process with a number that another one had, which only a system that nothing else uses gives reliably: so it
@@ -127,8 +127,8 @@ mod tests {
             if Pid::from_child(&child) == pid {
                 return child;
             }
-            child.kill().unwrap();
-            child.wait().unwrap();
+            child.kill().expect("a signal");
+            child.wait().expect("a child");
         }
         panic!("no process got the number {pid:?} in 1000 tries");
     }
@@ -137,8 +137,8 @@ mod tests {
     fn as_root_of_a_namespace(test: &str) {
         let mut unshare = Command::new("unshare");
         unshare.args(["--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]);
-        unshare.arg(std::env::current_exe().unwrap()).args([test, "--exact"]);
-        let ran = unshare.output().unwrap();
+        unshare.arg(std::env::current_exe().expect("a path")).args([test, "--exact"]);
+        let ran = unshare.output().expect("unshare runs");
         assert!(ran.status.success(), "run it as root, or allow user namespaces: {ran:?}");
     }
 

@@ -22,10 +22,10 @@ impl Reaper {
     pub(crate) fn start() -> io::Result<Self> {
         let mut children = signals::stream(Signal::CHILD)?;
         let spared = Arc::new(AtomicI32::new(0));
-        let spares = spared.clone();
+        let but = spared.clone();
         let task = tokio::spawn(async move {
             loop {
-                reap_all_but(spares.load(Ordering::Relaxed));
+                reap_all_but(but.load(Ordering::Relaxed));
                 if children.recv().await.is_none() {
                     return;
                 }

@@ -47,8 +47,8 @@ impl Terminal {
 
     /// Takes the foreground back from a group that was given it.
     pub(crate) fn take_back(&self, group: Pid) {
-        if self.belongs_to(group) {
-            own_group().into_iter().for_each(|group| self.set(group));
+        if let Some(own) = own_group().filter(|_| self.belongs_to(group)) {
+            self.set(own);
         }
     }
 

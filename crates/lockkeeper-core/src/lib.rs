@@ -47,6 +47,8 @@ mod rwlock;
 mod scope;
 mod semaphore;
 mod slots;
+#[doc(hidden)]
+pub mod text;
 mod ticket;
 
 pub use any_keeper::AnyKeeper;

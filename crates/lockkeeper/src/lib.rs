@@ -110,6 +110,9 @@ pub use lockkeeper_core::plugin;
 
 // Errors.
 pub use lockkeeper_core::{Error, ErrorKind, Result};
+// For the command, which shows what others wrote.
+#[doc(hidden)]
+pub use lockkeeper_core::text;
 
 // Fences, on the side of what a lock protects.
 pub use lockkeeper_core::{FenceCheck, FenceRegister, FenceStore};
