@@ -25,7 +25,9 @@ Exit codes:
 #[command(after_help = "\
 Example: lockkeeper run nightly-report -- ./report.sh
 
-Without --store and LOCKKEEPER_STORE, locks are files of this machine, and no server is needed.")]
+Without --store and LOCKKEEPER_STORE, locks are files of this machine, and no server is needed: in
+/run/lockkeeper for root, in ~/.local/state/lockkeeper (or $XDG_STATE_HOME/lockkeeper) for other
+users. Root and other users do not share locks there.")]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -52,7 +54,8 @@ Example: lockkeeper run deploy --wait 10m -- ./deploy.sh production
     Watch(Look),
     /// Free a lock by force
     #[command(after_help = "\
-The holder is told that it has lost the lock, if it can be told. One that is stuck may go on to work.
+The store frees the lock first and tells the old holder afterwards: the next holder may enter some
+milliseconds before that. A holder that is stuck, or cannot be reached, may go on to work.
 
 Example: lockkeeper break deploy")]
     Break(Break),
