@@ -9,6 +9,7 @@ use lockkeeper::{Keeper, ReleaseOutcome, Ticket};
 
 use crate::args;
 use crate::failure::Failure;
+use crate::output;
 use crate::report::{Reporter, Style};
 use crate::signals::Signals;
 use crate::store;
@@ -111,7 +112,7 @@ async fn close(keeper: &Keeper, signals: &mut Signals) {
 }
 
 fn write(ticket: &Ticket) -> io::Result<()> {
-    let mut line = serde_json::to_string(ticket)?;
+    let mut line = output::safe_json(serde_json::to_string(ticket)?);
     line.push('\n');
     let mut stdout = io::stdout().lock();
     stdout.write_all(line.as_bytes())?;

@@ -110,7 +110,8 @@ pub trait Inspector: Send + Sync {
     fn show(&self, name: &Name) -> BoxFuture<'_, Result<Vec<LockInfo>>>;
 
     /// Takes a name away from all who hold it, and says how many those were. They are told that they
-    /// lost, and the next in the queue enters.
+    /// lost, and the next in the queue enters. A store that can wait for the old holder, for a bounded time, does so;
+    /// for others the order of the two is an exception that [`Inspect::break_lock`](crate::Inspect::break_lock) states.
     fn break_lock(&self, name: &Name) -> BoxFuture<'_, Result<usize>>;
 
     /// Waits until something may have changed. Like [`Claim::changed`], a hint: a store without

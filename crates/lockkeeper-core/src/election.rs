@@ -33,7 +33,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 ///
 /// What a [`Mutex`] does, since it is one: a leader knows that it leads no more *before* another can be
 /// elected, and each leader has a higher [term](Leadership::term) than the one before. Where the store is
-/// [fair](crate::Capabilities::fair), who campaigned first is next.
+/// [fair](crate::Capabilities::fair), who campaigned first is next. The exceptions are those of a
+/// [`Guard`](crate::Guard#what-it-does-not): a leader that is deposed by [`break_lock`](crate::Inspect::break_lock), or whose session the
+/// server ends, is told some milliseconds after the store has freed the lock.
 ///
 /// # What it does not
 ///
@@ -300,7 +302,8 @@ impl Leadership {
         self.guard.expires_at()
     }
 
-    /// Ready when the leadership is lost, before another can be elected; never if it is not.
+    /// Ready when the leadership is lost, before another can be elected (with the [exceptions](Election#what-it-guarantees)
+    /// of every lock); never if it is not.
     ///
     /// The future does not borrow the leadership. Resigning is not losing: after that it stays pending.
     ///

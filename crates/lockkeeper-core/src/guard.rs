@@ -37,6 +37,11 @@ use crate::until_lost::run_until_lost;
 ///
 /// # What it does not
 ///
+/// The guard is told afterwards, usually within milliseconds, where the store frees the lock first:
+/// [`break_lock`](crate::Inspect::break_lock), a session that the server ends, a lock file that is removed. The next holder
+/// may enter in between. A virtual machine that is paused or restored from a snapshot does not count the pause on any
+/// of its clocks: the guard reports the loss only after the machine runs again, when the store answers.
+///
 /// Nobody can stop your code between a look at `is_held` and the next line. Where two writers would do
 /// harm, pass the [`fence`](Self::fence) along and let the thing you write to refuse the lower one.
 #[must_use = "dropping the guard gives the lock back at once"]

@@ -76,9 +76,11 @@ impl Inspect {
 
     /// Takes a name away from all who hold it, and says how many those were.
     ///
-    /// They are told that they lost it as soon as the store can tell them; whoever waits enters. Only
-    /// for a holder that is known to be dead or stuck: one that works on is not stopped by this, and
-    /// only its [fence](crate::Guard::fence) keeps it from doing harm.
+    /// This is an exception to what a [`Guard`](crate::Guard) guarantees. The store frees the lock first and tells its holder
+    /// afterwards, so the next waiter may enter some milliseconds before the old holder's guard reports the loss, or
+    /// much earlier if the old holder is stopped or cannot be reached. The file store waits up to a second for the old
+    /// holder to let go. Only the [fence](crate::Guard::fence) orders the two: use this for a holder that is known to be dead
+    /// or stuck, or where writes are fenced.
     ///
     /// # Errors
     ///

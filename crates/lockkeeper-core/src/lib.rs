@@ -48,6 +48,8 @@ mod rwlock;
 mod scope;
 mod semaphore;
 mod slots;
+#[doc(hidden)]
+pub mod text;
 mod ticket;
 mod until_lost;
 

@@ -26,7 +26,7 @@ fn finds(said: &Said, code: i32, verdict: &str, text: &str) {
 fn a_healthy_directory_is_well_and_sick_ones_are_not() {
     let world = World::new();
     let said = world.say(&["doctor"]);
-    assert_eq!((said.code, lines(&said, "OK").len()), (Some(0), 4), "{said:?}");
+    assert_eq!((said.code, lines(&said, "OK").len()), (Some(0), 5), "{said:?}");
 
     let dir = world.path("open to all");
     fs::create_dir(&dir).unwrap();
@@ -39,6 +39,14 @@ fn a_healthy_directory_is_well_and_sick_ones_are_not() {
     fs::set_permissions(&dir, fs::Permissions::from_mode(0o755)).unwrap();
     let url = format!("file:{}", dir.display());
     finds(&world.say(&["doctor", "--store", &url]), 1, "WARN", "others may read");
+
+    let temporary = tempfile::tempdir().unwrap();
+    let url = format!("file:{}", temporary.path().display());
+    finds(&world.say(&["doctor", "--store", &url]), 1, "WARN", "where old files are removed");
+
+    let mut command = world.command(&["doctor"]);
+    command.env("XDG_RUNTIME_DIR", world.path(""));
+    finds(&Running::start(command).end(), 1, "WARN", "last session ends");
 
     fs::write(world.path("plain"), "").unwrap();
     let url = format!("file:{}", world.path("plain").display());

@@ -5,6 +5,7 @@ mod doctor;
 mod help;
 mod look;
 mod loss;
+mod namespaces;
 mod run;
 mod secrets;
 mod signals;
