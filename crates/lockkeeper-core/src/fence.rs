@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::num::NonZeroU64;
+use std::time::Duration;
 
 use crate::error::{Error, ErrorKind};
 
@@ -20,6 +21,14 @@ pub struct Fence(NonZeroU64);
 impl Fence {
     /// The highest fence there is.
     pub const MAX: Fence = Fence(NonZeroU64::new((1 << 63) - 1).expect("is not zero"));
+
+    /// How far a fence may be ahead of the clock that a store takes its fences from.
+    ///
+    /// A fence is ahead of it after the clock was set back, or after a failover to a server whose clock is behind. That
+    /// is seconds, or minutes without time synchronisation; what is more than an hour is a mistake, which must
+    /// not spread. So a store refuses a floor that is further ahead, unless it has granted such a fence itself, and
+    /// remembers a fence that is ahead for no longer than this after its last use.
+    pub const MAX_AHEAD: Duration = Duration::from_secs(60 * 60);
 
     /// A fence from its number; `None` for 0 and from 2^63 up.
     pub fn new(number: u64) -> Option<Self> {

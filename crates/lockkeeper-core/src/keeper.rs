@@ -1,7 +1,7 @@
 //! The keeper: a store, defaults, and the runtime that everything in the background runs on.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
@@ -18,6 +18,7 @@ use crate::driver::Plan;
 use crate::election::{self, Election};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fence::Fence;
+use crate::floors::Floors;
 use crate::guard::Guard;
 use crate::hold::{Hold, RUNTIME_GONE};
 use crate::inspect::Inspect;
@@ -268,7 +269,10 @@ impl Keeper {
     /// A keeper on the same store, with the same options, that belongs to the runtime in which this is
     /// called.
     pub(crate) fn twin(&self) -> Self {
-        let new = || Arc::new(Shared::new(self.shared.backend.clone()));
+        let new = || {
+            let floors = self.shared.floors.clone();
+            Arc::new(Shared { floors, ..Shared::new(self.shared.backend.clone()) })
+        };
         let shared = self.shared.twin.get_or_init(new).clone();
         if self.shared.closed.is_cancelled() {
             shared.close();
@@ -373,7 +377,8 @@ pub(crate) struct Shared {
     pub(crate) capabilities: Capabilities,
     pub(crate) closed: CancellationToken,
     background: OnceLock<Background>,
-    highest_fence: AtomicU64,
+    /// What the next fences of the names it has locked must be above.
+    pub(crate) floors: Arc<Floors>,
     /// Told when the machine has slept: timers are late then.
     woke: Notify,
     has_steward: AtomicBool,
@@ -396,7 +401,7 @@ impl Shared {
             backend,
             closed: CancellationToken::new(),
             background: OnceLock::new(),
-            highest_fence: AtomicU64::new(0),
+            floors: Arc::default(),
             woke: Notify::new(),
             has_steward: AtomicBool::new(false),
             steward_is_up: AtomicBool::new(false),
@@ -475,16 +480,6 @@ impl Shared {
 
     pub(crate) fn token(&self) -> Option<TaskTrackerToken> {
         self.background.get().map(Background::token)
-    }
-
-    /// The lowest fence that the next exclusive grant may have. Passed to the store with every ask,
-    /// so that fences go on growing even if the store has forgotten everything.
-    pub(crate) fn next_fence(&self) -> Option<Fence> {
-        Fence::new(self.highest_fence.load(Ordering::Relaxed)).map(Fence::next)
-    }
-
-    pub(crate) fn saw_fence(&self, fence: Fence) {
-        self.highest_fence.fetch_max(fence.get(), Ordering::Relaxed);
     }
 
     /// Ready when the machine has woken from sleep.
