@@ -63,10 +63,14 @@ pub trait Claim: Send + 'static {
     /// - The fence of a grant is at least `floor`, also if it is handed over later. A claim that already holds with a lower fence has it
     ///   raised to `floor`: so `Quorum` writes the highest fence of a majority back to a majority.
     ///   Stores that do not declare [`Fences::Raisable`] ignore `floor`.
+    /// - A floor that is more than [`Fence::MAX_AHEAD`] ahead of the clock that the store takes its fences from is
+    ///   refused, unless the store itself has granted such a fence and remembers it. Nothing is changed then.
+    /// - No fence is granted twice: a store that has none left fails.
     ///
     /// # Errors
     ///
-    /// An error means that it is unknown whether the store granted.
+    /// An error means that it is unknown whether the store granted. A refused floor is
+    /// [`Config`](crate::ErrorKind::Config) ([`Fence::refused`], [`Fence::exhausted`]).
     fn attempt(&mut self, floor: Option<Fence>) -> BoxFuture<'_, Result<Attempt>>;
 
     /// Waits until something may have changed for this claim, waiting or holding.

@@ -35,6 +35,24 @@ impl Fence {
         NonZeroU64::new(number).map(Self).filter(|fence| *fence <= Self::MAX)
     }
 
+    /// The error of a store that refuses a floor because it is more than [`MAX_AHEAD`](Self::MAX_AHEAD) ahead of the
+    /// clock it takes its fences from. Both are in microseconds since 1970.
+    pub fn refused(self, clock: u64) -> Error {
+        let ahead = Duration::from_micros(self.get().saturating_sub(clock)).as_secs();
+        let message = format!(
+            "the next fence must be at least {self}, which is {ahead} s ahead of the store's clock, {clock}: that clock \
+             was set back, or a server whose clock is behind took over. Correct the clock; or open a new keeper, \
+             which accepts lower fences at once (this one does an hour after its last grant of the name)"
+        );
+        Error::new(ErrorKind::Config, message)
+    }
+
+    /// The error of a store that has no fence left above this one.
+    pub fn exhausted(self) -> Error {
+        let message = format!("no fence is left above {self}: an attempt fails rather than repeat one");
+        Error::new(ErrorKind::Config, message)
+    }
+
     /// Its number.
     pub fn get(self) -> u64 {
         self.0.get()

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::clock::Moment;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::Result;
 use crate::fence::Fence;
 use crate::name::Name;
 
@@ -57,12 +57,8 @@ impl Floors {
         let granted = generations.young.get(name).or_else(|| generations.old.get(name)).copied();
         drop(generations);
         let Some(last) = granted.filter(|granted| !granted.has_ended(now)) else { return Ok(None) };
-        match Fence::new(last.fence.get() + 1) {
-            Some(floor) => Ok(Some(floor)),
-            None => {
-                Err(Error::new(ErrorKind::Config, format!("no fence is left above {}", last.fence)))
-            }
-        }
+        let next = Fence::new(last.fence.get() + 1);
+        next.map(Some).ok_or_else(|| last.fence.exhausted())
     }
 
     /// Takes note of a grant.
@@ -91,6 +87,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::error::ErrorKind;
 
     fn name(name: impl ToString) -> Name {
         Name::new(name.to_string()).unwrap()

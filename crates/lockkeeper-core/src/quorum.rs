@@ -291,14 +291,27 @@ impl QuorumClaim {
         self.ask_all(Ask::Attempt(floor));
         let mut last = self.last.take().filter(|last| floor <= Some(last.fence));
         let mut said = vec![Said::Nothing; self.nodes.len()];
-        let mut raised = vec![false; self.nodes.len()];
+        // To which fence each node was asked to raise its own.
+        let mut raised = vec![None; self.nodes.len()];
         let mut fence = None;
         loop {
             match self.next_answer(end).await {
+                Some((i, Answer::Attempt(Err(refusal))))
+                    if raised[i].is_some() && refusal.kind() == ErrorKind::Config =>
+                {
+                    // That fence is implausible on this node, which still has what it granted. Nodes that gave
+                    // it do not count, and a majority of the others decides.
+                    let refused = raised[i].take();
+                    for said in &mut said {
+                        if matches!(said, Said::Granted(grant) if grant.fence >= refused) {
+                            *said = Said::Failed(refusal.clone());
+                        }
+                    }
+                    fence = fence.filter(|fence| Some(*fence) < refused);
+                }
                 Some((i, Answer::Attempt(answer))) => {
                     said[i] = Said::from(answer);
-                    if raised[i] && matches!(&said[i], Said::Granted(grant) if grant.fence < fence)
-                    {
+                    if matches!(&said[i], Said::Granted(grant) if grant.fence < raised[i]) {
                         let message = "a node keeps its fence low";
                         said[i] = Said::Failed(Error::new(ErrorKind::Unavailable, message));
                     }
@@ -328,8 +341,8 @@ impl QuorumClaim {
                 }
             }
             for (i, grant) in granted(&said, None) {
-                if grant.fence < fence && !raised[i] {
-                    raised[i] = true;
+                if grant.fence < fence && raised[i].is_none() {
+                    raised[i] = fence;
                     self.nodes[i].ask(Ask::Attempt(fence), self.node_timeout);
                 }
             }
