@@ -49,7 +49,8 @@ impl Fence {
 
     /// The error of a store that has no fence left above this one.
     pub fn exhausted(self) -> Error {
-        let message = format!("no fence is left above {self}: an attempt fails rather than repeat one");
+        let message =
+            format!("no fence is left above {self}: an attempt fails rather than repeat one");
         Error::new(ErrorKind::Config, message)
     }
 

@@ -126,7 +126,8 @@ impl MemoryClaim {
 impl Claim for MemoryClaim {
     fn attempt(&mut self, floor: Option<Fence>) -> BoxFuture<'_, Result<Attempt>> {
         if let Some(floor) = floor.filter(|floor| floor.get() > HIGHEST_FLOOR) {
-            let message = format!("a floor of {floor} is not of this store, which counts its grants");
+            let message =
+                format!("a floor of {floor} is not of this store, which counts its grants");
             return ready(Err(Error::new(ErrorKind::Config, message)));
         }
         let bell = if self.spec.queue { Some(self.bell()) } else { None };

@@ -8,9 +8,8 @@ use std::time::Duration;
 
 use common::{Forgetful, Uncounting, millis, secs};
 use lockkeeper_core::{
-    Backend, Background, ClaimSpec, ErrorKind, Fence, Fences, Keeper, Kind, Memory, Name, Prefixed, Quorum,
-    ReleaseOutcome, Slots,
-    State,
+    Backend, Background, ClaimSpec, ErrorKind, Fence, Fences, Keeper, Kind, Memory, Name, Prefixed,
+    Quorum, ReleaseOutcome, Slots, State,
 };
 use lockkeeper_testkit::{Fault, Faults, Faulty, Op};
 use tokio::time::{Instant, sleep};

@@ -136,7 +136,8 @@ impl RedisClaim {
     async fn ask(&mut self, floor: Option<Fence>) -> Result<Attempt> {
         self.seq += 1;
         if let Some(floor) = floor.filter(|floor| floor.get() >= END_OF_FENCES) {
-            let message = format!("a fence of {floor} is not of Redis, whose fences are below 2^53");
+            let message =
+                format!("a fence of {floor} is not of Redis, whose fences are below 2^53");
             return Err(Error::new(ErrorKind::Config, message));
         }
         let floor = floor.map_or(0, Fence::get);
