@@ -176,6 +176,9 @@ pub struct ClaimSpec {
     /// How long whoever asks is going to wait for others, from the first ask on; `None` if for ever. The
     /// engine ends the wait: this is for a store that can also do so for a client that is gone.
     pub max_wait: Option<Duration>,
+    /// For a hold that is adopted: the fence that its ticket says it has. A store that keeps fences with its holders, and can
+    /// compare them without a further request, answers [`Renewal::Lost`] if it has another.
+    pub ticket: Option<Fence>,
     /// Where a store may run what must outlive a call; [`Keeper::close`](crate::Keeper::close) waits
     /// for it.
     pub background: Background,
@@ -185,8 +188,8 @@ impl ClaimSpec {
     /// A claim by a new owner, exclusive, unqueued and unlabelled: a start for tests and combinators.
     pub fn new(name: Name, ttl: Duration, background: Background) -> Self {
         let (owner, label) = (Owner::random(), Label::default());
-        let (mode, queue, max_wait) = (Mode::Exclusive, false, None);
-        Self { name, owner, label, mode, ttl, queue, max_wait, background }
+        let (mode, queue, max_wait, ticket) = (Mode::Exclusive, false, None, None);
+        Self { name, owner, label, mode, ttl, queue, max_wait, ticket, background }
     }
 }
 

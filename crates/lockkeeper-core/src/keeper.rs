@@ -168,13 +168,23 @@ impl Keeper {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Lost`] if the lease had ended; [`ErrorKind::Unsupported`] on a store without
-    /// leases.
+    /// [`ErrorKind::Lost`] if the lease had ended, or the ticket's owner, mode or fence are not those of the hold;
+    /// [`ErrorKind::InvalidOption`] if the ticket cannot be one, before anything is asked;
+    /// [`ErrorKind::Unsupported`] on a store without leases.
     ///
     /// # Cancel safety
     ///
     /// Dropping it leaves the lock in the store as it was, until its lease ends.
     pub async fn adopt(&self, ticket: Ticket) -> Result<Guard> {
+        if self.shared.capabilities.leases {
+            let checked = ticket.check(self.shared.capabilities.fences);
+            checked.map_err(|error| error.at(self.shared.backend.name(), "adopt", &ticket.name))?;
+        }
+        self.take_up(ticket).await
+    }
+
+    /// The same, for a ticket of our own making, which may lack the fence.
+    pub(crate) async fn take_up(&self, ticket: Ticket) -> Result<Guard> {
         let Ticket { name, owner, label, mode, ttl, fence } = ticket;
         let at = |error: Error| error.at(self.shared.backend.name(), "adopt", &name);
         if !self.shared.capabilities.leases {
@@ -183,8 +193,9 @@ impl Keeper {
         self.shared.check(mode).map_err(at)?;
         let background = self.shared.background().map_err(at)?.clone();
         let ttl = check_lease(ttl, self.options.max_hold).map_err(at)?;
-        let (queue, max_wait, of) = (false, None, name.clone());
-        let spec = ClaimSpec { name: of, owner, label, mode, ttl, queue, max_wait, background };
+        let (queue, max_wait, of, ticket) = (false, None, name.clone(), fence);
+        let spec =
+            ClaimSpec { name: of, owner, label, mode, ttl, queue, max_wait, ticket, background };
         let plan = Plan { wait: None, max_hold: self.options.max_hold, adopt: true };
         match self.shared.drive(spec, plan, fence).map_err(at)?.await? {
             Acquired::Guard(guard) => Ok(guard),
@@ -344,8 +355,18 @@ impl Lock {
             let ttl = self.options.lease()?;
             let background = self.shared.background()?.clone();
             let queue = wait != Some(Duration::ZERO);
-            let (max_wait, of) = (wait, name.clone());
-            let spec = ClaimSpec { name: of, owner, label, mode, ttl, queue, max_wait, background };
+            let (max_wait, of, ticket) = (wait, name.clone(), None);
+            let spec = ClaimSpec {
+                name: of,
+                owner,
+                label,
+                mode,
+                ttl,
+                queue,
+                max_wait,
+                ticket,
+                background,
+            };
             let plan = Plan { wait, max_hold: self.options.max_hold, adopt: false };
             self.shared.drive(spec, plan, None)
         };

@@ -136,7 +136,7 @@ impl KeeperPlugin {
         let (name, owner) = (Name::new(&*handle.key)?, handle.owner()?);
         let ttl = ttl.map_or_else(|| keeper.options().lease(), Ok)?;
         let (label, mode, fence) = (keeper.options().label()?, Mode::Exclusive, None);
-        if_held(wait(keeper.adopt(Ticket { name, owner, label, mode, ttl, fence })))
+        if_held(wait(keeper.take_up(Ticket { name, owner, label, mode, ttl, fence })))
     }
 
     fn has_leases(&self) -> bool {

@@ -103,7 +103,9 @@ impl Backend for Quorum {
         }
         let node = |node: &Arc<dyn Backend>| {
             // No queue on any node: places in five queues would be five different places.
-            let claim = node.claim(ClaimSpec { queue: false, ..spec.clone() })?;
+            // No fence of a ticket either: a node may have a higher one than its majority.
+            let spec = ClaimSpec { queue: false, ticket: None, ..spec.clone() };
+            let claim = node.claim(spec)?;
             Ok(Node { claim: Arc::new(AsyncMutex::new(claim)), op: None })
         };
         let nodes = self.nodes.iter().map(node).collect::<Result<Vec<_>>>()?;

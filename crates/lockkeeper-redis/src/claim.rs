@@ -237,7 +237,8 @@ impl RedisClaim {
         }
         let mode = letter(self.spec.mode);
         let (keys, owner) = (self.keys.clone(), self.spec.owner);
-        let renewal = renewals::Renewal { keys, owner, mode, ttl };
+        let ticket = self.spec.ticket;
+        let renewal = renewals::Renewal { keys, owner, mode, ttl, ticket };
         let held = if let Nodes::One(link) = &self.store.nodes {
             let link = link.clone();
             self.settle_at(&link);
@@ -277,6 +278,10 @@ impl RedisClaim {
 
     fn renewed(&mut self, held: bool, ttl: Duration) -> Renewal {
         self.holds = held;
+        if held {
+            // The fence has been compared once, and does not change.
+            self.spec.ticket = None;
+        }
         if held { Renewal::Renewed { valid_for: ttl } } else { Renewal::Lost }
     }
 

@@ -53,7 +53,7 @@ pub(crate) fn translate(error: RedisError) -> Error {
              redis+sentinel://"
                 .to_owned(),
         ),
-        (_, "FENCEAHEAD" | "FENCEEND") => return fence(code, &error),
+        (_, "FENCEAHEAD" | "FENCEEND") => return fence(code, &error).with_source(error),
         (_, "WRONGTYPE") => (
             ErrorKind::Config,
             "a key of the lock has been used for something else: choose another prefix".to_owned(),

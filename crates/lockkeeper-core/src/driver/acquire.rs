@@ -7,7 +7,7 @@ use crate::backend::{Attempt, BoxFuture, Change, Fences, Grant, Kind, Mode, Rene
 use crate::backoff::Backoff;
 use crate::clock::{Moment, sleep_until};
 use crate::error::{Error, ErrorKind, Result};
-use crate::hold::{Hold, LEASE_RAN_OUT, Verdict};
+use crate::hold::{Hold, LEASE_RAN_OUT, NO_SUCH_HOLD, Verdict};
 use crate::keeper::Shared;
 use crate::observe;
 
@@ -224,7 +224,7 @@ impl Job {
                 self.believes(sent, grant);
                 return Ok(Granted { sent, grant });
             }
-            Some(Ok(Renewal::Lost)) => Error::lost(LEASE_RAN_OUT),
+            Some(Ok(Renewal::Lost)) => Error::lost(NO_SUCH_HOLD),
             Some(Err(error)) => error,
             None => Error::no_answer(longest),
         };

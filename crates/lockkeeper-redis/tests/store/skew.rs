@@ -264,9 +264,15 @@ async fn where_no_fence_is_left_an_attempt_fails_and_no_fence_is_repeated() {
 #[tokio::test]
 async fn a_ticket_with_another_fence_changes_no_fence_of_any_lock() {
     let (server, keeper) = server().await;
-    let mut ticket = lock(&keeper, "a").await.detach().unwrap();
-    ticket.fence = Fence::new((1 << 53) - 2);
+    let ticket = lock(&keeper, "a").await.detach().unwrap();
     let adopter = open(&server.url()).await;
+    for number in [1, time(&server), (1 << 53) - 2, (1 << 63) - 1] {
+        let mut altered = ticket.clone();
+        altered.fence = Fence::new(number);
+        let error = adopter.adopt(altered).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
+        assert!(error.to_string().contains("the ticket is not that of a hold"), "{error}");
+    }
     adopter.adopt(ticket).await.unwrap().release().await.unwrap();
     let witness = open(&server.url()).await;
     for name in ["a", "b"] {
