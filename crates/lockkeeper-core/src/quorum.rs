@@ -12,7 +12,7 @@ use crate::backend::{
 };
 use crate::background::Background;
 use crate::clock::{Moment, sleep_until};
-use crate::driver::settle;
+use crate::driver::{LEAVE_WITHIN, settle};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fence::Fence;
 
@@ -106,7 +106,7 @@ impl Backend for Quorum {
             // No fence of a ticket either: a node may have a higher one than its majority.
             let spec = ClaimSpec { queue: false, ticket: None, ..spec.clone() };
             let claim = node.claim(spec)?;
-            Ok(Node { claim: Arc::new(AsyncMutex::new(claim)), op: None })
+            Ok(Node { claim: Arc::new(AsyncMutex::new(claim)), op: None, gives_back: false })
         };
         let nodes = self.nodes.iter().map(node).collect::<Result<Vec<_>>>()?;
         Ok(Box::new(QuorumClaim {
@@ -115,6 +115,7 @@ impl Backend for Quorum {
             raises: self.capabilities().fences == Fences::Raisable,
             ttl: spec.ttl,
             node_timeout: self.node_timeout.min(spec.ttl),
+            queue: spec.queue,
             background: spec.background,
             granted: false,
             last: None,
@@ -133,6 +134,8 @@ struct QuorumClaim {
     raises: bool,
     ttl: Duration,
     node_timeout: Duration,
+    /// Whether the engine asks again, and releases in the end.
+    queue: bool,
     background: Background,
     granted: bool,
     /// What was granted last, if nothing was given back since.
@@ -177,6 +180,8 @@ impl LastGrant {
 struct Node {
     claim: Arc<AsyncMutex<Box<dyn Claim>>>,
     op: Option<Op>,
+    /// Whether the last round failed, and this node had granted in it.
+    gives_back: bool,
 }
 
 /// A question under way. Polled by whatever the quorum does next, and in the background if that is
@@ -377,6 +382,7 @@ impl QuorumClaim {
     fn refused(&mut self, said: &[Said]) -> Result<Attempt> {
         self.granted = false;
         for (node, said) in self.nodes.iter_mut().zip(said) {
+            node.gives_back = matches!(said, Said::Granted(_));
             // A node that was contended has nothing of ours, and will tell us when it is free.
             if !matches!(said, Said::Contended(_)) {
                 node.ask(Ask::Release(self.ttl), self.node_timeout);
@@ -405,6 +411,19 @@ impl QuorumClaim {
             _ => None,
         });
         Ok(Attempt::Contended { retry_after: hints.min() })
+    }
+
+    /// An attempt. One that is not asked again leaves nothing: what a failed round got is given back first, unless
+    /// that takes too long. Nodes that said nothing are not waited for.
+    async fn ask(&mut self, floor: Option<Fence>) -> Result<Attempt> {
+        let answer = self.acquire(floor).await;
+        if !self.queue && !matches!(answer, Ok(Attempt::Granted(_))) {
+            let end = Moment::now().add(self.node_timeout.min(LEAVE_WITHIN));
+            let gives_back =
+                |node: &Node| node.gives_back && node.op.as_ref().is_some_and(Op::releases);
+            while self.nodes.iter().any(gives_back) && self.next_answer(end).await.is_some() {}
+        }
+        answer
     }
 
     async fn renewal(&mut self, ask: Ask) -> Result<Renewal> {
@@ -532,7 +551,7 @@ fn nth_longest(leases: impl Iterator<Item = Duration>, n: usize) -> Option<Durat
 
 impl Claim for QuorumClaim {
     fn attempt(&mut self, floor: Option<Fence>) -> BoxFuture<'_, Result<Attempt>> {
-        Box::pin(self.acquire(floor))
+        Box::pin(self.ask(floor))
     }
 
     fn changed(&mut self) -> BoxFuture<'_, Change> {

@@ -378,6 +378,28 @@ async fn fences_rise_whichever_majority_gives_them() {
     }
 }
 
+/// Three nodes are another's, so the try got two.
+#[tokio::test(start_paused = true)]
+async fn a_failed_try_of_a_quorum_has_given_back_what_it_got() {
+    let five = five();
+    for memory in &five.memories[2..] {
+        let other = Keeper::new(memory.clone());
+        let _held = other.mutex("a").lock().await.unwrap().detach().unwrap();
+    }
+    for faults in &five.faults {
+        faults.always(Op::Release, Fault::SlowRequest(millis(20)));
+    }
+    let start = Instant::now();
+    assert!(five.keeper.mutex("a").try_lock().await.unwrap().is_none());
+    assert_eq!(five.left().await, 3, "what the try got is still there");
+    // A node that does not answer holds up the answer for a moment only.
+    for faults in &five.faults[..2] {
+        faults.always(Op::Release, Fault::Hangs);
+    }
+    assert!(five.keeper.mutex("a").try_lock().await.unwrap().is_none());
+    assert!(start.elapsed() <= millis(150), "{:?}", start.elapsed());
+}
+
 /// Its clock was set wrong, or its data tampered with: the others refuse its fences, and go on without it.
 #[tokio::test(start_paused = true)]
 async fn a_node_whose_fences_are_implausible_is_outvoted() {
