@@ -26,7 +26,8 @@ use crate::fence::Fence;
 /// Two holds of a name never have a majority at the same time, as long as no majority of nodes
 /// forgets at once. The lease counts from before the first node was asked. The fence of a hold is at
 /// least the highest that any node of its majority gave, and is written back to a majority before the
-/// guard exists: so the next majority, which has a node in common with this one, gives a higher one.
+/// guard exists: so the next majority, which has a node in common with this one, gives a higher one. A node
+/// whose fences the others refuse, because its clock is more than an hour ahead of theirs, does not count.
 ///
 /// # What it does not
 ///
