@@ -84,13 +84,14 @@ impl Floors {
 
 #[cfg(test)]
 mod tests {
+    use std::fmt::Display;
     use std::time::Duration;
 
     use super::*;
     use crate::error::ErrorKind;
 
-    fn name(name: impl ToString) -> Name {
-        Name::new(name.to_string()).unwrap()
+    fn name(name: impl Display) -> Name {
+        Name::new(format!("{name}")).unwrap()
     }
 
     fn fence(number: u64) -> Fence {

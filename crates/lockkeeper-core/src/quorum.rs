@@ -116,7 +116,7 @@ impl Backend for Quorum {
             raises: self.capabilities().fences == Fences::Raisable,
             ttl: spec.ttl,
             node_timeout: self.node_timeout.min(spec.ttl),
-            queue: spec.queue,
+            leave_within: (!spec.queue).then_some(self.node_timeout.min(LEAVE_WITHIN)),
             background: spec.background,
             granted: false,
             last: None,
@@ -135,8 +135,9 @@ struct QuorumClaim {
     raises: bool,
     ttl: Duration,
     node_timeout: Duration,
-    /// Whether the engine asks again, and releases in the end.
-    queue: bool,
+    /// How long a failed round may take to give back what it got, if the engine does not ask again and release in
+    /// the end.
+    leave_within: Option<Duration>,
     background: Background,
     granted: bool,
     /// What was granted last, if nothing was given back since.
@@ -418,8 +419,10 @@ impl QuorumClaim {
     /// that takes too long. Nodes that said nothing are not waited for.
     async fn ask(&mut self, floor: Option<Fence>) -> Result<Attempt> {
         let answer = self.acquire(floor).await;
-        if !self.queue && !matches!(answer, Ok(Attempt::Granted(_))) {
-            let end = Moment::now().add(self.node_timeout.min(LEAVE_WITHIN));
+        if let Some(leave_within) = self.leave_within
+            && !matches!(answer, Ok(Attempt::Granted(_)))
+        {
+            let end = Moment::now().add(leave_within);
             let gives_back =
                 |node: &Node| node.gives_back && node.op.as_ref().is_some_and(Op::releases);
             while self.nodes.iter().any(gives_back) && self.next_answer(end).await.is_some() {}

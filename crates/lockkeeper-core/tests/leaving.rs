@@ -86,8 +86,8 @@ async fn a_store_that_does_not_answer_holds_up_the_answer_for_a_moment_only() {
         pair.faults.always(Op::Release, fault);
         let start = Instant::now();
         assert!(pair.faulty.mutex("a").try_lock_for(secs(1)).await.unwrap().is_none());
-        let over = start.elapsed() - secs(1);
-        assert!(over <= millis(150), "{fault:?}: {over:?} late");
+        let took = start.elapsed();
+        assert!(took <= millis(1150), "{fault:?}: after {took:?}");
         // What is left is removed in the background.
         pair.faults.none();
         pair.faulty.close().await;
@@ -128,15 +128,12 @@ async fn a_lock_that_is_handed_over_as_the_time_ends_is_had_or_free() {
         });
         sleep(millis(70 + offset)).await;
         guard.release().await.unwrap();
-        match waiting.await.unwrap() {
-            Some(guard) => {
-                assert!(guard.is_held());
-                had += 1;
-            }
-            None => {
-                assert!(pair.healthy.mutex("a").try_lock().await.unwrap().is_some(), "at {offset}");
-                free += 1;
-            }
+        if let Some(guard) = waiting.await.unwrap() {
+            assert!(guard.is_held());
+            had += 1;
+        } else {
+            assert!(pair.healthy.mutex("a").try_lock().await.unwrap().is_some(), "at {offset}");
+            free += 1;
         }
         pair.faulty.close().await;
     }

@@ -62,8 +62,8 @@ impl Records {
     pub(crate) fn next_fence(&self, floor: Option<Fence>) -> io::Result<Fence> {
         self.check_floor(floor)?;
         let last = self.last.as_ref().map_or(0, |last| last.fence.get());
-        let least = floor.map_or(0, Fence::get);
-        let fence = Fence::new(now().max(last + 1).max(least));
+        let floor = floor.map_or(0, Fence::get);
+        let fence = Fence::new(now().max(last + 1).max(floor));
         fence.ok_or_else(|| io::Error::other(Fence::MAX.exhausted()))
     }
 
