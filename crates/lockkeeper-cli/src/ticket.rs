@@ -127,7 +127,8 @@ fn read(file: Option<&PathBuf>) -> Result<Ticket, Failure> {
         let read = io::read_to_string(io::stdin());
         read.map_err(|error| Failure::usage(format!("the ticket on stdin: {error}")))?
     };
-    serde_json::from_str(&text).map_err(|_| {
-        Failure::usage("that is not a ticket: give what lockkeeper acquire has printed")
+    serde_json::from_str(&text).map_err(|error| {
+        let message = "that is not a ticket: give what lockkeeper acquire has printed";
+        Failure::usage(format!("{message} ({error})"))
     })
 }

@@ -63,10 +63,14 @@ pub trait Claim: Send + 'static {
     /// - The fence of a grant is at least `floor`, also if it is handed over later. A claim that already holds with a lower fence has it
     ///   raised to `floor`: so `Quorum` writes the highest fence of a majority back to a majority.
     ///   Stores that do not declare [`Fences::Raisable`] ignore `floor`.
+    /// - A floor that is more than [`Fence::MAX_AHEAD`] ahead of the clock that the store takes its fences from is
+    ///   refused, unless the store itself has granted such a fence and remembers it. Nothing is changed then.
+    /// - No fence is granted twice: a store that has none left fails.
     ///
     /// # Errors
     ///
-    /// An error means that it is unknown whether the store granted.
+    /// An error means that it is unknown whether the store granted. A refused floor is
+    /// [`Config`](crate::ErrorKind::Config) ([`Fence::refused`], [`Fence::exhausted`]).
     fn attempt(&mut self, floor: Option<Fence>) -> BoxFuture<'_, Result<Attempt>>;
 
     /// Waits until something may have changed for this claim, waiting or holding.
@@ -173,6 +177,9 @@ pub struct ClaimSpec {
     /// How long whoever asks is going to wait for others, from the first ask on; `None` if for ever. The
     /// engine ends the wait: this is for a store that can also do so for a client that is gone.
     pub max_wait: Option<Duration>,
+    /// For a hold that is adopted: the fence that its ticket says it has. A store that keeps fences with its holders, and can
+    /// compare them without a further request, answers [`Renewal::Lost`] if it has another.
+    pub ticket: Option<Fence>,
     /// Where a store may run what must outlive a call; [`Keeper::close`](crate::Keeper::close) waits
     /// for it.
     pub background: Background,
@@ -182,8 +189,8 @@ impl ClaimSpec {
     /// A claim by a new owner, exclusive, unqueued and unlabelled: a start for tests and combinators.
     pub fn new(name: Name, ttl: Duration, background: Background) -> Self {
         let (owner, label) = (Owner::random(), Label::default());
-        let (mode, queue, max_wait) = (Mode::Exclusive, false, None);
-        Self { name, owner, label, mode, ttl, queue, max_wait, background }
+        let (mode, queue, max_wait, ticket) = (Mode::Exclusive, false, None, None);
+        Self { name, owner, label, mode, ttl, queue, max_wait, ticket, background }
     }
 }
 

@@ -25,6 +25,7 @@ mod error;
 mod fence;
 mod fence_register;
 mod finding;
+mod floors;
 mod guard;
 mod hold;
 mod inspect;

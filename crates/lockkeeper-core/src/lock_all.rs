@@ -5,6 +5,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use crate::backend::BoxFuture;
+use crate::driver::LEAVE_WITHIN;
 use crate::error::{Error, Result};
 use crate::guard::Guard;
 use crate::hold::{ReleaseOutcome, State};
@@ -61,7 +62,8 @@ impl LockAll {
     ///
     /// As [`Mutex::lock`](crate::Mutex::lock), for the first that fails, and
     /// [`Lost`](crate::ErrorKind::Lost) if one is lost while the others are awaited. Those that were
-    /// held by then are given back.
+    /// held by then are given back before this returns; if the store does not confirm that within 100 ms, in
+    /// the background.
     ///
     /// # Cancel safety
     ///
@@ -77,7 +79,8 @@ impl LockAll {
         }
     }
 
-    /// Asks once for each; `None` if another holds or awaits one of them.
+    /// Asks once for each; `None` if another holds or awaits one of them. Those that were held by then are given
+    /// back first, as by [`lock`](Self::lock).
     ///
     /// # Errors
     ///
@@ -90,7 +93,8 @@ impl LockAll {
         self.try_lock_for(Duration::ZERO).await
     }
 
-    /// Waits for all of them for at most this long in all; zero is one attempt each.
+    /// Waits for all of them for at most this long in all; zero is one attempt each. If that was not enough, those
+    /// that were held by then are given back first, as by [`lock`](Self::lock).
     ///
     /// # Errors
     ///
@@ -113,14 +117,36 @@ impl LockAll {
             let left = wait.map_or(Duration::MAX, |wait| wait.saturating_sub(start.elapsed()));
             let mutex = self.keeper.lock_with(name.clone(), self.options.clone());
             // Holding some is worth nothing any more when one of them is lost.
-            let Some(guard) = guards.while_held(mutex.try_lock_for(left)).await?? else {
-                // In the background: the time is up, and the last one goes first.
-                guards.0.into_iter().rev().for_each(drop);
-                return Ok(Taken::Contended(name.clone()));
+            let failed = match guards.while_held(mutex.try_lock_for(left)).await {
+                Ok(Ok(Some(guard))) => {
+                    guards.0.push(guard);
+                    continue;
+                }
+                Ok(Ok(None)) => Ok(Taken::Contended(name.clone())),
+                Ok(Err(error)) | Err(error) => Err(error),
             };
-            guards.0.push(guard);
+            self.give_back(guards).await;
+            return failed;
         }
         Ok(Taken::All(guards))
+    }
+
+    /// Releases the locks of an incomplete set before the caller is told. A store that does not confirm in time
+    /// is left to the background.
+    async fn give_back(&self, guards: Guards) {
+        if guards.0.is_empty() {
+            return;
+        }
+        // The timer belongs to the keeper's runtime: the caller's task may be on another, or on none.
+        let end = {
+            let _entered = self.keeper.shared.enter();
+            tokio::time::sleep(LEAVE_WITHIN)
+        };
+        tokio::select! {
+            biased;
+            _ = guards.release() => {}
+            () = end => {}
+        }
     }
 }
 

@@ -136,7 +136,7 @@ impl KeeperPlugin {
         let keeper = self.keeper.as_async();
         let (name, owner) = (Name::new(&*handle.key)?, handle.owner()?);
         let (label, mode, fence) = (keeper.options().label()?, Mode::Exclusive, None);
-        if_held(wait(keeper.adopt(Ticket { name, owner, label, mode, ttl, fence })))
+        if_held(wait(keeper.take_up(Ticket { name, owner, label, mode, ttl, fence })))
     }
 
     fn has_leases(&self) -> bool {

@@ -12,7 +12,7 @@ use crate::backend::{
 };
 use crate::background::Background;
 use crate::clock::{Moment, sleep_until};
-use crate::driver::settle;
+use crate::driver::{LEAVE_WITHIN, settle};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fence::Fence;
 
@@ -26,7 +26,8 @@ use crate::fence::Fence;
 /// Two holds of a name never have a majority at the same time, as long as no majority of nodes
 /// forgets at once. The lease counts from before the first node was asked. The fence of a hold is at
 /// least the highest that any node of its majority gave, and is written back to a majority before the
-/// guard exists: so the next majority, which has a node in common with this one, gives a higher one.
+/// guard exists: so the next majority, which has a node in common with this one, gives a higher one. A node
+/// whose fences the others refuse, because its clock is more than an hour ahead of theirs, does not count.
 ///
 /// # What it does not
 ///
@@ -103,8 +104,10 @@ impl Backend for Quorum {
         }
         let node = |node: &Arc<dyn Backend>| {
             // No queue on any node: places in five queues would be five different places.
-            let claim = node.claim(ClaimSpec { queue: false, ..spec.clone() })?;
-            Ok(Node { claim: Arc::new(AsyncMutex::new(claim)), op: None })
+            // No fence of a ticket either: a node may have a higher one than its majority.
+            let spec = ClaimSpec { queue: false, ticket: None, ..spec.clone() };
+            let claim = node.claim(spec)?;
+            Ok(Node { claim: Arc::new(AsyncMutex::new(claim)), op: None, gives_back: false })
         };
         let nodes = self.nodes.iter().map(node).collect::<Result<Vec<_>>>()?;
         Ok(Box::new(QuorumClaim {
@@ -113,6 +116,7 @@ impl Backend for Quorum {
             raises: self.capabilities().fences == Fences::Raisable,
             ttl: spec.ttl,
             node_timeout: self.node_timeout.min(spec.ttl),
+            leave_within: (!spec.queue).then_some(self.node_timeout.min(LEAVE_WITHIN)),
             background: spec.background,
             granted: false,
             last: None,
@@ -131,6 +135,9 @@ struct QuorumClaim {
     raises: bool,
     ttl: Duration,
     node_timeout: Duration,
+    /// How long a failed round may take to give back what it got, if the engine does not ask again and release in
+    /// the end.
+    leave_within: Option<Duration>,
     background: Background,
     granted: bool,
     /// What was granted last, if nothing was given back since.
@@ -175,6 +182,8 @@ impl LastGrant {
 struct Node {
     claim: Arc<AsyncMutex<Box<dyn Claim>>>,
     op: Option<Op>,
+    /// Whether the last round failed, and this node had granted in it.
+    gives_back: bool,
 }
 
 /// A question under way. Polled by whatever the quorum does next, and in the background if that is
@@ -291,14 +300,27 @@ impl QuorumClaim {
         self.ask_all(Ask::Attempt(floor));
         let mut last = self.last.take().filter(|last| floor <= Some(last.fence));
         let mut said = vec![Said::Nothing; self.nodes.len()];
-        let mut raised = vec![false; self.nodes.len()];
+        // To which fence each node was asked to raise its own.
+        let mut raised = vec![None; self.nodes.len()];
         let mut fence = None;
         loop {
             match self.next_answer(end).await {
+                Some((i, Answer::Attempt(Err(refusal))))
+                    if raised[i].is_some() && refusal.kind() == ErrorKind::Config =>
+                {
+                    // That fence is implausible on this node, which still has what it granted. Nodes that gave
+                    // it do not count, and a majority of the others decides.
+                    let refused = raised[i].take();
+                    for said in &mut said {
+                        if matches!(said, Said::Granted(grant) if grant.fence >= refused) {
+                            *said = Said::Failed(refusal.clone());
+                        }
+                    }
+                    fence = fence.filter(|fence| Some(*fence) < refused);
+                }
                 Some((i, Answer::Attempt(answer))) => {
                     said[i] = Said::from(answer);
-                    if raised[i] && matches!(&said[i], Said::Granted(grant) if grant.fence < fence)
-                    {
+                    if matches!(&said[i], Said::Granted(grant) if grant.fence < raised[i]) {
                         let message = "a node keeps its fence low";
                         said[i] = Said::Failed(Error::new(ErrorKind::Unavailable, message));
                     }
@@ -328,8 +350,8 @@ impl QuorumClaim {
                 }
             }
             for (i, grant) in granted(&said, None) {
-                if grant.fence < fence && !raised[i] {
-                    raised[i] = true;
+                if grant.fence < fence && raised[i].is_none() {
+                    raised[i] = fence;
                     self.nodes[i].ask(Ask::Attempt(fence), self.node_timeout);
                 }
             }
@@ -362,6 +384,7 @@ impl QuorumClaim {
     fn refused(&mut self, said: &[Said]) -> Result<Attempt> {
         self.granted = false;
         for (node, said) in self.nodes.iter_mut().zip(said) {
+            node.gives_back = matches!(said, Said::Granted(_));
             // A node that was contended has nothing of ours, and will tell us when it is free.
             if !matches!(said, Said::Contended(_)) {
                 node.ask(Ask::Release(self.ttl), self.node_timeout);
@@ -390,6 +413,21 @@ impl QuorumClaim {
             _ => None,
         });
         Ok(Attempt::Contended { retry_after: hints.min() })
+    }
+
+    /// An attempt. One that is not asked again leaves nothing: what a failed round got is given back first, unless
+    /// that takes too long. Nodes that said nothing are not waited for.
+    async fn ask(&mut self, floor: Option<Fence>) -> Result<Attempt> {
+        let answer = self.acquire(floor).await;
+        if let Some(leave_within) = self.leave_within
+            && !matches!(answer, Ok(Attempt::Granted(_)))
+        {
+            let end = Moment::now().add(leave_within);
+            let gives_back =
+                |node: &Node| node.gives_back && node.op.as_ref().is_some_and(Op::releases);
+            while self.nodes.iter().any(gives_back) && self.next_answer(end).await.is_some() {}
+        }
+        answer
     }
 
     async fn renewal(&mut self, ask: Ask) -> Result<Renewal> {
@@ -519,7 +557,7 @@ fn nth_longest(leases: impl Iterator<Item = Duration>, n: usize) -> Option<Durat
 
 impl Claim for QuorumClaim {
     fn attempt(&mut self, floor: Option<Fence>) -> BoxFuture<'_, Result<Attempt>> {
-        Box::pin(self.acquire(floor))
+        Box::pin(self.ask(floor))
     }
 
     fn changed(&mut self) -> BoxFuture<'_, Change> {

@@ -25,7 +25,7 @@ use crate::steps::{self, Step, What};
 pub(crate) const ALL: [usize; 6] = [0, 1, 2, 3, 4, 5];
 
 /// The scripts count in floating point, which is exact below this.
-const LARGEST_FENCE: u64 = 1 << 53;
+const END_OF_FENCES: u64 = 1 << 53;
 
 pub(crate) struct RedisClaim {
     store: Arc<Store>,
@@ -135,10 +135,12 @@ impl RedisClaim {
 
     async fn ask(&mut self, floor: Option<Fence>) -> Result<Attempt> {
         self.seq += 1;
-        let floor = floor.map_or(0, Fence::get);
-        if floor >= LARGEST_FENCE {
-            return Err(Error::new(ErrorKind::Unsupported, "no fences of 2^53 and above"));
+        if let Some(floor) = floor.filter(|floor| floor.get() >= END_OF_FENCES) {
+            let message =
+                format!("a fence of {floor} is not of Redis, whose fences are below 2^53");
+            return Err(Error::new(ErrorKind::Config, message));
         }
+        let floor = floor.map_or(0, Fence::get);
         // Whatever was believed: this asks.
         self.holds = false;
         let (mode, queue, ttl, seq) = (self.spec.mode, self.spec.queue, self.spec.ttl, self.seq);
@@ -235,7 +237,8 @@ impl RedisClaim {
         }
         let mode = letter(self.spec.mode);
         let (keys, owner) = (self.keys.clone(), self.spec.owner);
-        let renewal = renewals::Renewal { keys, owner, mode, ttl };
+        let ticket = self.spec.ticket;
+        let renewal = renewals::Renewal { keys, owner, mode, ttl, ticket };
         let held = if let Nodes::One(link) = &self.store.nodes {
             let link = link.clone();
             self.settle_at(&link);
@@ -275,6 +278,10 @@ impl RedisClaim {
 
     fn renewed(&mut self, held: bool, ttl: Duration) -> Renewal {
         self.holds = held;
+        if held {
+            // The fence has been compared once, and does not change.
+            self.spec.ticket = None;
+        }
         if held { Renewal::Renewed { valid_for: ttl } } else { Renewal::Lost }
     }
 

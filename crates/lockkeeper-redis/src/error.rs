@@ -1,6 +1,6 @@
 //! From the client's errors to ours.
 
-use lockkeeper_core::{Error, ErrorKind};
+use lockkeeper_core::{Error, ErrorKind, Fence};
 use redis::{ErrorKind as RedisKind, RedisError, ServerErrorKind};
 
 /// What an error means for the connection it came from.
@@ -53,6 +53,7 @@ pub(crate) fn translate(error: RedisError) -> Error {
              redis+sentinel://"
                 .to_owned(),
         ),
+        (_, "FENCEAHEAD" | "FENCEEND") => return fence(code, &error).with_source(error),
         (_, "WRONGTYPE") => (
             ErrorKind::Config,
             "a key of the lock has been used for something else: choose another prefix".to_owned(),
@@ -66,6 +67,17 @@ pub(crate) fn translate(error: RedisError) -> Error {
         _ => (ErrorKind::Unavailable, detail()),
     };
     Error::new(kind, message).with_source(error)
+}
+
+/// The error of a script that refuses a floor, or has no fence left.
+fn fence(code: &str, error: &RedisError) -> Error {
+    let detail = error.detail().unwrap_or_default();
+    let mut numbers = detail.split(' ').map_while(|word| word.parse().ok());
+    let fence = numbers.next().and_then(Fence::new).unwrap_or(Fence::MAX);
+    match (code, numbers.next()) {
+        ("FENCEAHEAD", Some(clock)) => fence.refused(clock),
+        _ => fence.exhausted(),
+    }
 }
 
 /// What the error says, without line breaks and without the script that a server may quote.

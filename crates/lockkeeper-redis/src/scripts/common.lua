@@ -74,23 +74,47 @@ local function admits(p)
   return not holder or (p.mode == 's' and holder == READERS)
 end
 
--- Keeps a fence that is ahead of the clock until the clock has passed it. (Since Redis 7.2 a lease counts from
--- when the script began, in whole milliseconds: a little earlier than our clock.)
+-- How far a floor may be ahead of the clock, and how long a fence that is ahead is kept at most: an hour, in
+-- microseconds. This is Fence::MAX_AHEAD.
+local MAX_AHEAD = 3600000000
+-- Lua's numbers are exact below 2^53.
+local END_OF_FENCES = 9007199254740992
+
+-- Keeps a fence that is ahead of the clock until the clock has passed it, but for no longer than an hour: the
+-- clock may have been years ahead when it was granted. (Since Redis 7.2 a lease counts from when the script began,
+-- in whole milliseconds: a little earlier than our clock.)
 local function remember(fence)
   if fence > us then
-    call('SET', FENCE, text(fence), 'PX', text(math.ceil((fence - us) / 1000) + 2))
+    local ahead = math.min(fence - us, MAX_AHEAD)
+    call('SET', FENCE, text(fence), 'PX', text(math.ceil(ahead / 1000) + 2))
   end
 end
 
--- The fence of a new grant, as text: above every exclusive one before it, if it is exclusive itself.
+-- Refuses a floor that is implausibly far ahead of the clock, unless a fence that high is known here.
+local function check_floor(floor)
+  if tonumber(floor) <= us + MAX_AHEAD then return end
+  local held = string.match(call('GET', HELD) or '', '^%S+ (%S+)')
+  if tonumber(floor) > math.max(held or 0, call('GET', FENCE) or 0, minted[HOLDER] or 0) + 1 then
+    error({err = 'FENCEAHEAD ' .. floor .. ' ' .. us_text})
+  end
+end
+
+-- The fence of a new grant, as text: above every exclusive one before it, if it is exclusive itself. Nil if
+-- there is none.
 local function mint(mode, floor)
   local last = math.max(call('GET', FENCE) or 0, minted[HOLDER] or 0)
   if mode == 'x' then last = last + 1 end
   local fence = math.max(us, floor, last)
+  if fence >= END_OF_FENCES then return nil end
   minted[HOLDER] = fence
   if fence == us then return us_text end
   remember(fence)
   return text(fence)
+end
+
+-- The same for an attempt, which fails if there is none.
+local function mint_or_fail(mode, floor)
+  return mint(mode, floor) or error({err = 'FENCEEND ' .. (call('GET', FENCE) or '0')})
 end
 
 -- Writes a holder in, with a lease of its own ttl from now.
@@ -140,11 +164,14 @@ local function move_on(me)
     call('ZREM', QUEUE, owner)
     call('HDEL', INFO, owner)
     if lives then
-      p.fence = mint(p.mode, p.fence)
-      p.since = us_text
       local to_tell = owner ~= me and p.channel ~= '-'
+      local fence = mint(p.mode, p.fence)
+      if not fence then
+        -- It asks again, and its attempt fails.
+        if to_tell then say(p.channel, 'look ' .. owner) end
       -- Nobody listens there: that process is gone, and the next one's turn has come.
-      if not to_tell or is_heard(p.channel) then
+      elseif not to_tell or is_heard(p.channel) then
+        p.fence, p.since = fence, us_text
         hold(owner, p)
         if to_tell then
           say(p.channel, 'granted ' .. owner .. ' ' .. p.seq .. ' ' .. p.fence)

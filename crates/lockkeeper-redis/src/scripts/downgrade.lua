@@ -4,7 +4,7 @@ local owner, ttl = ARGV[1], ARGV[2]
 clear_sharers(true)
 local p
 if call('GET', HOLDER) == owner then
-  p = read(call('GET', HELD)) or {since = us_text, fence = mint('s', 0), tail = ' 0 - '}
+  p = read(call('GET', HELD)) or {since = us_text, fence = mint_or_fail('s', 0), tail = ' 0 - '}
   call('DEL', HOLDER, HELD)
 elseif call('ZSCORE', SHARERS, owner) then
   p = read(call('HGET', INFO, owner))

@@ -15,7 +15,7 @@ local function held(owner, p)
     p.since = before.since
     if floor > tonumber(before.fence) then remember(floor) else p.fence = before.fence end
   else
-    p.fence = mint(p.mode, p.fence)
+    p.fence = mint_or_fail(p.mode, p.fence)
   end
   hold(owner, p)
   return p.fence
@@ -59,9 +59,10 @@ local function ask(step, owner)
   local p = {mode = string.sub(step, 1, 1), ttl = ARGV[arg + 2], fence = ARGV[arg + 3],
     head = ARGV[arg + 4], tail = ARGV[arg + 5], since = us_text}
   p.ends = text(now + p.ttl)
+  check_floor(p.fence)
   local is_lock = p.mode ~= 'p'
   if p.mode == 'x' and call('EXISTS', HOLDER, QUEUE) == 0 then
-    p.fence = mint('x', p.fence)
+    p.fence = mint_or_fail('x', p.fence)
     hold(owner, p)
     return p.fence
   end
@@ -90,7 +91,7 @@ local function ask(step, owner)
     answer = held(owner, p)
     if answer then return answer end
     if call('EXISTS', QUEUE) == 0 and admits(p) then
-      p.fence = mint(p.mode, p.fence)
+      p.fence = mint_or_fail(p.mode, p.fence)
       hold(owner, p)
       return p.fence
     end

@@ -34,15 +34,16 @@ while true do
     look_at_clock()
     local ttl, floor = ARGV[arg + 2], ARGV[arg + 3]
     local there = call('EXISTS', HOLDER, SHARERS, QUEUE, INFO, FENCE)
+    -- Texts of the same length compare as the numbers do.
+    local is_past = #floor < #clock or #floor == #clock and floor <= clock
     if there == 0 then
-      -- Texts of the same length compare as the numbers do.
-      if not minted[HOLDER] and (#floor < #clock or #floor == #clock and floor <= clock)
+      if not minted[HOLDER] and is_past
         and try('SET', HOLDER, owner, 'PX', ttl).ok then
         call('SET', HELD, clock .. ' ' .. clock .. ARGV[arg + 4] .. '0' .. ARGV[arg + 5], 'PX', ttl)
         minted[HOLDER] = clock
         answer = clock
       end
-    elseif step == 'xq' then
+    elseif step == 'xq' and is_past then
       local holder, last = try('GET', HOLDER), try('ZREVRANGE', QUEUE, 0, 0, 'WITHSCORES')[2]
       -- Somebody has it for himself, and the only others are in line. (Every sixteenth sees who still waits.)
       if type(holder) == 'string' and holder ~= '(readers)' and holder ~= owner

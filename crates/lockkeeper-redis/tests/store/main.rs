@@ -19,4 +19,5 @@ mod replicas;
 mod requests;
 mod scripts;
 mod sharing;
+mod skew;
 mod urls;
