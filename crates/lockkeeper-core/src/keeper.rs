@@ -183,7 +183,18 @@ impl Keeper {
         let background = self.shared.background().map_err(at)?.clone();
         let ttl = check_lease(ttl, self.options.max_hold).map_err(at)?;
         let (queue, max_wait, of) = (false, None, name.clone());
-        let spec = ClaimSpec { name: of, owner, label, mode, ttl, queue, max_wait, background };
+        let min_uptime = None;
+        let spec = ClaimSpec {
+            name: of,
+            owner,
+            label,
+            mode,
+            ttl,
+            queue,
+            min_uptime,
+            max_wait,
+            background,
+        };
         let plan = Plan { wait: None, max_hold: self.options.max_hold, adopt: true };
         match self.shared.drive(spec, plan, fence).map_err(at)?.await? {
             Acquired::Guard(guard) => Ok(guard),
@@ -341,7 +352,18 @@ impl Lock {
             let background = self.shared.background()?.clone();
             let queue = wait != Some(Duration::ZERO);
             let (max_wait, of) = (wait, name.clone());
-            let spec = ClaimSpec { name: of, owner, label, mode, ttl, queue, max_wait, background };
+            let min_uptime = None;
+            let spec = ClaimSpec {
+                name: of,
+                owner,
+                label,
+                mode,
+                ttl,
+                queue,
+                min_uptime,
+                max_wait,
+                background,
+            };
             let plan = Plan { wait, max_hold: self.options.max_hold, adopt: false };
             self.shared.drive(spec, plan, None)
         };

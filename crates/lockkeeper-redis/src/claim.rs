@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::{
-    Attempt, BoxFuture, Change, Claim, ClaimSpec, Error, ErrorKind, Fence, Grant, Kind, Mode,
-    Release, Renewal, Result,
+    Attempt, BoxFuture, Change, Claim, ClaimSpec, Error, ErrorKind, Fence, Grant, Holder, Kind,
+    Mode, Release, Renewal, Result,
 };
 use redis::{Cmd, Value};
 use tokio_util::sync::CancellationToken;
@@ -23,6 +23,9 @@ use crate::steps::{self, Step, What};
 
 /// Which keys most scripts take: all of them.
 pub(crate) const ALL: [usize; 6] = [0, 1, 2, 3, 4, 5];
+
+/// The value of the holder key while readers hold the lock, as in `common.lua`.
+const READERS: &str = "(readers)";
 
 /// The scripts count in floating point, which is exact below this.
 const LARGEST_FENCE: u64 = 1 << 53;
@@ -145,14 +148,14 @@ impl RedisClaim {
         let label = self.spec.label.clone();
         let asked = self.take(What::Ask { mode, queue, ttl, floor, seq, label });
         let (connection, answer) = asked.await?;
+        if let Some((left, holder)) = refusal(&answer) {
+            self.contended = Some(seq);
+            // Just after it has ended, not just before.
+            let left = u64::try_from(left).ok();
+            let retry_after = left.map(|left| Duration::from_millis(left + 1));
+            return Ok(Attempt::Contended { retry_after, holder });
+        }
         let fence = match &answer {
-            Value::Int(left) => {
-                self.contended = Some(seq);
-                // Just after it has ended, not just before.
-                let left = u64::try_from(*left).ok();
-                let retry_after = left.map(|left| Duration::from_millis(left + 1));
-                return Ok(Attempt::Contended { retry_after });
-            }
             Value::BulkString(fence) => std::str::from_utf8(fence).ok(),
             _ => None,
         };
@@ -290,6 +293,28 @@ impl RedisClaim {
             Value::Int(0) => Ok(Release::WasNotHeld),
             answer => Err(unexpected(&answer)),
         }
+    }
+}
+
+/// How long the lease in the way lasts, and whose it is, if the answer to an ask is a refusal.
+fn refusal(answer: &Value) -> Option<(i64, Holder)> {
+    match answer {
+        Value::Int(left) => Some((*left, Holder::Unknown)),
+        Value::Array(parts) => match parts.as_slice() {
+            [Value::Int(left), Value::BulkString(holder)] => {
+                let holder = match std::str::from_utf8(holder) {
+                    Ok(READERS) => Holder::Readers,
+                    // A client that follows the plain recipe may have written anything.
+                    other => other
+                        .ok()
+                        .and_then(|owner| owner.parse().ok())
+                        .map_or(Holder::Unknown, Holder::Owner),
+                };
+                Some((*left, holder))
+            }
+            _ => None,
+        },
+        _ => None,
     }
 }
 
