@@ -13,10 +13,11 @@ use tokio_util::sync::CancellationToken;
 use crate::backend::Store;
 use crate::cluster::Nodes;
 use crate::connection::Connection;
-use crate::error::{translate, unavailable};
+use crate::error::{config, translate, unavailable};
 use crate::key::Keys;
 use crate::link::Link;
 use crate::mailbox::{Mailbox, News};
+use crate::peers::Peer;
 use crate::renewals::{self, millis};
 use crate::scripts::{DOWNGRADE, RENEW, STEPS, Script};
 use crate::steps::{self, Step, What};
@@ -142,6 +143,13 @@ impl RedisClaim {
         if floor >= LARGEST_FENCE {
             return Err(Error::new(ErrorKind::Unsupported, "no fences of 2^53 and above"));
         }
+        if let Some(error) = self.store.peer.as_ref().and_then(Peer::refusal) {
+            return Err(error);
+        }
+        if let (Some(_), Nodes::One(link)) = (self.spec.min_uptime, &self.store.nodes) {
+            let connection = link.connection().await?;
+            self.check_uptime(&connection)?;
+        }
         // Whatever was believed: this asks.
         self.holds = false;
         let (mode, queue, ttl, seq) = (self.spec.mode, self.spec.queue, self.spec.ttl, self.seq);
@@ -161,12 +169,36 @@ impl RedisClaim {
         };
         let fence = fence.and_then(|fence| fence.parse().ok()).and_then(Fence::new);
         let fence = fence.ok_or_else(|| unexpected(&answer))?;
-        if let Err(error) = connection.replicated(self.store.min_replicas).await {
+        // Asked again: the server may have restarted since, and this may be another connection.
+        let counts = match self.check_uptime(&connection) {
+            Ok(()) => connection.replicated(self.store.min_replicas).await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = counts {
             // It does not count, so nobody else should have to wait for it to end.
             self.give_up().await?;
             return Err(error);
         }
         Ok(Attempt::Granted(self.granted(fence)))
+    }
+
+    /// Refuses to ask a server that may have lost its data too recently: it may have granted the lock before.
+    fn check_uptime(&self, connection: &Connection) -> Result<()> {
+        let Some(least) = self.spec.min_uptime.filter(|least| !least.is_zero()) else {
+            return Ok(());
+        };
+        let address = connection.identity().address();
+        match connection.uptime() {
+            Some(uptime) if uptime >= least => Ok(()),
+            Some(uptime) => Err(unavailable(format!(
+                "{address}: started {uptime:.0?} ago and does not vote before it has been up for {least:.0?} (min_uptime): \
+                 it may have lost its data"
+            ))),
+            None => Err(config(format!(
+                "{address}: does not tell how long it has been up: let the user run INFO (ACL +info), or set \
+                 min_uptime=0s if it keeps its data over a restart"
+            ))),
+        }
     }
 
     async fn next_change(&mut self) -> Change {

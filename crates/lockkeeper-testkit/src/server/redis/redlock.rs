@@ -26,8 +26,14 @@ impl RedlockNodes {
         Self::start(count).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// The address for a client: `redlock://127.0.0.1:PORT,127.0.0.1:PORT,…`.
+    /// The address for a client: `redlock://127.0.0.1:PORT,127.0.0.1:PORT,…?min_uptime=0s`. Nodes that have just been
+    /// started would not vote otherwise.
     pub fn url(&self) -> String {
+        format!("{}?min_uptime=0s", self.cautious_url())
+    }
+
+    /// The same without the option: nodes do not vote before they have been up for a ttl.
+    pub fn cautious_url(&self) -> String {
         format!("redlock://{}", addresses(&self.0))
     }
 
