@@ -61,15 +61,16 @@ async fn of_clients_next_to_different_nodes_exactly_one_gets_a_free_lock() {
     }
 }
 
-/// How many steps a node has taken: each attempt looks whether its keys exist.
+/// How often a node was asked or given back to, or a little more: every such step looks whether keys exist, once or
+/// more. Several steps share a call, so calls would say little.
 fn asked(node: &RedisServer) -> u64 {
     let stats = node.command(&["INFO", "commandstats"]);
-    let calls = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
+    let calls = stats.lines().find_map(|line| line.strip_prefix("cmdstat_exists:calls="));
     calls.and_then(|calls| calls.split(',').next()).map_or(0, |calls| calls.parse().unwrap())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn calls_for_each_hold_stay_bounded_as_tasks_grow() {
+async fn requests_for_each_hold_stay_bounded_as_tasks_grow() {
     let servers = RedlockNodes::start_or_panic(5);
     for tasks in [8, 50, 100] {
         let keepers = [keeper_at(&servers.url()).await, keeper_at(&servers.url()).await];
@@ -87,9 +88,9 @@ async fn calls_for_each_hold_stay_bounded_as_tasks_grow() {
         for task in work {
             soon("a turn", task).await.unwrap();
         }
-        let calls = (asked(&servers.nodes()[0]) - before) / tasks as u64;
-        // Some 8 on an idle machine. Without spread asks it was 650 with 50 tasks.
-        assert!(calls <= 80, "{calls} calls for each hold with {tasks} tasks");
+        let steps = (asked(&servers.nodes()[0]) - before) / tasks as u64;
+        // About 30. It was 7,000 with 50 tasks when every give-back made every waiter ask again at once.
+        assert!(steps <= 150, "{steps} steps for each hold with {tasks} tasks");
         for keeper in &keepers {
             close(keeper).await;
         }
