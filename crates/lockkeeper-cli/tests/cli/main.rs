@@ -5,6 +5,7 @@ mod doctor;
 mod help;
 mod look;
 mod loss;
+mod quorum;
 mod run;
 mod secrets;
 mod signals;
