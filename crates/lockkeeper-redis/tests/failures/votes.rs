@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use lockkeeper_core::{ErrorKind, Keeper, State};
+use lockkeeper_core::{ErrorKind, Fence, Keeper, State};
 use lockkeeper_redis::{Config, redlock};
 use lockkeeper_testkit::proxy::Proxy;
-use lockkeeper_testkit::server::{RedisServer, RedlockNodes};
+use lockkeeper_testkit::server::{RedisServer, RedlockNodes, ServerClock};
 use lockkeeper_testkit::wait::{eventually, soon};
 
-use crate::kit::{LONG, close, millis, until_empty};
+use crate::kit::{LONG, cables, close, millis, until_empty};
 
 async fn keeper_at(url: &str) -> Keeper {
     let nodes = Config::redlock_from_url(url).unwrap();
@@ -17,15 +17,11 @@ async fn keeper_at(url: &str) -> Keeper {
 
 /// A keeper next to one node, with a delay to the others, and the cables between.
 async fn neighbour(servers: &RedlockNodes, own: usize, delay: Duration) -> (Keeper, Vec<Proxy>) {
-    let (mut cables, mut addresses) = (Vec::new(), Vec::new());
-    for (i, node) in servers.nodes().iter().enumerate() {
-        let cable = Proxy::start(node.addr()).await.unwrap();
+    let (cables, url) = cables(servers).await;
+    for (i, cable) in cables.iter().enumerate() {
         cable.delay(if i == own { Duration::ZERO } else { delay });
-        addresses.push(cable.addr().to_string());
-        cables.push(cable);
     }
-    let url = format!("redlock://{}?min_uptime=0s", addresses.join(","));
-    (keeper_at(&url).await, cables)
+    (keeper_at(&format!("{url}?min_uptime=0s")).await, cables)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -165,4 +161,73 @@ async fn a_server_named_twice_is_refused_also_if_that_shows_late() {
     for node in servers.nodes() {
         until_empty(node).await;
     }
+}
+
+/// Nodes whose clocks are so many milliseconds ahead of this machine's.
+fn skewed(ahead: &[i64]) -> RedlockNodes {
+    let builders = ahead.iter().map(|millis| {
+        let clock = ServerClock::new().unwrap();
+        clock.set_ahead(millis * 1000);
+        RedisServer::builder().clock(&clock)
+    });
+    let nodes = RedlockNodes::from_builders(builders.collect()).unwrap();
+    let seconds = |node: &RedisServer| -> i64 {
+        node.command(&["TIME"]).lines().next().unwrap().parse().unwrap()
+    };
+    let (first, last) = (&nodes.nodes()[0], &nodes.nodes()[ahead.len() - 1]);
+    let apart = seconds(first) - seconds(last) - (ahead[0] - ahead[ahead.len() - 1]) / 1000;
+    assert!(apart.abs() < 60, "the clocks are not skewed as they should be: {apart}");
+    nodes
+}
+
+/// The fence of a lock that is given back at once, by a client that remembers none. The client, because what it has
+/// not given back on nodes that are away is waited for when it is closed.
+async fn next_fence(url: &str) -> (Option<Fence>, Keeper) {
+    let keeper = keeper_at(url).await;
+    let guard = soon("a lock", crate::kit::lock(&keeper.mutex("a"))).await;
+    let fence = guard.fence();
+    guard.release().await.unwrap();
+    (fence, keeper)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn fences_rise_across_majorities_of_nodes_whose_clocks_are_minutes_apart() {
+    let servers = skewed(&[300_000, 10_000, 0, -10_000, -300_000]);
+    let (cables, url) = cables(&servers).await;
+    let url = format!("{url}?min_uptime=0s");
+    let mut last = None;
+    // Every two nodes are away once: majorities have one to three nodes in common, in this order often but one.
+    let pairs = [(0, 1), (2, 3), (0, 4), (1, 2), (3, 4), (0, 2), (1, 3), (2, 4), (0, 3), (1, 4)];
+    for (a, b) in pairs {
+        let away = [&cables[a], &cables[b]];
+        away.iter().for_each(|cable| cable.cut());
+        let (fence, keeper) = next_fence(&url).await;
+        assert!(fence > last, "without {a} and {b}: {fence:?} after {last:?}");
+        last = fence;
+        away.iter().for_each(|cable| cable.heal());
+        close(&keeper).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_restart_does_not_lower_fences_while_clocks_differ_by_less_than_min_uptime() {
+    let mut servers = skewed(&[900, 0, 0, 0, 0]);
+    let (cables, url) = cables(&servers).await;
+    cables[3].cut();
+    cables[4].cut();
+    let (first, one) = next_fence(&format!("{url}?min_uptime=0s")).await;
+    // The only node that the next majority has in common with this one forgets the fence, which is ahead of all clocks
+    // but one.
+    servers.nodes_mut()[2].restart().unwrap();
+    for cable in &cables[..2] {
+        cable.cut();
+    }
+    for cable in &cables[3..] {
+        cable.heal();
+    }
+    let (second, two) = next_fence(&format!("{url}?min_uptime=1s")).await;
+    assert!(second > first, "{second:?} after {first:?}");
+    cables.iter().for_each(Proxy::heal);
+    close(&one).await;
+    close(&two).await;
 }

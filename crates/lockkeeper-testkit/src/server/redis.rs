@@ -22,7 +22,7 @@ use std::time::Instant;
 
 use rustix::process::{Pid, Signal};
 
-use super::{Binaries, PATIENCE, PAUSE, Ports, Recipe, Server, StartError};
+use super::{Binaries, PATIENCE, PAUSE, Ports, Recipe, Server, ServerClock, StartError};
 use resp::Client;
 
 /// A Redis server that keeps nothing on disk, unless told to. What it can do is at [`Server`].
@@ -61,7 +61,13 @@ impl RedisServer {
 
     /// One that is not started yet, to be set up otherwise.
     pub fn builder() -> RedisBuilder {
-        RedisBuilder { args: Vec::new(), login: None, mode: Mode::Single, replica: false }
+        RedisBuilder {
+            args: Vec::new(),
+            login: None,
+            mode: Mode::Single,
+            replica: false,
+            clock: None,
+        }
     }
 
     /// Starts one with further arguments, such as `["--maxmemory", "10mb"]`. Passwords are for the
@@ -169,6 +175,7 @@ pub struct RedisBuilder {
     login: Option<Login>,
     mode: Mode,
     replica: bool,
+    clock: Option<ServerClock>,
 }
 
 impl RedisBuilder {
@@ -211,6 +218,12 @@ impl RedisBuilder {
         self
     }
 
+    /// Gives it a wall clock of its own.
+    pub fn clock(mut self, clock: &ServerClock) -> Self {
+        self.clock = Some(clock.clone());
+        self
+    }
+
     /// Makes it a replica of another. It is started when it has all that the other has.
     pub fn replica_of(mut self, other: &RedisServer) -> Self {
         self.replica = true;
@@ -244,8 +257,8 @@ impl RedisBuilder {
 
     fn start_from(self, binaries: &Binaries) -> Result<RedisServer, StartError> {
         let program = binaries.find("redis-server", "redis-server")?;
-        let Self { args, login, mode, replica } = self;
-        let server = Server::launch(Redis { program, args, login: login.clone(), mode })?;
+        let Self { args, login, mode, replica, clock } = self;
+        let server = Server::launch(Redis { program, args, login: login.clone(), mode, clock })?;
         let server = RedisServer { server, login };
         if replica {
             server.wait_for(&["INFO", "replication"], "master_link_status:up")?;
@@ -313,6 +326,7 @@ struct Redis {
     args: Vec<String>,
     login: Option<Login>,
     mode: Mode,
+    clock: Option<ServerClock>,
 }
 
 impl Recipe for Redis {
@@ -342,6 +356,7 @@ impl Recipe for Redis {
 
     fn command(&self, dir: &Path, ports: Ports) -> Command {
         let mut command = Command::new(&self.program);
+        command.envs(self.clock.iter().flat_map(ServerClock::environment));
         if let Mode::Sentinel { .. } = self.mode {
             // The name of a file comes before everything else.
             command.arg(dir.join(SENTINEL_CONF)).arg("--sentinel");
