@@ -15,7 +15,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// Cheap to clone and one word wide. The message is one line in the order store, operation, name,
 /// cause: `redis: renew "orders/42": connection refused`.
 ///
-/// Contention is not an error: `try_` methods answer `None`. Only running out of `max_wait` is one.
+/// Contention is not an error: `try_` methods answer `None`. Only running out of `max_wait` is one. A quorum whose vote
+/// stays split has not found contention: that is [`ErrorKind::Undecided`].
 #[derive(Clone)]
 pub struct Error(Arc<Inner>);
 

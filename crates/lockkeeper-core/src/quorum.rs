@@ -22,20 +22,35 @@ use votes::{LastGrant, Refusal, Said, Votes, granted, nth_longest};
 /// A lock that is held when a majority of independent stores says so.
 ///
 /// All nodes are asked in parallel, and the answer is there when a majority's is: a node that hangs
-/// costs nothing, and up to half of them, less one, may be down or have forgotten everything.
+/// costs nothing, and up to half of them, less one, may be down.
 ///
 /// # What it guarantees
 ///
-/// Two holds of a name never have a majority at the same time, as long as no majority of nodes
-/// forgets at once. The lease counts from before the first node was asked. The fence of a hold is at
+/// Two holds of a name never have a majority at the same time. Nodes may restart without their data, any number of them
+/// and at any time: a node that has been up for less than [`min_uptime`](Self::min_uptime) does not vote, and by then the
+/// holds that it had granted have ended. This needs a `min_uptime` of at least the longest ttl that clients use for a name,
+/// also by `extend`. It is the ttl of the claim that asks unless set, which is enough where all clients of a name use
+/// the same ttl.
+///
+/// The lease counts from before the first node was asked. The fence of a hold is at
 /// least the highest that any node of its majority gave, and is written back to a majority before the
-/// guard exists: so the next majority, which has a node in common with this one, gives a higher one.
+/// guard exists: so the next majority, which has a node in common with this one, gives a higher one. If that node has
+/// restarted in between, the next fence is still higher where fences follow the nodes' clocks, as those of Redis do, and
+/// these clocks differ by less than `min_uptime`.
+///
+/// `tests/simulation.rs` checks these promises with random clients, faults, restarts and clocks.
 ///
 /// # What it does not
 ///
-/// There is no queue: whoever asks at the right moment gets it. No semaphores: permits cannot be
-/// counted by majority. A node that restarts without its data must stay away for a ttl, else it may
-/// give to a second what it had given to the first.
+/// - **A node that loses data without a restart is not noticed:** `FLUSHALL`, evicted or deleted keys, a restored backup. If a
+///   hold has no more than a majority, because the other nodes were down or taken when it was acquired, one such node is enough
+///   for a second holder, and where clocks differ also for a lower fence.
+/// - **There is no queue:** the claim that asks at the right moment gets the lock.
+/// - **Votes can split.** If several claims ask at the same moment, each may get some nodes and none a majority.
+///   That is not contention: the engine asks again after random pauses, for a try at most two seconds, and then answers
+///   [`ErrorKind::Undecided`]. A try also ends so if a holder's majority includes nodes that are down now, because then
+///   nobody can tell whether it has one.
+/// - **No semaphores:** permits cannot be counted by majority.
 #[derive(Debug, Clone)]
 pub struct Quorum {
     nodes: Arc<[Arc<dyn Backend>]>,

@@ -4,6 +4,7 @@
 mod common;
 
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use common::{millis, secs};
@@ -119,12 +120,10 @@ async fn a_try_for_a_lock_that_is_taken_is_one_round() {
     let stores = memories(5);
     let held = keeper(&stores, |_| Duration::ZERO).0;
     for taken_by_readers in [false, true] {
-        let _guard = match taken_by_readers {
-            true => held.rw_lock("a").read().await.unwrap(),
-            false => held.mutex("b").lock().await.unwrap(),
-        };
-        let (other, links) = keeper(&stores, |_| millis(1));
         let name = if taken_by_readers { "a" } else { "b" };
+        let lock = held.rw_lock(name);
+        let _guard = if taken_by_readers { lock.read().await } else { lock.write().await }.unwrap();
+        let (other, links) = keeper(&stores, |_| millis(1));
         let start = Instant::now();
         assert!(other.mutex(name).try_lock().await.unwrap().is_none());
         assert_eq!(start.elapsed(), millis(1));
@@ -202,6 +201,20 @@ async fn a_waiter_stays_through_undecided_rounds_and_enters_when_there_is_a_majo
 async fn an_undecided_try_that_is_dropped_or_closed_leaves_nothing() {
     let stores = memories(3);
     let _strays = [stray(&stores[0], "a").await, stray(&stores[1], "a").await];
+    // Polled so often and dropped, in whatever step it is.
+    for polls in 0..40 {
+        let (keeper, _) = keeper(&stores, |_| millis(1));
+        let mutex = keeper.mutex("a");
+        let mut attempt = Box::pin(mutex.try_lock());
+        for _ in 0..polls {
+            let polled = std::future::poll_fn(|cx| Poll::Ready(attempt.as_mut().poll(cx)));
+            assert!(polled.await.is_pending());
+            tokio::time::sleep(Duration::from_micros(500)).await;
+        }
+        drop(attempt);
+        keeper.close().await;
+        assert_empty(&stores[2..]).await;
+    }
     for millis_in in [0, 1, 2, 3, 5, 20, 100] {
         let (keeper, _) = keeper(&stores, |_| millis(1));
         let mutex = keeper.mutex("a");
@@ -249,7 +262,6 @@ fn requests_for_each_hold_stay_bounded_as_tasks_grow() {
         let mut runtime = tokio::runtime::Builder::new_current_thread();
         let runtime = runtime.enable_all().start_paused(true).build().unwrap();
         let requests = runtime.block_on(requests_per_hold(tasks));
-        println!("{tasks} tasks: {requests} requests for each hold");
         assert!(requests <= 60, "{requests} requests for each hold with {tasks} tasks");
     }
 }
