@@ -54,7 +54,7 @@ pub(super) async fn redis(url: &str, ttl: Duration) -> Outcome<Make> {
 
 pub(super) async fn redlock(urls: &[&str], ttl: Duration) -> Outcome<Make> {
     let hosts = urls.iter().map(|url| url.trim_start_matches("redis://").trim_end_matches('/'));
-    let url = format!("redlock://{}", hosts.collect::<Vec<_>>().join(","));
+    let url = format!("redlock://{}?min_uptime=0s", hosts.collect::<Vec<_>>().join(","));
     let config = Config::redlock_from_url(&url).map_err(told)?;
     let quorum = lockkeeper_redis::redlock(config).await.map_err(told)?;
     let make = Make::new("lockkeeper", Kind::Ours, Keeper::new(quorum).ttl(ttl));

@@ -111,7 +111,7 @@ impl Reason {
     fn of(kind: ErrorKind) -> Self {
         match kind {
             ErrorKind::TimedOut => Self::NotAcquired,
-            ErrorKind::Unavailable | ErrorKind::Closed => Self::Unavailable,
+            ErrorKind::Unavailable | ErrorKind::Undecided | ErrorKind::Closed => Self::Unavailable,
             ErrorKind::Lost => Self::Lost,
             ErrorKind::InvalidName => Self::BadName,
             _ => Self::Broken,

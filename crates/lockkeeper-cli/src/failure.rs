@@ -66,6 +66,7 @@ impl From<Error> for Failure {
         // one has a source, and is not.
         let told_by_the_store = std::error::Error::source(&error).is_some();
         let (code, kind) = match error.kind() {
+            ErrorKind::Undecided => (UNAVAILABLE, "undecided"),
             ErrorKind::Unavailable | ErrorKind::Closed => (UNAVAILABLE, "unavailable"),
             ErrorKind::Config if told_by_the_store => (UNAVAILABLE, "refused"),
             ErrorKind::TimedOut => (CONFLICT, "conflict"),

@@ -60,6 +60,8 @@ pub trait Claim: Send + 'static {
     /// - With [`ClaimSpec::queue`] a contended ask joins the queue or refreshes its place, which stays
     ///   for the ttl; without, it leaves no trace in the store.
     /// - Never overtakes a live waiter, where the store is [`fair`](Capabilities::fair).
+    /// - Answers `Contended` only if another claim holds or waits. If several claims asked at the same moment and
+    ///   the store gave the lock to none of them, the answer is `Undecided`.
     /// - The fence of a grant is at least `floor`, also if it is handed over later. A claim that already holds with a lower fence has it
     ///   raised to `floor`: so `Quorum` writes the highest fence of a majority back to a majority.
     ///   Stores that do not declare [`Fences::Raisable`] ignore `floor`.
@@ -174,6 +176,10 @@ pub struct ClaimSpec {
     pub ttl: Duration,
     /// Whether a contended ask takes a place in the queue.
     pub queue: bool,
+    /// Refuse an attempt, with [`Unavailable`](crate::ErrorKind::Unavailable), while the store may have lost its data less
+    /// than this long ago. [`Quorum`](crate::Quorum) sets it for its nodes; `None` everywhere else. A store that never
+    /// loses its data, or cannot know, ignores it.
+    pub min_uptime: Option<Duration>,
     /// How long whoever asks is going to wait for others, from the first ask on; `None` if for ever. The
     /// engine ends the wait: this is for a store that can also do so for a client that is gone.
     pub max_wait: Option<Duration>,
@@ -189,8 +195,9 @@ impl ClaimSpec {
     /// A claim by a new owner, exclusive, unqueued and unlabelled: a start for tests and combinators.
     pub fn new(name: Name, ttl: Duration, background: Background) -> Self {
         let (owner, label) = (Owner::random(), Label::default());
-        let (mode, queue, max_wait, ticket) = (Mode::Exclusive, false, None, None);
-        Self { name, owner, label, mode, ttl, queue, max_wait, ticket, background }
+        let (mode, queue) = (Mode::Exclusive, false);
+        let (min_uptime, max_wait, ticket) = (None, None, None);
+        Self { name, owner, label, mode, ttl, queue, min_uptime, max_wait, ticket, background }
     }
 }
 
@@ -245,14 +252,33 @@ pub enum Kind {
 pub enum Attempt {
     /// The claim holds.
     Granted(Grant),
-    /// Others hold.
+    /// Another claim holds, or waits before this one.
     Contended {
         /// When it may be worth asking again even without a notice: the remaining lease of whoever
         /// stands in the way, as far as this claim need care. Zero if nobody can tell this claim, and
         /// nobody knows when: then the engine asks again, with growing pauses, as it does on a store
         /// without [`push`](Capabilities::push).
         retry_after: Option<Duration>,
+        /// Which claim holds, where the store can tell. [`Quorum`](crate::Quorum) needs it to tell a lock that is
+        /// taken from a vote that was split between claims that asked at the same moment.
+        holder: Holder,
     },
+    /// The store could not decide: no claim has the lock, and this one has not got it either, because several
+    /// asked at the same moment and none got a majority. Nothing of this attempt is left in the store. The
+    /// engine asks again after a random pause.
+    Undecided,
+}
+
+/// Who holds what an attempt did not get.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Holder {
+    /// One claim, exclusively.
+    Owner(Owner),
+    /// One or more shared claims. They do not exclude each other, so a store that is asked by a writer
+    /// need not tell them apart.
+    Readers,
+    /// The store cannot tell. `Quorum` takes all such refusals for those of one holder.
+    Unknown,
 }
 
 /// What the store gave.

@@ -17,7 +17,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// cause: `redis: renew "orders/42": connection refused`. Control characters and invisible characters in it, which a
 /// server may have sent, are shown escaped: `\u{1b}`.
 ///
-/// Contention is not an error: `try_` methods answer `None`. Only running out of `max_wait` is one.
+/// Contention is not an error: `try_` methods answer `None`. Only running out of `max_wait` is one. A quorum whose vote
+/// stays split has not found contention: that is [`ErrorKind::Undecided`].
 #[derive(Clone)]
 pub struct Error(Arc<Inner>);
 
@@ -39,6 +40,9 @@ pub enum ErrorKind {
     Unavailable,
     /// Others held the lock for all of `max_wait`.
     TimedOut,
+    /// The store could not decide who gets the lock: several clients asked a quorum at the same moment, and
+    /// none got a majority in repeated rounds. No client of those rounds holds the lock.
+    Undecided,
     /// The lock was held and is no more.
     Lost,
     /// The store cannot do this.
@@ -95,6 +99,13 @@ impl Error {
         error
     }
 
+    pub(crate) fn undecided(after: Duration) -> Self {
+        let message = format!(
+            "undecided after {after:.1?}: no client has a majority of the nodes; try again"
+        );
+        Self::new(ErrorKind::Undecided, message)
+    }
+
     pub(crate) fn lost(why: &str) -> Self {
         Self::new(ErrorKind::Lost, format!("the lock is lost: {why}"))
     }
@@ -115,7 +126,8 @@ impl Error {
 
     /// Whether the same call may succeed later without anything being changed.
     pub fn is_retryable(&self) -> bool {
-        matches!(self.0.kind, ErrorKind::Unavailable | ErrorKind::TimedOut)
+        let kind = self.0.kind;
+        matches!(kind, ErrorKind::Unavailable | ErrorKind::TimedOut | ErrorKind::Undecided)
     }
 
     /// How long was waited, if the kind is [`ErrorKind::TimedOut`].

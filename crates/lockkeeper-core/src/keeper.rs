@@ -193,9 +193,20 @@ impl Keeper {
         self.shared.check(mode).map_err(at)?;
         let background = self.shared.background().map_err(at)?.clone();
         let ttl = check_lease(ttl, self.options.max_hold).map_err(at)?;
-        let (queue, max_wait, of, ticket) = (false, None, name.clone(), fence);
-        let spec =
-            ClaimSpec { name: of, owner, label, mode, ttl, queue, max_wait, ticket, background };
+        let (queue, of, ticket) = (false, name.clone(), fence);
+        let (min_uptime, max_wait) = (None, None);
+        let spec = ClaimSpec {
+            name: of,
+            owner,
+            label,
+            mode,
+            ttl,
+            queue,
+            min_uptime,
+            max_wait,
+            ticket,
+            background,
+        };
         let plan = Plan { wait: None, max_hold: self.options.max_hold, adopt: true };
         match self.shared.drive(spec, plan, fence).map_err(at)?.await? {
             Acquired::Guard(guard) => Ok(guard),
@@ -355,7 +366,8 @@ impl Lock {
             let ttl = self.options.lease()?;
             let background = self.shared.background()?.clone();
             let queue = wait != Some(Duration::ZERO);
-            let (max_wait, of, ticket) = (wait, name.clone(), None);
+            let (max_wait, of) = (wait, name.clone());
+            let (min_uptime, ticket) = (None, None);
             let spec = ClaimSpec {
                 name: of,
                 owner,
@@ -363,6 +375,7 @@ impl Lock {
                 mode,
                 ttl,
                 queue,
+                min_uptime,
                 max_wait,
                 ticket,
                 background,

@@ -56,8 +56,8 @@ mod until_lost;
 
 pub use any_keeper::AnyKeeper;
 pub use backend::{
-    Attempt, Backend, BoxFuture, Capabilities, Change, Claim, ClaimSpec, Fences, Grant, Inspector,
-    Kind, LockInfo, Mode, Party, Release, Renewal,
+    Attempt, Backend, BoxFuture, Capabilities, Change, Claim, ClaimSpec, Fences, Grant, Holder,
+    Inspector, Kind, LockInfo, Mode, Party, Release, Renewal,
 };
 pub use background::Background;
 pub use election::{Election, Leader, Leadership, Observe};

@@ -136,11 +136,11 @@ impl Claim for MemoryClaim {
         self.store.changed.notify_waiters();
         ready(Ok(match asked {
             Asked::Granted(fence) => Attempt::Granted(self.granted(fence)),
-            Asked::Contended { ticket, retry_after, notice } => {
+            Asked::Contended { ticket, retry_after, holder, notice } => {
                 self.ticket = ticket;
                 self.notice = notice.map(|notice| Box::pin(notice.notified_owned()));
                 self.holds = false;
-                Attempt::Contended { retry_after }
+                Attempt::Contended { retry_after, holder }
             }
         }))
     }

@@ -62,7 +62,8 @@ impl Mutex {
     ///
     /// [`TimedOut`](crate::ErrorKind::TimedOut) if others held it for all of `max_wait`;
     /// [`Unavailable`](crate::ErrorKind::Unavailable) if the store does not answer, or stops answering
-    /// for longer than the ttl while waiting; [`InvalidName`](crate::ErrorKind::InvalidName) and
+    /// for longer than the ttl while waiting; [`Undecided`](crate::ErrorKind::Undecided) if a
+    /// [`Quorum`](crate::Quorum) could not decide in time which client gets it; [`InvalidName`](crate::ErrorKind::InvalidName) and
     /// [`InvalidOption`](crate::ErrorKind::InvalidOption) before anything is sent;
     /// [`Closed`](crate::ErrorKind::Closed).
     ///

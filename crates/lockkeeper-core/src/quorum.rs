@@ -1,5 +1,7 @@
 //! One store out of several independent ones: what Redlock is.
 
+mod votes;
+
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
@@ -15,29 +17,46 @@ use crate::clock::{Moment, sleep_until};
 use crate::driver::{LEAVE_WITHIN, settle};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fence::Fence;
+use votes::{LastGrant, Refusal, Said, Votes, granted, nth_longest};
 
 /// A lock that is held when a majority of independent stores says so.
 ///
 /// All nodes are asked in parallel, and the answer is there when a majority's is: a node that hangs
-/// costs nothing, and up to half of them, less one, may be down or have forgotten everything.
+/// costs nothing, and up to half of them, less one, may be down.
 ///
 /// # What it guarantees
 ///
-/// Two holds of a name never have a majority at the same time, as long as no majority of nodes
-/// forgets at once. The lease counts from before the first node was asked. The fence of a hold is at
+/// Two holds of a name never have a majority at the same time. Nodes may restart without their data, any number of them
+/// and at any time: a node that has been up for less than [`min_uptime`](Self::min_uptime) does not vote, and by then the
+/// holds that it had granted have ended. This needs a `min_uptime` of at least the longest ttl that clients use for a name,
+/// also by `extend`. It is the ttl of the claim that asks unless set, which is enough where all clients of a name use
+/// the same ttl.
+///
+/// The lease counts from before the first node was asked. The fence of a hold is at
 /// least the highest that any node of its majority gave, and is written back to a majority before the
-/// guard exists: so the next majority, which has a node in common with this one, gives a higher one. A node
-/// whose fences the others refuse, because its clock is more than an hour ahead of theirs, does not count.
+/// guard exists: so the next majority, which has a node in common with this one, gives a higher one. If that node has
+/// restarted in between, the next fence is still higher where fences follow the nodes' clocks, as those of Redis do, and
+/// these clocks differ by less than `min_uptime`. A node whose fences the others refuse, because its clock is more than an
+/// hour ahead of theirs, does not count.
+///
+/// `tests/simulation.rs` checks these promises with random clients, faults, restarts and clocks.
 ///
 /// # What it does not
 ///
-/// There is no queue: whoever asks at the right moment gets it. No semaphores: permits cannot be
-/// counted by majority. A node that restarts without its data must stay away for a ttl, else it may
-/// give to a second what it had given to the first.
+/// - **A node that loses data without a restart is not noticed:** `FLUSHALL`, evicted or deleted keys, a restored backup. If a
+///   hold has no more than a majority, because the other nodes were down or taken when it was acquired, one such node is enough
+///   for a second holder, and where clocks differ also for a lower fence.
+/// - **There is no queue:** the claim that asks at the right moment gets the lock.
+/// - **Votes can split.** If several claims ask at the same moment, each may get some nodes and none a majority.
+///   That is not contention: the engine asks again after random pauses, for a try at most two seconds, and then answers
+///   [`ErrorKind::Undecided`]. A try also ends so if a holder's majority includes nodes that are down now, because then
+///   nobody can tell whether it has one.
+/// - **No semaphores:** permits cannot be counted by majority.
 #[derive(Debug, Clone)]
 pub struct Quorum {
     nodes: Arc<[Arc<dyn Backend>]>,
     node_timeout: Duration,
+    min_uptime: Option<Duration>,
 }
 
 impl Quorum {
@@ -66,7 +85,7 @@ impl Quorum {
         if nodes.iter().any(|node| !node.capabilities().leases) {
             return Err(Error::new(ErrorKind::Config, "a quorum needs nodes with leases"));
         }
-        Ok(Self { nodes, node_timeout: Duration::from_millis(500) })
+        Ok(Self { nodes, node_timeout: Duration::from_millis(500), min_uptime: None })
     }
 
     /// Sets how long a node's answer is awaited if there is no majority without it (500 ms if not
@@ -74,6 +93,17 @@ impl Quorum {
     #[must_use]
     pub fn node_timeout(mut self, node_timeout: Duration) -> Self {
         self.node_timeout = node_timeout;
+        self
+    }
+
+    /// Sets how long a node must have been up before it votes (the ttl of the claim that asks if not set).
+    ///
+    /// A node that restarts without its data does not know the holds it had granted, and must not grant them again
+    /// before they have ended. Set this to the longest ttl in use if clients use different ones or extend their leases. Set
+    /// zero only for nodes that lose nothing when they restart (Redis with `appendfsync always`).
+    #[must_use]
+    pub fn min_uptime(mut self, min_uptime: Duration) -> Self {
+        self.min_uptime = Some(min_uptime);
         self
     }
 }
@@ -102,12 +132,13 @@ impl Backend for Quorum {
         if let Mode::Permits { .. } = spec.mode {
             return Err(Error::unsupported("semaphores"));
         }
+        let min_uptime = Some(self.min_uptime.unwrap_or(spec.ttl));
         let node = |node: &Arc<dyn Backend>| {
             // No queue on any node: places in five queues would be five different places.
             // No fence of a ticket either: a node may have a higher one than its majority.
-            let spec = ClaimSpec { queue: false, ticket: None, ..spec.clone() };
+            let spec = ClaimSpec { queue: false, min_uptime, ticket: None, ..spec.clone() };
             let claim = node.claim(spec)?;
-            Ok(Node { claim: Arc::new(AsyncMutex::new(claim)), op: None, gives_back: false })
+            Ok(Node { claim: Arc::new(AsyncMutex::new(claim)), op: None })
         };
         let nodes = self.nodes.iter().map(node).collect::<Result<Vec<_>>>()?;
         Ok(Box::new(QuorumClaim {
@@ -116,9 +147,9 @@ impl Backend for Quorum {
             raises: self.capabilities().fences == Fences::Raisable,
             ttl: spec.ttl,
             node_timeout: self.node_timeout.min(spec.ttl),
-            leave_within: (!spec.queue).then_some(self.node_timeout.min(LEAVE_WITHIN)),
             background: spec.background,
             granted: false,
+            heeded: Vec::new(),
             last: None,
             downgraded: false,
         }))
@@ -135,11 +166,11 @@ struct QuorumClaim {
     raises: bool,
     ttl: Duration,
     node_timeout: Duration,
-    /// How long a failed round may take to give back what it got, if the engine does not ask again and release in
-    /// the end.
-    leave_within: Option<Duration>,
     background: Background,
     granted: bool,
+    /// Of a claim that waits: which nodes refused it for the sake of the holder that has a majority. Their notices say
+    /// that this holder has released; those of other nodes only that another claim lost a split vote.
+    heeded: Vec<bool>,
     /// What was granted last, if nothing was given back since.
     last: Option<LastGrant>,
     /// A downgrade was asked for. From then on it is asked for instead of a renewal: a node that was slow may
@@ -147,43 +178,10 @@ struct QuorumClaim {
     downgraded: bool,
 }
 
-/// A grant of a majority.
-struct LastGrant {
-    fence: Fence,
-    /// What each node gave; `None` for one that was not waited for.
-    nodes: Vec<Option<Fence>>,
-}
-
-impl LastGrant {
-    fn new(fence: Fence, said: &[Said]) -> Self {
-        let given = |said: &Said| match said {
-            Said::Granted(grant) => grant.fence,
-            _ => None,
-        };
-        Self { fence, nodes: said.iter().map(given).collect() }
-    }
-
-    /// How many nodes say what they said then, so that nobody else had them in between, and how many may
-    /// still say so.
-    fn standing(&self, said: &[Said]) -> (usize, usize) {
-        let (mut same, mut open) = (0, 0);
-        for (before, said) in self.nodes.iter().zip(said).filter(|(before, _)| before.is_some()) {
-            match said {
-                Said::Granted(grant) if grant.fence == *before => same += 1,
-                Said::Nothing => open += 1,
-                _ => {}
-            }
-        }
-        (same, open)
-    }
-}
-
 /// One node's claim, and what it has been asked and not answered.
 struct Node {
     claim: Arc<AsyncMutex<Box<dyn Claim>>>,
     op: Option<Op>,
-    /// Whether the last round failed, and this node had granted in it.
-    gives_back: bool,
 }
 
 /// A question under way. Polled by whatever the quorum does next, and in the background if that is
@@ -247,25 +245,6 @@ impl Node {
     }
 }
 
-/// What a node has said in this round.
-#[derive(Clone)]
-enum Said {
-    Nothing,
-    Granted(Grant),
-    Contended(Option<Duration>),
-    Failed(Error),
-}
-
-impl From<Result<Attempt>> for Said {
-    fn from(answer: Result<Attempt>) -> Self {
-        match answer {
-            Ok(Attempt::Granted(grant)) => Said::Granted(grant),
-            Ok(Attempt::Contended { retry_after }) => Said::Contended(retry_after),
-            Err(error) => Said::Failed(error),
-        }
-    }
-}
-
 impl QuorumClaim {
     fn ask_all(&mut self, ask: Ask) {
         for node in &mut self.nodes {
@@ -297,6 +276,7 @@ impl QuorumClaim {
 
     async fn acquire(&mut self, floor: Option<Fence>) -> Result<Attempt> {
         let mut end = Moment::now().add(self.node_timeout);
+        self.heeded.clear();
         self.ask_all(Ask::Attempt(floor));
         let mut last = self.last.take().filter(|last| floor <= Some(last.fence));
         let mut said = vec![Said::Nothing; self.nodes.len()];
@@ -363,71 +343,60 @@ impl QuorumClaim {
                 self.last = fence.map(|fence| LastGrant::new(fence, &said));
                 return Ok(Attempt::Granted(Grant { fence, valid_for: Some(valid_for) }));
             }
-            if self.is_decided(&said) {
+            if Votes::new(&said, self.majority).is_decided() {
                 break;
             }
         }
+        self.withdraw(&said).await;
         self.refused(&said)
     }
 
-    /// Whether there can be no grant, and it is known why: others hold, or too few nodes are there. While
-    /// that is open, one that is contended and two that are down must not look like a store that is down.
-    fn is_decided(&self, said: &[Said]) -> bool {
-        let spare = said.len() - self.majority;
-        let failed = said.iter().filter(|said| matches!(said, Said::Failed(_))).count();
-        let contended = said.iter().filter(|said| matches!(said, Said::Contended(_))).count();
-        let answered = contended + granted(said, None).count();
-        failed > spare || (failed + contended > spare && answered >= self.majority)
-    }
-
-    /// No majority: what some nodes gave is given back, so that another can have one.
-    fn refused(&mut self, said: &[Said]) -> Result<Attempt> {
+    /// Gives back what some nodes gave in a round without a majority, so that another claim can have one, and awaits
+    /// their confirmation: the answer to a failed attempt must not be there before its traces are gone. A node that
+    /// has not answered the attempt is not waited for.
+    async fn withdraw(&mut self, said: &[Said]) {
         self.granted = false;
         for (node, said) in self.nodes.iter_mut().zip(said) {
-            node.gives_back = matches!(said, Said::Granted(_));
             // A node that was contended has nothing of ours, and will tell us when it is free.
-            if !matches!(said, Said::Contended(_)) {
+            if !matches!(said, Said::Contended { .. } | Said::Undecided) {
                 node.ask(Ask::Release(self.ttl), self.node_timeout);
             }
         }
-        let contended = said.iter().any(|said| matches!(said, Said::Contended(_)));
-        let answered =
-            said.iter().filter(|said| matches!(said, Said::Granted(_) | Said::Contended(_)));
-        let answered = answered.count();
-        if answered < self.majority || !contended {
-            let why = said.iter().find_map(|said| match said {
-                Said::Failed(error) => Some(error.to_string()),
-                _ => None,
-            });
-            let (all, timeout) = (self.nodes.len(), self.node_timeout);
-            let why = why.unwrap_or_else(|| format!("no answer within {timeout:?}"));
-            let message = if answered < self.majority {
-                format!("only {answered} of {all} nodes answered: {why}")
-            } else {
-                format!("no majority of {all} nodes confirmed the fence: {why}")
-            };
-            return Err(Error::new(ErrorKind::Unavailable, message));
+        let granted = |said: &Said| matches!(said, Said::Granted(_));
+        let mut unconfirmed: Vec<bool> = said.iter().map(granted).collect();
+        let end = Moment::now().add(self.node_timeout.min(LEAVE_WITHIN));
+        while unconfirmed.contains(&true) {
+            let Some((i, _)) = self.next_answer(end).await else { break };
+            unconfirmed[i] = false;
         }
-        let hints = said.iter().filter_map(|said| match said {
-            Said::Contended(retry_after) => *retry_after,
-            _ => None,
-        });
-        Ok(Attempt::Contended { retry_after: hints.min() })
     }
 
-    /// An attempt. One that is not asked again leaves nothing: what a failed round got is given back first, unless
-    /// that takes too long. Nodes that said nothing are not waited for.
-    async fn ask(&mut self, floor: Option<Fence>) -> Result<Attempt> {
-        let answer = self.acquire(floor).await;
-        if let Some(leave_within) = self.leave_within
-            && !matches!(answer, Ok(Attempt::Granted(_)))
-        {
-            let end = Moment::now().add(leave_within);
-            let gives_back =
-                |node: &Node| node.gives_back && node.op.as_ref().is_some_and(Op::releases);
-            while self.nodes.iter().any(gives_back) && self.next_answer(end).await.is_some() {}
+    /// The answer to an attempt without a majority.
+    fn refused(&mut self, said: &[Said]) -> Result<Attempt> {
+        let votes = Votes::new(said, self.majority);
+        match votes.refusal() {
+            Refusal::Taken { holder, retry_after } => {
+                let by_holder = |said: &Said| matches!(said, Said::Contended { holder: other, .. } if *other == holder);
+                self.heeded = said.iter().map(by_holder).collect();
+                Ok(Attempt::Contended { retry_after, holder })
+            }
+            Refusal::Split => Ok(Attempt::Undecided),
+            Refusal::Failed => {
+                let why = said.iter().find_map(|said| match said {
+                    Said::Failed(error) => Some(error.to_string()),
+                    _ => None,
+                });
+                let (all, timeout, answered) =
+                    (self.nodes.len(), self.node_timeout, votes.answered());
+                let why = why.unwrap_or_else(|| format!("no answer within {timeout:?}"));
+                let message = if answered < self.majority {
+                    format!("only {answered} of {all} nodes answered: {why}")
+                } else {
+                    format!("no majority of {all} nodes confirmed the fence: {why}")
+                };
+                Err(Error::new(votes.error_kind(), message))
+            }
         }
-        answer
     }
 
     async fn renewal(&mut self, ask: Ask) -> Result<Renewal> {
@@ -500,13 +469,17 @@ impl QuorumClaim {
     }
 
     async fn news(&mut self) -> Change {
-        let listen = |node: &Node| -> Option<BoxFuture<'static, Change>> {
+        let (granted, heeded) = (self.granted, &self.heeded);
+        let listen = |(i, node): (usize, &Node)| -> Option<BoxFuture<'static, Change>> {
+            if !granted && !heeded.get(i).copied().unwrap_or(false) {
+                return None;
+            }
             let claim = node.claim.clone();
             Some(Box::pin(async move { claim.lock_owned().await.changed().await }))
         };
-        let mut ears: Vec<_> = self.nodes.iter().map(listen).collect();
+        let mut ears: Vec<_> = self.nodes.iter().enumerate().map(listen).collect();
         let (mut lost, mut notices) = (0, 0);
-        let (granted, majority, all) = (self.granted, self.majority, self.nodes.len());
+        let (majority, all) = (self.majority, self.nodes.len());
         let nodes = &mut self.nodes;
         std::future::poll_fn(|cx| {
             for (node, ear) in nodes.iter_mut().zip(&mut ears) {
@@ -540,24 +513,9 @@ impl QuorumClaim {
     }
 }
 
-/// The nodes that granted with at least this fence.
-fn granted(said: &[Said], fence: Option<Fence>) -> impl Iterator<Item = (usize, Grant)> {
-    said.iter().enumerate().filter_map(move |(i, said)| match said {
-        Said::Granted(grant) if grant.fence >= fence => Some((i, *grant)),
-        _ => None,
-    })
-}
-
-/// For how long at least `n` of them last.
-fn nth_longest(leases: impl Iterator<Item = Duration>, n: usize) -> Option<Duration> {
-    let mut leases: Vec<Duration> = leases.collect();
-    leases.sort_unstable_by(|a, b| b.cmp(a));
-    leases.get(n - 1).copied()
-}
-
 impl Claim for QuorumClaim {
     fn attempt(&mut self, floor: Option<Fence>) -> BoxFuture<'_, Result<Attempt>> {
-        Box::pin(self.ask(floor))
+        Box::pin(self.acquire(floor))
     }
 
     fn changed(&mut self) -> BoxFuture<'_, Change> {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backend::{
-    Attempt, Backend, BoxFuture, Capabilities, Change, Claim, ClaimSpec, Grant, Inspector, Kind,
-    LockInfo, Mode, Party, Release, Renewal,
+    Attempt, Backend, BoxFuture, Capabilities, Change, Claim, ClaimSpec, Grant, Holder, Inspector,
+    Kind, LockInfo, Mode, Party, Release, Renewal,
 };
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
@@ -135,6 +135,14 @@ struct Slot {
     grant: Option<Grant>,
 }
 
+/// What asking for slots came to, beside the slots.
+struct Looked {
+    /// When it may be worth asking again.
+    retry_after: Option<Duration>,
+    /// Whether the store could not decide on a slot.
+    undecided: bool,
+}
+
 impl SlotsClaim {
     fn held(&self) -> usize {
         self.slots.iter().filter(|slot| slot.grant.is_some()).count()
@@ -147,23 +155,26 @@ impl SlotsClaim {
         {
             match gate.attempt(None).await? {
                 Attempt::Granted(_) => self.at_gate = true,
-                Attempt::Contended { retry_after } => {
+                refused @ (Attempt::Contended { .. } | Attempt::Undecided) => {
                     self.at_gate = false;
                     // Slots without the gate would deadlock with whoever has the gate.
                     self.give_back(|slot| slot.asked).await?;
-                    return Ok(Attempt::Contended { retry_after });
+                    return Ok(refused);
                 }
             }
         }
-        let retry_after = self.take_slots(floor).await?;
+        let Looked { retry_after, undecided } = self.take_slots(floor).await?;
         if self.held() < self.take {
             self.granted = false;
             if self.gate.is_none() {
                 self.give_back(|slot| slot.asked).await?;
             }
+            if undecided {
+                return Ok(Attempt::Undecided);
+            }
             let look = self.pauses.next();
             let retry_after = Some(retry_after.map_or(look, |retry_after| retry_after.min(look)));
-            return Ok(Attempt::Contended { retry_after });
+            return Ok(Attempt::Contended { retry_after, holder: Holder::Unknown });
         }
         // A slot whose answer was lost may be one too many.
         let unneeded = |slot: &Slot| slot.asked && slot.grant.is_none();
@@ -176,15 +187,14 @@ impl SlotsClaim {
         Ok(Attempt::Granted(Grant { fence, valid_for }))
     }
 
-    /// Asks for slots until there are enough: first for those that were held, to keep them. Says when
-    /// it may be worth asking again.
-    async fn take_slots(&mut self, floor: Option<Fence>) -> Result<Option<Duration>> {
+    /// Asks for slots until there are enough: first for those that were held, to keep them.
+    async fn take_slots(&mut self, floor: Option<Fence>) -> Result<Looked> {
         // Everybody starts somewhere else, so that they do not all ask for the same slot.
         let count = self.slots.len();
         let start = fastrand::usize(..count.max(1));
         let mut order: Vec<usize> = (0..count).map(|i| (start + i) % count).collect();
         order.sort_by_key(|&i| !self.slots[i].asked);
-        let (mut held, mut retry_after) = (0, None::<Duration>);
+        let (mut held, mut retry_after, mut undecided) = (0, None::<Duration>, false);
         for i in order {
             let slot = &mut self.slots[i];
             if held == self.take {
@@ -196,13 +206,17 @@ impl SlotsClaim {
                     slot.grant = Some(grant);
                     held += 1;
                 }
-                Attempt::Contended { retry_after: after } => {
+                Attempt::Contended { retry_after: after, .. } => {
                     (slot.asked, slot.grant) = (false, None);
                     retry_after = after.into_iter().chain(retry_after).min();
                 }
+                Attempt::Undecided => {
+                    (slot.asked, slot.grant) = (false, None);
+                    undecided = true;
+                }
             }
         }
-        Ok(retry_after)
+        Ok(Looked { retry_after, undecided })
     }
 
     async fn leave_gate(&mut self) -> Result<()> {

@@ -37,8 +37,12 @@ async fn prefixed() -> Subject {
 
 async fn quorum() -> Subject {
     let stores: Vec<Memory> = (0..3).map(|_| Memory::new()).collect();
-    let nodes = stores.iter().map(|store| Arc::new(store.clone()) as Arc<dyn Backend>);
-    subject(Quorum::new(nodes).unwrap(), stores.clone(), "")
+    let open = |stores: &[Memory]| {
+        let nodes = stores.iter().map(|store| Arc::new(store.clone()) as Arc<dyn Backend>);
+        Quorum::new(nodes).unwrap()
+    };
+    let subject = subject(open(&stores), stores.clone(), "");
+    subject.another(move || std::future::ready(Arc::new(open(&stores)) as Arc<dyn Backend>))
 }
 
 async fn uncounting() -> Subject {

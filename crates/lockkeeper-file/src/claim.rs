@@ -6,8 +6,8 @@ use std::pin::pin;
 use std::time::{Duration, Instant};
 
 use lockkeeper_core::{
-    Attempt, BoxFuture, Change, Claim, ClaimSpec, Error, ErrorKind, Fence, Grant, Mode, Release,
-    Renewal, Result,
+    Attempt, BoxFuture, Change, Claim, ClaimSpec, Error, ErrorKind, Fence, Grant, Holder, Mode,
+    Release, Renewal, Result,
 };
 
 use crate::backend::{Id, LockFile, PATIENCE, Store, locked, unavailable};
@@ -342,7 +342,8 @@ impl Claim for FileClaim {
             }
             // Whoever waits and cannot listen has to look.
             let deaf = self.spec.queue && self.store.watcher.is_some() && self.listen().is_err();
-            Ok(Attempt::Contended { retry_after: deaf.then_some(Duration::ZERO) })
+            let retry_after = deaf.then_some(Duration::ZERO);
+            Ok(Attempt::Contended { retry_after, holder: Holder::Unknown })
         })
     }
 

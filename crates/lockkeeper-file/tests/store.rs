@@ -34,7 +34,9 @@ fn claim(store: &File, name: &str) -> Box<dyn Claim> {
 async fn fence_of(claim: &mut dyn Claim, floor: Option<Fence>) -> u64 {
     match claim.attempt(floor).await.unwrap() {
         Attempt::Granted(grant) => grant.fence.unwrap().get(),
-        Attempt::Contended { .. } => panic!("contended, though nobody holds it"),
+        Attempt::Contended { .. } | Attempt::Undecided => {
+            panic!("no grant, though nobody holds it")
+        }
     }
 }
 

@@ -5,7 +5,8 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use lockkeeper_core::{
-    Attempt, BoxFuture, Change, Claim, ClaimSpec, Fence, Grant, Mode, Release, Renewal, Result,
+    Attempt, BoxFuture, Change, Claim, ClaimSpec, Fence, Grant, Holder, Mode, Release, Renewal,
+    Result,
 };
 use tokio::time::Instant;
 
@@ -356,10 +357,11 @@ impl PgClaim {
 }
 
 /// Others hold it, and nobody will tell: the engine asks again when it likes.
-const UNTOLD: Attempt = Attempt::Contended { retry_after: Some(Duration::ZERO) };
+const UNTOLD: Attempt =
+    Attempt::Contended { retry_after: Some(Duration::ZERO), holder: Holder::Unknown };
 
 fn contended(retry_after: Option<Duration>) -> Attempt {
-    Attempt::Contended { retry_after }
+    Attempt::Contended { retry_after, holder: Holder::Unknown }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,6 +6,7 @@ mod kit;
 use std::sync::Arc;
 use std::time::Duration;
 
+use lockkeeper_core::Backend;
 use lockkeeper_postgres::{Key, Postgres};
 use lockkeeper_testkit::conformance::Subject;
 
@@ -17,6 +18,10 @@ fn postgres_with(parameters: &str) -> Subject {
     })
     // Longer than the default: a busy machine may keep a renewal from being sent for a second.
     .ttl(Duration::from_secs(4))
+    .another({
+        let url = url.clone();
+        move || std::future::ready(Arc::new(Postgres::new(&url).unwrap()) as Arc<dyn Backend>)
+    })
     .helper(kit::helper(), url)
 }
 

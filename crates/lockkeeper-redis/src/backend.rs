@@ -10,6 +10,7 @@ use lockkeeper_core::{
 use crate::claim::RedisClaim;
 use crate::cluster::Nodes;
 use crate::config::Config;
+use crate::peers::Peer;
 
 /// The longest ttl: a thousand years. Far more, and the server's clock would overflow.
 const LONGEST_TTL: Duration = Duration::from_secs(1000 * 366 * 24 * 60 * 60);
@@ -29,6 +30,8 @@ pub(crate) struct Store {
     /// Whether a release tells those who listen without a place in the queue.
     pub(crate) tells: bool,
     pub(crate) nodes: Nodes,
+    /// The place among the nodes of a quorum, for one of those.
+    pub(crate) peer: Option<Peer>,
     /// Whether servers can tell us anything.
     hears: bool,
 }
@@ -56,14 +59,15 @@ impl Redis {
     pub(crate) fn lazy(config: Config) -> Self {
         let (prefix, min_replicas, tells) =
             (config.prefix.clone(), config.min_replicas, config.tells);
+        let peer = config.peer.clone();
         let nodes = Nodes::new(config);
-        Self { store: Arc::new(Store { prefix, min_replicas, tells, nodes, hears: true }) }
+        Self { store: Arc::new(Store { prefix, min_replicas, tells, nodes, peer, hears: true }) }
     }
 
-    /// Connects; which run of a server this is, where it tells.
-    pub(crate) async fn run_id(&self) -> Result<Option<String>> {
+    /// Connects to the server of a store that has one.
+    pub(crate) async fn reach_one(&self) -> Result<()> {
         let link = self.store.nodes.link(0).await?;
-        Ok(link.connection().await?.identity().run().map(str::to_owned))
+        link.connection().await.map(drop)
     }
 
     /// Connects to all servers; whether they can tell us anything.

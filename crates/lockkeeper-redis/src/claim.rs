@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::{
-    Attempt, BoxFuture, Change, Claim, ClaimSpec, Error, ErrorKind, Fence, Grant, Kind, Mode,
-    Release, Renewal, Result,
+    Attempt, BoxFuture, Change, Claim, ClaimSpec, Error, ErrorKind, Fence, Grant, Holder, Kind,
+    Mode, Release, Renewal, Result,
 };
 use redis::{Cmd, Value};
 use tokio_util::sync::CancellationToken;
@@ -13,16 +13,20 @@ use tokio_util::sync::CancellationToken;
 use crate::backend::Store;
 use crate::cluster::Nodes;
 use crate::connection::Connection;
-use crate::error::{translate, unavailable};
+use crate::error::{config, translate, unavailable};
 use crate::key::Keys;
 use crate::link::Link;
 use crate::mailbox::{Mailbox, News};
+use crate::peers::Peer;
 use crate::renewals::{self, millis};
 use crate::scripts::{DOWNGRADE, RENEW, STEPS, Script};
 use crate::steps::{self, Step, What};
 
 /// Which keys most scripts take: all of them.
 pub(crate) const ALL: [usize; 6] = [0, 1, 2, 3, 4, 5];
+
+/// The value of the holder key while readers hold the lock, as in `common.lua`.
+const READERS: &str = "(readers)";
 
 /// The scripts count in floating point, which is exact below this.
 const END_OF_FENCES: u64 = 1 << 53;
@@ -140,6 +144,13 @@ impl RedisClaim {
                 format!("a fence of {floor} is not of Redis, whose fences are below 2^53");
             return Err(Error::new(ErrorKind::Config, message));
         }
+        if let Some(error) = self.store.peer.as_ref().and_then(Peer::refusal) {
+            return Err(error);
+        }
+        if let (Some(_), Nodes::One(link)) = (self.spec.min_uptime, &self.store.nodes) {
+            let connection = link.connection().await?;
+            self.check_uptime(&connection)?;
+        }
         let floor = floor.map_or(0, Fence::get);
         // Whatever was believed: this asks.
         self.holds = false;
@@ -147,25 +158,49 @@ impl RedisClaim {
         let label = self.spec.label.clone();
         let asked = self.take(What::Ask { mode, queue, ttl, floor, seq, label });
         let (connection, answer) = asked.await?;
+        if let Some((left, holder)) = refusal(&answer) {
+            self.contended = Some(seq);
+            // Just after it has ended, not just before.
+            let left = u64::try_from(left).ok();
+            let retry_after = left.map(|left| Duration::from_millis(left + 1));
+            return Ok(Attempt::Contended { retry_after, holder });
+        }
         let fence = match &answer {
-            Value::Int(left) => {
-                self.contended = Some(seq);
-                // Just after it has ended, not just before.
-                let left = u64::try_from(*left).ok();
-                let retry_after = left.map(|left| Duration::from_millis(left + 1));
-                return Ok(Attempt::Contended { retry_after });
-            }
             Value::BulkString(fence) => std::str::from_utf8(fence).ok(),
             _ => None,
         };
         let fence = fence.and_then(|fence| fence.parse().ok()).and_then(Fence::new);
         let fence = fence.ok_or_else(|| unexpected(&answer))?;
-        if let Err(error) = connection.replicated(self.store.min_replicas).await {
+        // Asked again: the server may have restarted since, and this may be another connection.
+        let counts = match self.check_uptime(&connection) {
+            Ok(()) => connection.replicated(self.store.min_replicas).await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = counts {
             // It does not count, so nobody else should have to wait for it to end.
             self.give_up().await?;
             return Err(error);
         }
         Ok(Attempt::Granted(self.granted(fence)))
+    }
+
+    /// Refuses to ask a server that may have lost its data too recently: it may have granted the lock before.
+    fn check_uptime(&self, connection: &Connection) -> Result<()> {
+        let Some(least) = self.spec.min_uptime.filter(|least| !least.is_zero()) else {
+            return Ok(());
+        };
+        let address = connection.identity().address();
+        match connection.uptime() {
+            Some(uptime) if uptime >= least => Ok(()),
+            Some(uptime) => Err(unavailable(format!(
+                "{address}: started {uptime:.0?} ago and does not vote before it has been up for {least:.0?} (min_uptime): \
+                 it may have lost its data"
+            ))),
+            None => Err(config(format!(
+                "{address}: does not tell how long it has been up: let the user run INFO (ACL +info), or set \
+                 min_uptime=0s if it keeps its data over a restart"
+            ))),
+        }
     }
 
     async fn next_change(&mut self) -> Change {
@@ -297,6 +332,28 @@ impl RedisClaim {
             Value::Int(0) => Ok(Release::WasNotHeld),
             answer => Err(unexpected(&answer)),
         }
+    }
+}
+
+/// How long the lease in the way lasts, and whose it is, if the answer to an ask is a refusal.
+fn refusal(answer: &Value) -> Option<(i64, Holder)> {
+    match answer {
+        Value::Int(left) => Some((*left, Holder::Unknown)),
+        Value::Array(parts) => match parts.as_slice() {
+            [Value::Int(left), Value::BulkString(holder)] => {
+                let holder = match std::str::from_utf8(holder) {
+                    Ok(READERS) => Holder::Readers,
+                    // A client that follows the plain recipe may have written anything.
+                    other => other
+                        .ok()
+                        .and_then(|owner| owner.parse().ok())
+                        .map_or(Holder::Unknown, Holder::Owner),
+                };
+                Some((*left, holder))
+            }
+            _ => None,
+        },
+        _ => None,
     }
 }
 

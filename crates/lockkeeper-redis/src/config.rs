@@ -9,6 +9,7 @@ use lockkeeper_core::{Error, ErrorKind, Result};
 use percent_encoding::percent_decode_str;
 
 use crate::error::config;
+use crate::peers::Peer;
 
 /// How to reach Redis, and how to keep locks there.
 ///
@@ -30,6 +31,10 @@ pub struct Config {
     pub(crate) protocol: Protocol,
     /// Whether a release tells those who listen without a place in the queue: on nodes of a quorum.
     pub(crate) tells: bool,
+    /// How long a node of a quorum must have been up before it votes.
+    pub(crate) min_uptime: Option<Duration>,
+    /// The place among the nodes of a quorum, for one of those.
+    pub(crate) peer: Option<Peer>,
 }
 
 /// Which protocol to speak with the server.
@@ -86,6 +91,8 @@ impl Config {
             command_timeout: Duration::from_secs(5),
             protocol: Protocol::Any,
             tells: false,
+            min_uptime: None,
+            peer: None,
         }
     }
 
@@ -149,7 +156,8 @@ impl Config {
     }
 
     /// Reads a `redlock://host,host,host[,…]` URL: one configuration for each node. The rest is as in
-    /// [`from_url`](Self::from_url), the same for all nodes.
+    /// [`from_url`](Self::from_url), the same for all nodes, and there is one more option: `min_uptime`, as in
+    /// [`Config::min_uptime`].
     ///
     /// # Errors
     ///
@@ -233,6 +241,15 @@ impl Config {
         self
     }
 
+    /// Sets how long a node of a quorum must have been up before it votes: see
+    /// [`Quorum::min_uptime`](lockkeeper_core::Quorum::min_uptime). [`redlock`](crate::redlock) takes the longest that
+    /// any node has. Has no effect elsewhere.
+    #[must_use]
+    pub fn min_uptime(mut self, min_uptime: Duration) -> Self {
+        self.min_uptime = Some(min_uptime);
+        self
+    }
+
     /// Sets which protocol is spoken.
     #[must_use]
     pub fn protocol(mut self, protocol: Protocol) -> Self {
@@ -259,6 +276,11 @@ impl Config {
                 }
                 "connect_timeout" => self.connect_timeout = duration(name, &value)?,
                 "command_timeout" => self.command_timeout = duration(name, &value)?,
+                "min_uptime" if parts.scheme == "redlock" => {
+                    self.min_uptime = Some(time(&value).ok_or_else(|| {
+                        config("min_uptime is a time, as in \"30s\", or \"0s\" for none")
+                    })?);
+                }
                 "protocol" => {
                     self.protocol = match value.as_str() {
                         "resp2" => Protocol::Resp2,
@@ -278,8 +300,8 @@ impl Config {
                 _ => {
                     return Err(config(format!(
                         "unknown option {name:?} in the URL: there are prefix, min_replicas, \
-                         connect_timeout, command_timeout, protocol, tls, ca_file and, with \
-                         sentinels, sentinel_password"
+                         connect_timeout, command_timeout, protocol, tls, ca_file, with sentinels \
+                         sentinel_password, and with redlock:// min_uptime"
                     )));
                 }
             }
@@ -415,15 +437,18 @@ fn decode(text: &str) -> Result<String> {
     decoded.map(Into::into).map_err(|_| config("something percent-encoded in the URL is not UTF-8"))
 }
 
-fn duration(option: &str, text: &str) -> Result<Duration> {
+fn time(text: &str) -> Option<Duration> {
     let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
-    let number = digits.parse::<u32>().ok().map(u64::from);
-    let duration = match (number, &text[digits.len()..]) {
-        (Some(number), "ms") => Some(Duration::from_millis(number)),
-        (Some(number), "s") => Some(Duration::from_secs(number)),
+    let number = digits.parse::<u32>().ok().map(u64::from)?;
+    match &text[digits.len()..] {
+        "ms" => Some(Duration::from_millis(number)),
+        "s" => Some(Duration::from_secs(number)),
         _ => None,
-    };
-    duration.filter(|duration| !duration.is_zero() && *duration <= LONGEST_TIMEOUT).ok_or_else(
+    }
+}
+
+fn duration(option: &str, text: &str) -> Result<Duration> {
+    time(text).filter(|duration| !duration.is_zero() && *duration <= LONGEST_TIMEOUT).ok_or_else(
         || config(format!("{option} is a time of at most an hour, as in \"500ms\" or \"3s\"")),
     )
 }

@@ -8,6 +8,7 @@ use futures_util::future::{join, join_all};
 use lockkeeper_core::{Error, Result};
 use redis::{Cmd, ProtocolVersion, RedisError, RedisResult, ServerErrorKind, Value};
 use tokio::runtime::Handle;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{Address, Config, Protocol};
@@ -28,6 +29,7 @@ pub(crate) struct Connection {
     /// listens there any more when this one is gone.
     channel: String,
     identity: Identity,
+    uptime: Option<Uptime>,
     gone: CancellationToken,
     /// What reads and writes it.
     runtime: Handle,
@@ -54,6 +56,13 @@ pub(crate) struct Identity {
     /// Changes when the server is started again.
     run: Option<String>,
     client: Option<i64>,
+}
+
+/// How long a server had been up when it was asked, and when its answer came.
+#[derive(Debug, Clone, Copy)]
+struct Uptime {
+    reported: Duration,
+    at: Instant,
 }
 
 impl Identity {
@@ -102,7 +111,8 @@ impl Connection {
                 Ears::None
             }
         };
-        let (loaded, identity) = join(load(&requests), identify(&requests, address)).await;
+        let (loaded, (identity, uptime)) =
+            join(load(&requests), identify(&requests, address)).await;
         loaded?;
         if let Some(before) = before
             && let Some(client) = before.client
@@ -119,7 +129,7 @@ impl Connection {
         }
         let (written, replication) = (AtomicU64::new(0), tokio::sync::Mutex::default());
         let runtime = Handle::current();
-        Ok(Self { requests, ears, channel, identity, gone, runtime, written, replication })
+        Ok(Self { requests, ears, channel, identity, uptime, gone, runtime, written, replication })
     }
 
     /// The channel for a waiter's record; `-` if nobody could hear it.
@@ -141,6 +151,12 @@ impl Connection {
 
     pub(crate) fn identity(&self) -> &Identity {
         &self.identity
+    }
+
+    /// How long the server has been up at least, where it tells. A restart ends the connection, so one answer is
+    /// good for as long as that lives.
+    pub(crate) fn uptime(&self) -> Option<Duration> {
+        self.uptime.map(|uptime| uptime.reported + uptime.at.elapsed())
     }
 
     /// The runtime that it lives in.
@@ -370,7 +386,7 @@ async fn load(requests: &Wire) -> Result<()> {
     Ok(())
 }
 
-async fn identify(requests: &Wire, address: &Address) -> Identity {
+async fn identify(requests: &Wire, address: &Address) -> (Identity, Option<Uptime>) {
     let (mut client, mut info) = (redis::cmd("CLIENT"), redis::cmd("INFO"));
     let asked = join(requests.ask(client.arg("ID")), requests.ask(info.arg("server")));
     let (client, info) = asked.await;
@@ -379,9 +395,14 @@ async fn identify(requests: &Wire, address: &Address) -> Identity {
         _ => None,
     };
     let info = info.ok().and_then(|info| redis::from_redis_value::<String>(info).ok());
-    let run = info.as_deref().and_then(|info| {
-        let line = info.lines().find_map(|line| line.strip_prefix("run_id:"));
-        line.map(|run| run.trim().to_owned())
-    });
-    Identity { address: address.clone(), run, client }
+    let field = |name: &str| {
+        let line = info.as_deref()?.lines().find_map(|line| line.strip_prefix(name));
+        line.map(str::trim)
+    };
+    let run = field("run_id:").map(str::to_owned);
+    // In whole seconds, rounded down.
+    let reported = field("uptime_in_seconds:").and_then(|seconds| seconds.parse().ok());
+    let at = Instant::now();
+    let uptime = reported.map(|seconds| Uptime { reported: Duration::from_secs(seconds), at });
+    (Identity { address: address.clone(), run, client }, uptime)
 }

@@ -52,6 +52,7 @@ mod inspect;
 mod key;
 mod link;
 mod mailbox;
+mod peers;
 mod redlock;
 mod renewals;
 mod resp;

@@ -141,7 +141,11 @@ impl Link {
             Target::Fixed(address) => address.clone(),
             Target::Sentinel { sentinels, master } => self.master(sentinels, master).await?,
         };
-        Connection::open(&self.config, &address, before, &self.mailboxes).await
+        let connection = Connection::open(&self.config, &address, before, &self.mailboxes).await?;
+        if let Some(peer) = &self.config.peer {
+            peer.connected(connection.identity())?;
+        }
+        Ok(connection)
     }
 
     /// Asks all sentinels at once, and believes the first that knows.

@@ -8,45 +8,61 @@ use lockkeeper_core::{Backend, Error, ErrorKind, Quorum, Result};
 
 use crate::backend::Redis;
 use crate::config::Config;
+use crate::peers::Peer;
 
 /// A [`Quorum`] of Redis nodes that know nothing of each other.
 ///
 /// It opens when a majority of the nodes is there; the others are connected to when they come.
+///
+/// The same server under two names is refused whenever it is noticed: here if both have connected, else by every
+/// attempt from the moment the second one connects, with a [`Config`](ErrorKind::Config) error that names both.
 ///
 /// # Errors
 ///
 /// [`Config`](ErrorKind::Config) for fewer than three nodes or the same node twice,
 /// [`Unavailable`](ErrorKind::Unavailable) if there is no majority.
 pub async fn redlock(nodes: impl IntoIterator<Item = Config>) -> Result<Quorum> {
+    let nodes: Vec<Config> = nodes.into_iter().collect();
+    let min_uptime = nodes.iter().filter_map(|node| node.min_uptime).max();
     let mut stores: Vec<Redis> = Vec::new();
     let mut servers = Vec::new();
-    for mut config in nodes {
+    let peers = Peer::all(nodes.len());
+    for (mut config, peer) in nodes.into_iter().zip(&peers) {
         if servers.contains(&config.servers) {
             let message =
                 "a quorum needs nodes that are not the same: one stands in the list twice";
             return Err(Error::new(ErrorKind::Config, message));
         }
         servers.push(config.servers.clone());
-        config.tells = true;
+        (config.tells, config.peer) = (true, Some(peer.clone()));
         stores.push(Redis::lazy(config));
     }
     let quorum = Quorum::new(stores.iter().map(|node| Arc::new(node.clone()) as Arc<dyn Backend>))?;
+    let quorum = match min_uptime {
+        Some(min_uptime) => quorum.min_uptime(min_uptime),
+        None => quorum,
+    };
+    reach_majority(&stores, &peers).await?;
+    Ok(quorum)
+}
+
+/// Connects to the nodes until a majority is there. The rest go on connecting in the background.
+async fn reach_majority(stores: &[Redis], peers: &[Peer]) -> Result<()> {
     let majority = stores.len() / 2 + 1;
-    let mut connecting: FuturesUnordered<_> = stores.iter().map(Redis::run_id).collect();
-    let (mut there, mut why) = (Vec::new(), None::<Error>);
-    while there.len() < majority {
-        match connecting.next().await {
-            Some(Ok(run)) if run.is_some() && there.contains(&run) => {
-                let message = "redlock: connect: two of the nodes are the same server";
-                return Err(Error::new(ErrorKind::Config, message));
-            }
-            Some(Ok(run)) => there.push(run),
+    let mut connecting: FuturesUnordered<_> = stores.iter().map(Redis::reach_one).collect();
+    let (mut there, mut why) = (0, None::<Error>);
+    while there < majority {
+        let connected = connecting.next().await;
+        if let Some(error) = peers.first().and_then(Peer::duplicate) {
+            return Err(Error::new(error.kind(), format!("redlock: connect: {error}")));
+        }
+        match connected {
+            Some(Ok(())) => there += 1,
             // One that is down may come up; one that refuses us will not change its mind.
             Some(Err(error)) if why.as_ref().is_some_and(|why| !why.is_retryable()) => drop(error),
             Some(Err(error)) => why = Some(error),
             None => {
                 let kind = why.as_ref().map_or(ErrorKind::Unavailable, Error::kind);
-                let there = there.len();
                 let why = why.map_or_else(String::new, |why| format!(": {why}"));
                 let message =
                     format!("redlock: connect: only {there} of {} nodes answer{why}", stores.len());
@@ -54,5 +70,5 @@ pub async fn redlock(nodes: impl IntoIterator<Item = Config>) -> Result<Quorum> 
             }
         }
     }
-    Ok(quorum)
+    Ok(())
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use lockkeeper_core::Backend;
+use lockkeeper_core::{Backend, BoxFuture};
 use lockkeeper_redis::{Config, Redis, redlock};
 use lockkeeper_testkit::conformance::Subject;
 use lockkeeper_testkit::server::{RedisCluster, RedisSentinel, RedisServer, RedlockNodes};
@@ -53,6 +53,15 @@ async fn store(url: &str) -> Arc<dyn Backend> {
     Arc::new(Redis::connect(Config::from_url(url).unwrap()).await.unwrap())
 }
 
+/// How to open the store once more.
+fn another(url: &str) -> impl Fn() -> BoxFuture<'static, Arc<dyn Backend>> + Send + Sync + 'static {
+    let url = url.to_owned();
+    move || {
+        let url = url.clone();
+        Box::pin(async move { store(&url).await })
+    }
+}
+
 async fn single(options: &str) -> Subject {
     let server = ONE.get(RedisServer::start_or_panic);
     let url = format!("{}{options}", server.url());
@@ -64,6 +73,7 @@ async fn single(options: &str) -> Subject {
         }
     })
     .ttl(TTL)
+    .another(another(&url))
     .helper(helper(), url)
     .keep(server)
 }
@@ -86,6 +96,7 @@ async fn sentinel() -> Subject {
         }
     })
     .ttl(TTL)
+    .another(another(&servers.url()))
     .helper(helper(), servers.url())
     .keep(servers)
 }
@@ -103,6 +114,7 @@ async fn cluster() -> Subject {
         }
     })
     .ttl(TTL)
+    .another(another(&servers.url()))
     .helper(helper(), servers.url())
     .keep(servers)
 }
@@ -117,6 +129,13 @@ async fn quorum() -> Subject {
                 node.command(&["DEL", &key(&held.name)]);
             }
             std::future::ready(())
+        }
+    })
+    .another({
+        let url = servers.url();
+        move || {
+            let nodes = Config::redlock_from_url(&url).unwrap();
+            async { Arc::new(redlock(nodes).await.unwrap()) as Arc<dyn Backend> }
         }
     })
     .ttl(TTL)

@@ -33,6 +33,8 @@
 //! - **Two runs of a job do not overlap,** as far as a lock can promise that: a tick that comes while an
 //!   earlier one is being run is skipped, on all nodes. A run is cancelled when its lock is lost. Where two
 //!   at a time would do harm even so, send [`Context::fence`] along.
+//! - A tick is "taken" only if another node has it. Where the store cannot decide (a quorum whose vote is split), the node tries
+//!   again for up to a minute.
 //! - A tick that this node does not run is skipped and logged with the reason. A job that panics
 //!   stops neither the scheduler nor its next tick.
 //! - A clock that is set back brings no tick again; one that is set forward, or a machine that slept, leaves

@@ -26,6 +26,8 @@ pub(crate) enum Outcome {
     Overlaps,
     /// It was too late for this tick, and for all others before `until`.
     Missed { until: Timestamp },
+    /// The store could not decide which node has this tick, or which may run.
+    Undecided { error: Error },
     /// The store did not answer.
     Unavailable { error: Error },
 }
@@ -42,6 +44,7 @@ impl Outcome {
             Self::Taken => "taken",
             Self::Overlaps => "overlaps",
             Self::Missed { .. } => "missed",
+            Self::Undecided { .. } => "undecided",
             Self::Unavailable { .. } => "unavailable",
         }
     }
@@ -76,6 +79,9 @@ pub(crate) fn tell(job: &str, tick: Timestamp, outcome: &Outcome) {
         }
         Outcome::Missed { until } => {
             tracing::warn!(job, %scheduled_at, %until, "tick skipped: it is too late for it");
+        }
+        Outcome::Undecided { error } => {
+            tracing::warn!(job, %scheduled_at, %error, "tick skipped: the store could not decide");
         }
         Outcome::Unavailable { error } => {
             tracing::warn!(job, %scheduled_at, %error, "tick skipped: the store failed");

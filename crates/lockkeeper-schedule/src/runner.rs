@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use jiff::Timestamp;
-use lockkeeper_core::{Error, ErrorKind, Guard, Keeper};
+use lockkeeper_core::{Error, ErrorKind, Guard, Keeper, Mutex};
 use tokio::task::JoinError;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::job::{Context, Job};
+use crate::job::{Context, Job, ON_TIME};
 use crate::outcome::{Outcome, tell, tell_start};
 use crate::ticks::{Look, Ticks, since};
 
@@ -58,7 +58,7 @@ impl Runner {
                         self.tell(first, &Outcome::Missed { until: tick });
                     }
                     if in_time {
-                        self.attempt(tick).await;
+                        self.attempt(tick, stop).await;
                     } else {
                         self.tell(tick, &Outcome::Missed { until: tick });
                     }
@@ -77,8 +77,8 @@ impl Runner {
     }
 
     /// Tries for a tick, and starts a run if it is ours.
-    async fn attempt(self: &Arc<Self>, tick: Timestamp) {
-        match self.take(tick).await {
+    async fn attempt(self: &Arc<Self>, tick: Timestamp, stop: &CancellationToken) {
+        match self.take(tick, stop).await {
             // A task of its own, so that the next tick finds out that this one is still at it.
             Ok(guard) => drop(self.tasks.spawn(self.clone().run(tick, guard))),
             Err(outcome) => self.tell(tick, &outcome),
@@ -87,9 +87,10 @@ impl Runner {
 
     /// Claims the tick, then the right to run. In this order exactly one node decides on a tick, and
     /// those who come too late for it never stand in the way of the next one.
-    async fn take(&self, tick: Timestamp) -> Result<Guard, Outcome> {
+    async fn take(&self, tick: Timestamp, stop: &CancellationToken) -> Result<Guard, Outcome> {
         let failed = |error| Outcome::Unavailable { error };
-        let claim = self.claim(tick).await.map_err(failed)?.ok_or(Outcome::Taken)?;
+        let claim = self.claim_lock(tick);
+        let claim = self.decided(&claim, tick, stop).await?.ok_or(Outcome::Taken)?;
         // Looked at after the grant, not before: this process may have been stopped on the way, for longer
         // than another's claim was kept.
         self.check_in_time(tick)?;
@@ -99,7 +100,7 @@ impl Runner {
             Some(limit) => lock.max_hold(limit + STUCK),
             None => lock,
         };
-        let guard = lock.try_lock().await.map_err(failed)?.ok_or(Outcome::Overlaps)?;
+        let guard = self.decided(&lock, tick, stop).await?.ok_or(Outcome::Overlaps)?;
         // It may also have been stopped since, and with it a session that kept the claim: then another node
         // may have run the tick meanwhile.
         self.check_in_time(tick)?;
@@ -108,6 +109,28 @@ impl Runner {
             return Err(failed(Error::new(ErrorKind::Lost, message)));
         }
         Ok(guard)
+    }
+
+    /// Tries for a lock until the store decides: for as long as the tick is in time, but not for more than
+    /// [`ON_TIME`], because the next tick waits for it. An undecided try is not one that another node has won.
+    async fn decided(
+        &self,
+        lock: &Mutex,
+        tick: Timestamp,
+        stop: &CancellationToken,
+    ) -> Result<Option<Guard>, Outcome> {
+        let end = Instant::now() + ON_TIME;
+        loop {
+            match lock.try_lock().await {
+                Err(error) if error.kind() == ErrorKind::Undecided => {
+                    let in_time = self.check_in_time(tick).is_ok() && Instant::now() < end;
+                    if !in_time || stop.is_cancelled() {
+                        return Err(Outcome::Undecided { error });
+                    }
+                }
+                answer => return answer.map_err(|error| Outcome::Unavailable { error }),
+            }
+        }
     }
 
     fn check_in_time(&self, tick: Timestamp) -> Result<(), Outcome> {
@@ -122,15 +145,15 @@ impl Runner {
         self.job.latest() + self.max_skew
     }
 
-    async fn claim(&self, tick: Timestamp) -> Result<Option<Guard>, Error> {
+    /// The lock that a claim on a tick is.
+    fn claim_lock(&self, tick: Timestamp) -> Mutex {
         let claimed_for = self.claimed_for();
         let lock = self.keeper.mutex(self.job.tick_lock(tick));
-        let lock = if self.keeper.capabilities().leases {
+        if self.keeper.capabilities().leases {
             lock.ttl(claimed_for).max_hold(claimed_for)
         } else {
             lock.max_hold(claimed_for * 2)
-        };
-        lock.try_lock().await
+        }
     }
 
     /// Sees to it that a claim stays in the store for as long as it has to, whatever becomes of the run. Where

@@ -65,6 +65,7 @@ pub use traces::*;
 pub struct Subject {
     backend: Arc<dyn Backend>,
     sever: Sever,
+    another: Option<Another>,
     ttl: Duration,
     space: String,
     shows_waiters: bool,
@@ -74,6 +75,7 @@ pub struct Subject {
     helper: Option<processes::Helper>,
 }
 
+type Another = Box<dyn Fn() -> BoxFuture<'static, Arc<dyn Backend>> + Send + Sync>;
 type Sever = Arc<dyn Fn(Held) -> BoxFuture<'static, ()> + Send + Sync>;
 
 /// A hold that is to be severed.
@@ -101,6 +103,7 @@ impl Subject {
         Self {
             backend,
             sever: Arc::new(move |held| Box::pin(sever(held))),
+            another: None,
             ttl: Duration::from_secs(1),
             space: format!("case-{}-{case}-{:08x}/", std::process::id(), fastrand::u32(..)),
             shows_waiters: true,
@@ -115,6 +118,17 @@ impl Subject {
     #[must_use]
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
+        self
+    }
+
+    /// Says how to open the store once more, as another client would, with connections of its own. Cases in which
+    /// clients compete then use a client for each; without this they share the one.
+    #[must_use]
+    pub fn another<F>(mut self, open: impl Fn() -> F + Send + Sync + 'static) -> Self
+    where
+        F: Future<Output = Arc<dyn Backend>> + Send + 'static,
+    {
+        self.another = Some(Box::new(move || Box::pin(open())));
         self
     }
 
@@ -139,6 +153,20 @@ impl Subject {
     /// A keeper with a ttl that no case outlives, so that nothing goes away by itself.
     fn keeper(&self) -> Keeper {
         Keeper::from_backend(self.backend.clone()).ttl(Duration::from_secs(600))
+    }
+
+    /// Keepers of clients that know nothing of each other, where the subject can be opened more than once.
+    async fn clients(&self, count: usize) -> Vec<Keeper> {
+        let mut clients = Vec::new();
+        for _ in 0..count {
+            clients.push(match &self.another {
+                Some(another) => {
+                    Keeper::from_backend(another().await).ttl(Duration::from_secs(600))
+                }
+                None => self.keeper(),
+            });
+        }
+        clients
     }
 
     /// A name of this case's own.
@@ -260,6 +288,7 @@ macro_rules! __cases {
             a_dropped_answer_leaves_the_claim_usable
             fences_rise_and_honour_their_floor_where_declared
             one_at_a_time_under_contention
+            of_clients_that_try_at_the_same_moment_exactly_one_gets_a_free_lock
             two_guards_of_one_mutex_exclude_each_other
             a_try_that_fails_is_none_and_a_bounded_wait_ends
             a_wait_that_timed_out_has_left_the_queue

@@ -1,6 +1,7 @@
 //! A store that misbehaves on demand.
 
 use std::collections::{HashMap, VecDeque};
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use lockkeeper_core::{
     Attempt, Backend, BoxFuture, Capabilities, Change, Claim, ClaimSpec, Error, ErrorKind, Fence,
     Inspector, Release, Renewal, Result,
 };
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 /// What a claim is asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -60,8 +61,43 @@ pub enum Fault {
 /// ```
 #[derive(Debug)]
 pub struct Faulty {
-    inner: Arc<dyn Backend>,
+    store: Arc<Store>,
     faults: Faults,
+}
+
+/// The store behind the faults.
+struct Store {
+    /// Makes an empty one, for a store that can forget.
+    make: Option<Box<dyn Fn() -> Arc<dyn Backend> + Send + Sync>>,
+    /// How often the present one has been replaced by an empty one, and the present one.
+    current: Mutex<(u64, Arc<dyn Backend>)>,
+    first: Arc<dyn Backend>,
+}
+
+impl Store {
+    fn new(
+        first: Arc<dyn Backend>,
+        make: Option<Box<dyn Fn() -> Arc<dyn Backend> + Send + Sync>>,
+    ) -> Arc<Self> {
+        Arc::new(Self { make, current: Mutex::new((0, first.clone())), first })
+    }
+
+    /// The store as it is after it has forgotten so often.
+    fn after(&self, forgotten: u64) -> Arc<dyn Backend> {
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        if current.0 != forgotten
+            && let Some(make) = &self.make
+        {
+            *current = (forgotten, make());
+        }
+        current.1.clone()
+    }
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Store").field("first", &self.first).finish_non_exhaustive()
+    }
 }
 
 /// The switchboard of a [`Faulty`] store. Clones are the same one.
@@ -73,6 +109,12 @@ struct Script {
     always: HashMap<Op, Fault>,
     once: HashMap<Op, VecDeque<Fault>>,
     asked: HashMap<Op, usize>,
+    /// How often the store has forgotten everything.
+    forgotten: u64,
+    /// When it was last restarted.
+    restarted: Option<Instant>,
+    /// From when its clock counts.
+    clock: Option<Instant>,
 }
 
 impl Faulty {
@@ -84,7 +126,19 @@ impl Faulty {
     /// The same, around a store that others use too.
     pub fn around(inner: Arc<dyn Backend>) -> (Self, Faults) {
         let faults = Faults::default();
-        (Self { inner, faults: faults.clone() }, faults)
+        (Self { store: Store::new(inner, None), faults: faults.clone() }, faults)
+    }
+
+    /// The same, around a store that can forget everything: `make` makes an empty one. Without inspection.
+    pub fn forgetting<B: Backend>(make: impl Fn() -> B + Send + Sync + 'static) -> (Self, Faults) {
+        let make = move || Arc::new(make()) as Arc<dyn Backend>;
+        let faults = Faults::default();
+        (Self { store: Store::new(make(), Some(Box::new(make))), faults: faults.clone() }, faults)
+    }
+
+    /// The store behind the faults, as it is now.
+    pub fn current(&self) -> Arc<dyn Backend> {
+        self.store.after(self.faults.script().forgotten)
     }
 }
 
@@ -116,6 +170,42 @@ impl Faults {
         let mut script = self.script();
         script.always.clear();
         script.once.clear();
+    }
+
+    /// Makes a store made by [`Faulty::forgetting`] forget everything, unnoticed, like a server whose data is deleted.
+    pub fn forget(&self) {
+        self.script().forgotten += 1;
+    }
+
+    /// Makes it forget everything by a restart: it knows since when it is up, and minds
+    /// [`ClaimSpec::min_uptime`].
+    pub fn restart(&self) {
+        let mut script = self.script();
+        script.forgotten += 1;
+        script.restarted = Some(Instant::now());
+    }
+
+    /// Makes fences follow a clock, as those of Redis do: none is below the microseconds since this moment. Nodes with
+    /// different moments have skewed clocks. The store must honour floors.
+    pub fn clock(&self, since: Instant) {
+        self.script().clock = Some(since);
+    }
+
+    /// Refuses if the store was restarted less than this long ago.
+    fn check_uptime(&self, least: Option<Duration>) -> Result<()> {
+        let restarted = self.script().restarted;
+        match (restarted.map(|at| at.elapsed()), least) {
+            (Some(uptime), Some(least)) if uptime < least => {
+                let message = format!("started {uptime:?} ago, does not vote before {least:?}");
+                Err(Error::new(ErrorKind::Unavailable, message))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn time(&self) -> Option<Fence> {
+        let micros = self.script().clock?.elapsed().as_micros();
+        Fence::new(u64::try_from(micros).unwrap_or(u64::MAX).max(1))
     }
 
     /// How many such questions have been asked.
@@ -159,26 +249,70 @@ impl Faults {
 
 impl Backend for Faulty {
     fn name(&self) -> &'static str {
-        self.inner.name()
+        self.store.first.name()
     }
 
     fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
+        self.store.first.capabilities()
     }
 
     fn claim(&self, spec: ClaimSpec) -> Result<Box<dyn Claim>> {
-        let inner = self.inner.claim(spec)?;
-        Ok(Box::new(FaultyClaim { inner, faults: self.faults.clone() }))
+        let (store, faults) = (self.store.clone(), self.faults.clone());
+        let forgotten = faults.script().forgotten;
+        let claim = store.after(forgotten).claim(spec.clone())?;
+        let inner = Inner { store, faults: faults.clone(), spec, forgotten, claim, minted: None };
+        Ok(Box::new(FaultyClaim { inner, faults }))
     }
 
     fn inspector(&self) -> Option<&dyn Inspector> {
-        self.inner.inspector()
+        if self.store.make.is_some() { None } else { self.store.first.inspector() }
     }
 }
 
 struct FaultyClaim {
-    inner: Box<dyn Claim>,
+    inner: Inner,
     faults: Faults,
+}
+
+/// A claim on the store as it is when the claim is asked.
+struct Inner {
+    store: Arc<Store>,
+    faults: Faults,
+    spec: ClaimSpec,
+    forgotten: u64,
+    claim: Box<dyn Claim>,
+    /// What the clock said when the claim was first asked: asked again, a holder has the same fence.
+    minted: Option<Fence>,
+}
+
+impl Inner {
+    fn now(&mut self) -> &mut dyn Claim {
+        let forgotten = self.faults.script().forgotten;
+        if self.forgotten != forgotten {
+            (self.forgotten, self.minted) = (forgotten, None);
+            if let Ok(claim) = self.store.after(forgotten).claim(self.spec.clone()) {
+                self.claim = claim;
+            }
+        }
+        &mut *self.claim
+    }
+
+    async fn attempt(&mut self, floor: Option<Fence>) -> Result<Attempt> {
+        self.faults.check_uptime(self.spec.min_uptime)?;
+        self.now();
+        self.minted = self.minted.or_else(|| self.faults.time());
+        let floor = floor.max(self.minted);
+        let answer = self.claim.attempt(floor).await;
+        if !matches!(answer, Ok(Attempt::Granted(_))) {
+            self.minted = None;
+        }
+        answer
+    }
+
+    async fn release(&mut self) -> Result<Release> {
+        self.minted = None;
+        self.now().release().await
+    }
 }
 
 impl Claim for FaultyClaim {
@@ -190,9 +324,9 @@ impl Claim for FaultyClaim {
     fn changed(&mut self) -> BoxFuture<'_, Change> {
         Box::pin(async move {
             match self.faults.next(Op::Changed) {
-                None => self.inner.changed().await,
+                None => self.inner.now().changed().await,
                 Some(Fault::SlowRequest(delay) | Fault::SlowAnswer(delay)) => {
-                    let change = self.inner.changed().await;
+                    let change = self.inner.now().changed().await;
                     sleep(delay).await;
                     change
                 }
@@ -204,12 +338,12 @@ impl Claim for FaultyClaim {
 
     fn renew(&mut self, ttl: Duration) -> BoxFuture<'_, Result<Renewal>> {
         let Self { inner, faults } = self;
-        Box::pin(faults.apply(Op::Renew, async move || inner.renew(ttl).await))
+        Box::pin(faults.apply(Op::Renew, async move || inner.now().renew(ttl).await))
     }
 
     fn downgrade(&mut self, ttl: Duration) -> BoxFuture<'_, Result<Renewal>> {
         let Self { inner, faults } = self;
-        Box::pin(faults.apply(Op::Downgrade, async move || inner.downgrade(ttl).await))
+        Box::pin(faults.apply(Op::Downgrade, async move || inner.now().downgrade(ttl).await))
     }
 
     fn release(&mut self) -> BoxFuture<'_, Result<Release>> {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use lockkeeper_core::{
     Attempt, Backend, BoxFuture, Capabilities, Change, Claim, ClaimSpec, Error, ErrorKind, Fence,
-    Grant, Inspector, Mode, Owner, Release, Renewal, Result,
+    Grant, Holder, Inspector, Mode, Owner, Release, Renewal, Result,
 };
 
 /// Locked files in a directory, as the operating system offers them: no leases, no queue, no notices,
@@ -107,7 +107,9 @@ impl FlockClaim {
                 self.store.held().insert(self.owner, file);
                 Ok(granted)
             }
-            Err(TryLockError::WouldBlock) => Ok(Attempt::Contended { retry_after: None }),
+            Err(TryLockError::WouldBlock) => {
+                Ok(Attempt::Contended { retry_after: None, holder: Holder::Unknown })
+            }
             Err(TryLockError::Error(error)) => Err(unavailable(error)),
         }
     }

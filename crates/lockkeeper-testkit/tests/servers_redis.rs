@@ -134,7 +134,7 @@ fn redlock_nodes_are_independent_and_go_when_dropped() {
     let mut nodes = RedlockNodes::start_or_panic(3);
     let [a, b, c] = nodes.nodes() else { panic!("{nodes:?}") };
     let addresses = format!("127.0.0.1:{},127.0.0.1:{},127.0.0.1:{}", a.port(), b.port(), c.port());
-    assert_eq!(nodes.url(), format!("redlock://{addresses}"));
+    assert_eq!(nodes.url(), format!("redlock://{addresses}?min_uptime=0s"));
     assert_eq!(a.command(&["SET", "a", "1"]), "OK");
     assert_eq!(b.command(&["GET", "a"]), "(nil)");
     let traces = traces(nodes.nodes());

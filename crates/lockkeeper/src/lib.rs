@@ -140,7 +140,7 @@ pub use lockkeeper_postgres::{Key, Postgres, PostgresFences, TransactionLock};
 // The contract, for authors of stores.
 pub use lockkeeper_core::{
     Attempt, Backend, Background, BoxFuture, Capabilities, Change, Claim, ClaimSpec, Fences, Grant,
-    Inspector, Mode, Release, Renewal,
+    Holder, Inspector, Mode, Release, Renewal,
 };
 
 /// What `#[locked]` writes calls to. It changes without notice.

@@ -6,6 +6,7 @@ mod help;
 mod look;
 mod loss;
 mod namespaces;
+mod quorum;
 mod run;
 mod secrets;
 mod signals;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::backend::{ClaimSpec, Kind, LockInfo, Mode, Party};
+use crate::backend::{ClaimSpec, Holder, Kind, LockInfo, Mode, Party};
 use crate::fence::Fence;
 use crate::name::{Label, Name};
 use crate::owner::Owner;
@@ -28,6 +28,7 @@ pub(super) enum Asked {
     Contended {
         ticket: Option<u64>,
         retry_after: Option<Duration>,
+        holder: Holder,
         /// For one that is not queued: rung at the next change.
         notice: Option<Arc<Notify>>,
     },
@@ -135,11 +136,12 @@ impl Table {
         // Everybody is told, and whoever asks first then moves the queue on for all.
         let ends = entry.holders.iter().filter_map(|holder| holder.end).min();
         let retry_after = ends.map(|end| end.saturating_duration_since(now));
+        let holder = entry.holder();
         let notice = ticket.is_none().then(|| entry.notice.get_or_insert_default().clone());
         if entry.is_empty() {
             self.entries.remove(&(spec.mode.kind(), spec.name.clone()));
         }
-        Asked::Contended { ticket, retry_after, notice }
+        Asked::Contended { ticket, retry_after, holder, notice }
     }
 
     /// Forgets entries whose last holder died, and which nobody has asked for since.
@@ -338,6 +340,14 @@ impl Entry {
         self.advance(last_fence, now);
         self.tell();
         self.is_empty()
+    }
+
+    fn holder(&self) -> Holder {
+        match self.holders.first() {
+            Some(Place { mode: Mode::Exclusive, owner, .. }) => Holder::Owner(*owner),
+            Some(Place { mode: Mode::Shared, .. }) => Holder::Readers,
+            Some(_) | None => Holder::Unknown,
+        }
     }
 
     fn is_empty(&self) -> bool {

@@ -136,6 +136,7 @@ impl Watch {
                     Verdict::NotInTime { .. } if asking.manner == Manner::Once => "not_acquired",
                     Verdict::NotInTime { .. } => "timed_out",
                     Verdict::Failed(error) if error.kind() == ErrorKind::Closed => "closed",
+                    Verdict::Failed(error) if error.kind() == ErrorKind::Undecided => "undecided",
                     Verdict::Failed(_) | Verdict::Granted => "failed",
                 };
                 asking.end(hold, outcome, Moment::now());

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use lockkeeper_core::Backend;
 use lockkeeper_file::{File, Options};
 use lockkeeper_testkit::conformance::Subject;
 
@@ -34,6 +35,10 @@ pub(crate) fn subject(options: &Options, query: &str) -> Subject {
         async move { std::fs::remove_file(path).unwrap() }
     })
     .without_waiters()
+    .another({
+        let (options, path) = (options.clone(), dir.path().to_owned());
+        move || std::future::ready(Arc::new(options.open(&path).unwrap()) as Arc<dyn Backend>)
+    })
     .helper(helper(), format!("{}{query}", url(dir.path())))
     .keep(dir)
 }

@@ -98,10 +98,11 @@ local function ask(step, owner)
   end
   if queue then
     join(owner, p, waits)
-  elseif call('EXISTS', QUEUE) == 0 then
-    forget_the_dead()
+    return in_the_way(p.mode, is_lock)
   end
-  return in_the_way(p.mode, is_lock)
+  if call('EXISTS', QUEUE) == 0 then forget_the_dead() end
+  -- A node of a quorum tells who holds, so that a lock that is taken can be told from a split vote.
+  return {in_the_way(p.mode, is_lock), is_lock and call('GET', HOLDER) or ''}
 end
 
 -- Gives up whatever an owner has, a hold or a place in the queue, and hands over.

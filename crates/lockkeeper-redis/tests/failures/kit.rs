@@ -7,7 +7,8 @@ use std::time::Duration;
 use lockkeeper_core::{ErrorKind, Guard, Keeper, Mutex};
 use lockkeeper_redis::{Config, Redis};
 use lockkeeper_testkit::history::History;
-use lockkeeper_testkit::server::RedisServer;
+use lockkeeper_testkit::proxy::Proxy;
+use lockkeeper_testkit::server::{RedisServer, RedlockNodes};
 use lockkeeper_testkit::wait::{eventually, soon};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
@@ -111,6 +112,17 @@ pub(crate) async fn until_listening(server: &RedisServer, count: usize) {
 /// Waits until the server has no key any more.
 pub(crate) async fn until_empty(server: &RedisServer) {
     eventually("no key is left", async || server.command(&["DBSIZE"]) == "0").await;
+}
+
+/// A cable to each node, and the `redlock://` address, without options, for a client behind them.
+pub(crate) async fn cables(servers: &RedlockNodes) -> (Vec<Proxy>, String) {
+    let mut cables = Vec::new();
+    for node in servers.nodes() {
+        cables.push(Proxy::start(node.addr()).await.unwrap());
+    }
+    let addresses: Vec<_> = cables.iter().map(|cable| cable.addr().to_string()).collect();
+    let url = format!("redlock://{}", addresses.join(","));
+    (cables, url)
 }
 
 /// The example beside the tests, which cargo builds with them.

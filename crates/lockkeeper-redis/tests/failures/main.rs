@@ -9,3 +9,4 @@ mod processes;
 mod redlock;
 mod servers;
 mod torture;
+mod votes;

@@ -5,11 +5,10 @@ use std::time::{Duration, Instant};
 use lockkeeper_core::{ErrorKind, Fence, Keeper, ReleaseOutcome, State};
 use lockkeeper_redis::{Config, redlock};
 use lockkeeper_testkit::history::History;
-use lockkeeper_testkit::proxy::Proxy;
 use lockkeeper_testkit::server::{RedisServer, RedlockNodes};
 use lockkeeper_testkit::wait::{eventually, soon};
 
-use crate::kit::{LONG, close, key, millis, passing, secs, until_empty};
+use crate::kit::{LONG, cables, close, key, millis, passing, secs, until_empty};
 
 /// Longer than everything that is not waited for may take.
 const NEVER: Duration = Duration::from_secs(20);
@@ -29,17 +28,6 @@ async fn until_all_empty(servers: &RedlockNodes) {
     for node in servers.nodes() {
         until_empty(node).await;
     }
-}
-
-/// A cable to each node, and the address for a client behind them.
-async fn cables(servers: &RedlockNodes) -> (Vec<Proxy>, String) {
-    let mut cables = Vec::new();
-    for node in servers.nodes() {
-        cables.push(Proxy::start(node.addr()).await.unwrap());
-    }
-    let addresses: Vec<_> = cables.iter().map(|cable| cable.addr().to_string()).collect();
-    let url = format!("redlock://{}", addresses.join(","));
-    (cables, url)
 }
 
 /// How many nodes have a holder.
@@ -182,6 +170,7 @@ async fn an_extension_needs_a_true_majority_and_a_failed_one_releases_nothing() 
 async fn validity_is_what_is_left_of_the_ttl_and_a_grant_without_any_is_none() {
     let servers = RedlockNodes::start_or_panic(5);
     let (cables, url) = cables(&servers).await;
+    let url = format!("{url}?min_uptime=0s");
     let keeper = keeper_at(&url, NEVER).await;
     // A majority is not to be had without one of the slow ones.
     let slow = |delay| cables[..3].iter().for_each(|cable| cable.delay(delay));
@@ -217,6 +206,7 @@ async fn fences_rise_whichever_majority_gives_them() {
     }
     let mut last = Fence::new(ahead);
     let (cables, url) = cables(&servers).await;
+    let url = format!("{url}?min_uptime=0s");
     for round in 0..10 {
         // Each majority has but one or two nodes in common with the one before.
         let away = [&cables[round * 2 % 5], &cables[(round * 2 + 1) % 5]];
@@ -308,7 +298,7 @@ async fn it_does_not_open_without_a_majority_or_with_a_node_twice() {
         assert!(error.to_string().contains("only 2 of 5 nodes answer"), "{error}");
         assert!(!error.to_string().contains('\n'), "{error}");
     }
-    let twice = format!("{},{}", servers.url(), servers.nodes()[4].addr());
+    let twice = format!("{},{}", servers.cautious_url(), servers.nodes()[4].addr());
     let error = redlock(Config::redlock_from_url(&twice).unwrap()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
     assert!(error.to_string().contains("twice"), "{error}");

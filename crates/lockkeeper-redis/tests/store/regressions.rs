@@ -55,7 +55,7 @@ async fn a_node_that_takes_over_in_a_cluster_is_found() {
 async fn a_keeper_closes_although_a_node_hangs_on_which_it_listened() {
     let nodes = RedlockNodes::start_or_panic(3);
     let one = open_redlock(&nodes.url()).await.unwrap();
-    let other = open_redlock(&format!("{}?command_timeout=500ms", nodes.url())).await.unwrap();
+    let other = open_redlock(&format!("{}&command_timeout=500ms", nodes.url())).await.unwrap();
     // It waits for a ttl at most: until then the node may have something of ours.
     let other = other.ttl(Duration::from_secs(2));
     let _held = one.mutex("a").lock().await.unwrap();

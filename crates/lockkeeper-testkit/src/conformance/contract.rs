@@ -13,6 +13,7 @@ async fn granted(claim: &mut dyn Claim, floor: Option<Fence>) -> Grant {
     match soon("attempt", claim.attempt(floor)).await.expect("the store answers") {
         Attempt::Granted(grant) => grant,
         Attempt::Contended { .. } => panic!("contended, though nobody holds it"),
+        Attempt::Undecided => panic!("undecided, though no other claim asks"),
     }
 }
 

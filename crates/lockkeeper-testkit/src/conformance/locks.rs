@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lockkeeper_core::{ErrorKind, Fences, Guard, Keeper, ReleaseOutcome, State};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Barrier, mpsc, oneshot};
 
 use super::{Subject, soon};
 use crate::history::History;
@@ -33,6 +33,46 @@ pub async fn one_at_a_time_under_contention(subject: Subject) {
     }
     assert_eq!(history.assert_clean().holds, 80);
     subject.done(&[&keepers[0], &keepers[1]]).await;
+}
+
+/// A try is refused only if another holds: when all clients try a free lock at once, one of them gets it.
+pub async fn of_clients_that_try_at_the_same_moment_exactly_one_gets_a_free_lock(subject: Subject) {
+    let clients = subject.clients(4).await;
+    let permits = subject.capabilities().permits;
+    for round in 0..10 {
+        for semaphore in [false, true] {
+            if semaphore && !permits {
+                continue;
+            }
+            let barrier = Arc::new(Barrier::new(clients.len()));
+            let tries: Vec<_> = clients
+                .iter()
+                .map(|keeper| {
+                    let name = subject.name(&format!("a{round}"));
+                    let (keeper, barrier) = (keeper.clone(), barrier.clone());
+                    tokio::spawn(async move {
+                        barrier.wait().await;
+                        if semaphore {
+                            keeper.semaphore(name, 1).try_acquire().await
+                        } else {
+                            keeper.mutex(name).try_lock().await
+                        }
+                    })
+                })
+                .collect();
+            let mut guards = Vec::new();
+            for one in tries {
+                let answer = soon("a try", one).await.expect("does not panic");
+                guards.extend(answer.expect("the store decides"));
+            }
+            assert_eq!(guards.len(), 1, "of {} in round {round}", clients.len());
+            for guard in guards {
+                guard.release().await.expect("the store answers");
+            }
+        }
+    }
+    let clients: Vec<&Keeper> = clients.iter().collect();
+    subject.done(&clients).await;
 }
 
 /// Two holds are two owners, always.

@@ -1,0 +1,77 @@
+//! The nodes of one quorum, which must be different servers.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use lockkeeper_core::{Error, Result};
+
+use crate::connection::Identity;
+use crate::error::config;
+
+/// Which server each node of a quorum is connected to.
+#[derive(Debug)]
+struct Peers(Mutex<Vec<Node>>);
+
+/// What is known of a node.
+#[derive(Debug, Clone, Default)]
+struct Node {
+    /// The address and the run id of the server it was last connected to.
+    server: Option<(String, String)>,
+    /// Set while the node is another name for the server of an earlier one.
+    duplicate: Option<Error>,
+}
+
+/// One node's place among its peers.
+#[derive(Debug, Clone)]
+pub(crate) struct Peer {
+    peers: Arc<Peers>,
+    index: usize,
+}
+
+impl Peer {
+    /// Makes the places of so many nodes.
+    pub(crate) fn all(count: usize) -> Vec<Self> {
+        let peers = Arc::new(Peers(Mutex::new(vec![Node::default(); count])));
+        (0..count).map(|index| Self { peers: peers.clone(), index }).collect()
+    }
+
+    fn nodes(&self) -> MutexGuard<'_, Vec<Node>> {
+        self.peers.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes a new connection, and refuses it if another node is connected to the same run of a server: one server
+    /// would have two votes.
+    ///
+    /// A server that does not tell its run id cannot be compared.
+    pub(crate) fn connected(&self, identity: &Identity) -> Result<()> {
+        let address = identity.address().to_string();
+        let Some(run) = identity.run() else { return Ok(()) };
+        let mut nodes = self.nodes();
+        let same = nodes.iter().enumerate().find_map(|(index, node)| {
+            let (other, other_run) = node.server.as_ref()?;
+            (index != self.index && other_run == run).then(|| other.clone())
+        });
+        let Some(node) = nodes.get_mut(self.index) else { return Ok(()) };
+        if let Some(other) = same {
+            let error = config(format!(
+                "the nodes {other} and {address} are the same server: name each server once"
+            ));
+            *node = Node { server: None, duplicate: Some(error.clone()) };
+            return Err(error);
+        }
+        *node = Node { server: Some((address, run.to_owned())), duplicate: None };
+        Ok(())
+    }
+
+    /// Why no node may vote: another one is a duplicate. (A node that is one itself finds out when it connects, and
+    /// whether it still is.)
+    pub(crate) fn refusal(&self) -> Option<Error> {
+        let nodes = self.nodes();
+        let others = nodes.iter().enumerate().filter(|(index, _)| *index != self.index);
+        others.into_iter().find_map(|(_, node)| node.duplicate.clone())
+    }
+
+    /// Whether any node is a duplicate.
+    pub(crate) fn duplicate(&self) -> Option<Error> {
+        self.nodes().iter().find_map(|node| node.duplicate.clone())
+    }
+}
