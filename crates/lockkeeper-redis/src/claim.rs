@@ -16,7 +16,7 @@ use crate::connection::Connection;
 use crate::error::{translate, unavailable};
 use crate::key::Keys;
 use crate::link::Link;
-use crate::mailbox::{Mailbox, News};
+use crate::mailbox::{Mailbox, News, Secret};
 use crate::renewals::{self, millis};
 use crate::scripts::{DOWNGRADE, RENEW, STEPS, Script};
 use crate::steps::{self, Step, What};
@@ -32,10 +32,8 @@ pub(crate) struct RedisClaim {
     spec: ClaimSpec,
     keys: Keys,
     slot: u16,
-    /// The number of the last ask.
-    seq: u64,
-    /// The number of the last ask that was answered "contended".
-    contended: Option<u64>,
+    /// The secret of the last ask, if that was answered "contended" and no grant has used it yet.
+    contended: Option<Secret>,
     holds: bool,
     /// A downgrade was asked for: from then on the hold may be a shared one.
     downgraded: bool,
@@ -67,7 +65,6 @@ impl RedisClaim {
             spec,
             keys,
             slot,
-            seq: 0,
             contended: None,
             holds: false,
             downgraded: false,
@@ -129,25 +126,27 @@ impl RedisClaim {
 
     fn granted(&mut self, fence: Fence) -> Grant {
         self.holds = true;
+        self.contended = None;
         self.stop_listening();
         Grant { fence: Some(fence), valid_for: Some(self.spec.ttl) }
     }
 
     async fn ask(&mut self, floor: Option<Fence>) -> Result<Attempt> {
-        self.seq += 1;
         let floor = floor.map_or(0, Fence::get);
         if floor >= LARGEST_FENCE {
             return Err(Error::new(ErrorKind::Unsupported, "no fences of 2^53 and above"));
         }
         // Whatever was believed: this asks.
         self.holds = false;
-        let (mode, queue, ttl, seq) = (self.spec.mode, self.spec.queue, self.spec.ttl, self.seq);
+        self.contended = None;
+        let secret = Secret::random();
+        let (mode, queue, ttl) = (self.spec.mode, self.spec.queue, self.spec.ttl);
         let label = self.spec.label.clone();
-        let asked = self.take(What::Ask { mode, queue, ttl, floor, seq, label });
+        let asked = self.take(What::Ask { mode, queue, ttl, floor, secret, label });
         let (connection, answer) = asked.await?;
         let fence = match &answer {
             Value::Int(left) => {
-                self.contended = Some(seq);
+                self.contended = Some(secret);
                 // Just after it has ended, not just before.
                 let left = u64::try_from(*left).ok();
                 let retry_after = left.map(|left| Duration::from_millis(left + 1));
@@ -182,12 +181,13 @@ impl RedisClaim {
             match mailbox.next().await {
                 // A word that came before the answer to our own ask.
                 News::Granted { .. } if self.holds => {}
-                News::Granted { seq, fence }
-                    if self.contended == Some(seq) && self.store.min_replicas == 0 =>
+                News::Granted { secret, fence }
+                    if self.contended == Some(secret) && self.store.min_replicas == 0 =>
                 {
                     return Change::Granted(self.granted(fence));
                 }
-                // Of an ask before the last, or one that replicas have yet to acknowledge.
+                // The grant answers an ask before the last, is forged or replayed, or replicas have yet to
+                // acknowledge it.
                 News::Granted { .. } | News::Look => return Change::LookAgain,
             }
         }

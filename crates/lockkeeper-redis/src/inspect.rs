@@ -237,7 +237,7 @@ impl<'a> Record<'a> {
         let mut words = record.splitn(10, ' ');
         let (since, fence, mode) = (words.next()?, words.next()?, words.next()?);
         let (take, of, _ttl) = (words.next()?, words.next()?, words.next()?);
-        let (ends, _seq, _channel) = (words.next()?, words.next()?, words.next()?);
+        let (ends, _secret, _channel) = (words.next()?, words.next()?, words.next()?);
         let mode = match mode {
             "x" => Mode::Exclusive,
             "s" => Mode::Shared,

@@ -8,8 +8,9 @@
 --   FENCE    the last fence, kept only while it is ahead of the clock
 --
 -- A record is text, so that redis-cli shows it:
---   since fence mode take of ttl ends seq channel label
--- `since` is in microseconds, `ttl` and `ends` in milliseconds; `ends` is when a place in the queue does; `seq` numbers its owner's asks; `channel` is where its
+--   since fence mode take of ttl ends secret channel label
+-- `since` is in microseconds, `ttl` and `ends` in milliseconds; `ends` is when a place in the queue does; `secret` is new for every ask and
+-- proves a pushed grant; `channel` is where its
 -- process listens, '-' if nowhere; `fence` of a waiter is the least that it must get.
 local READERS = '(readers)'
 local time = call('TIME')
@@ -25,10 +26,10 @@ end
 -- texts, because making numbers of texts and texts of numbers is most of what a script costs.
 local function read(record)
   if not record then return nil end
-  local since, fence, head, mode, ttl, ends, tail, seq, channel = string.match(record,
+  local since, fence, head, mode, ttl, ends, tail, secret, channel = string.match(record,
     '^(%S+) (%S+)( (%S+) %S+ %S+ (%S+) )(%S+)( (%S+) (%S+) .*)$')
   return {since = since, fence = fence, head = head, mode = mode, ttl = ttl, ends = ends, tail = tail,
-    seq = seq, channel = channel}
+    secret = secret, channel = channel}
 end
 
 local function write(p)
@@ -147,7 +148,7 @@ local function move_on(me)
       if not to_tell or is_heard(p.channel) then
         hold(owner, p)
         if to_tell then
-          say(p.channel, 'granted ' .. owner .. ' ' .. p.seq .. ' ' .. p.fence)
+          say(p.channel, 'granted ' .. owner .. ' ' .. p.secret .. ' ' .. p.fence)
         end
         lease, is_full = math.min(lease or p.ttl, p.ttl), p.mode == 'x'
       end

@@ -72,7 +72,7 @@ while true do
       local held, line = try('GET', HELD), try('ZRANGE', QUEUE, 0, 1)
       local heir, after = line[1], line[2]
       local records = heir and try('HMGET', INFO, heir, after or heir)
-      local floor, before, ttl, ends, behind, seq, channel = string.match(
+      local floor, before, ttl, ends, behind, secret, channel = string.match(
         records and records[1] or '', '^%S+ (%S+)( x 1 1 (%S+) )(%S+)( (%S+) (%S+) .*)$')
       local rest, rest_ends = string.match(
         after and records and records[2] or '', '^%S+ %S+( x 1 1 %S+ )(%S+)')
@@ -91,7 +91,7 @@ while true do
           call('SET', HOLDER, heir, 'PX', ttl)
           call('SET', HELD, clock .. ' ' .. clock .. before .. '0' .. behind, 'PX', ttl)
           minted[HOLDER] = clock
-          try('PUBLISH', channel, 'granted ' .. heir .. ' ' .. seq .. ' ' .. clock)
+          try('PUBLISH', channel, 'granted ' .. heir .. ' ' .. secret .. ' ' .. clock)
           answer = 1
         end
       end
