@@ -117,6 +117,10 @@ impl Connection {
             }
             // Refused or not there any more: there is nothing further that could be done.
         }
+        requests.end_handshake();
+        if let Ears::Second(wire) = &ears {
+            wire.end_handshake();
+        }
         let (written, replication) = (AtomicU64::new(0), tokio::sync::Mutex::default());
         let runtime = Handle::current();
         Ok(Self { requests, ears, channel, identity, gone, runtime, written, replication })

@@ -174,6 +174,7 @@ impl Asked {
     async fn ask(config: &Config, address: &Address) -> Result<Self> {
         let gone = CancellationToken::new();
         let server = Wire::open(config, address, ProtocolVersion::RESP2, None, &gone).await?;
+        server.end_handshake();
         let text: String = match server.ask(&redis::cmd("INFO")).await {
             Ok(text) => from_redis_value(text).map_err(|error| translate(error.into()))?,
             // It can hold locks all the same.
