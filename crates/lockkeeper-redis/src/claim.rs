@@ -142,8 +142,14 @@ impl RedisClaim {
         let secret = Secret::random();
         let (mode, queue, ttl) = (self.spec.mode, self.spec.queue, self.spec.ttl);
         let label = self.spec.label.clone();
-        let asked = self.take(What::Ask { mode, queue, ttl, floor, secret, label });
-        let (connection, answer) = asked.await?;
+        let what = What::Ask { mode, queue, ttl, floor, secret, label };
+        let (connection, answer) = loop {
+            let taken = self.take(what.clone()).await?;
+            // The server has removed as much as one call may: dead waiters, ended leases.
+            if !matches!(&taken.1, Value::BulkString(text) if text == b"again") {
+                break taken;
+            }
+        };
         let fence = match &answer {
             Value::Int(left) => {
                 self.contended = Some(secret);
@@ -262,10 +268,15 @@ impl RedisClaim {
         // Before it is sent: the answer may be lost.
         self.downgraded = true;
         let (owner, tells) = (self.spec.owner.to_string(), self.store.tells);
-        let asked = self.run(&DOWNGRADE, |command, _| {
-            command.arg(&owner).arg(millis(ttl)).arg(u8::from(tells));
-        });
-        let (connection, answer) = asked.await?;
+        let (connection, answer) = loop {
+            let asked = self.run(&DOWNGRADE, |command, _| {
+                command.arg(&owner).arg(millis(ttl)).arg(u8::from(tells));
+            });
+            let taken = asked.await?;
+            if taken.1 != Value::Int(2) {
+                break taken;
+            }
+        };
         connection.replicated(self.store.min_replicas).await?;
         match answer {
             Value::Int(held) => Ok(self.renewed(held == 1, ttl)),
@@ -280,15 +291,42 @@ impl RedisClaim {
 
     async fn give_up(&mut self) -> Result<Release> {
         let (kind, tells) = (self.spec.mode.kind(), self.store.tells);
-        let asked = self.take(What::GiveBack { kind, tells });
-        let (_, answer) = asked.await?;
+        let mut held = false;
+        let answer = loop {
+            let answer = match self.take(What::GiveBack { kind, tells }).await {
+                Ok((_, answer)) => answer,
+                // It is released. The next ask or release hands it over.
+                Err(_) if held => Value::Int(1),
+                Err(error) => return Err(error),
+            };
+            match Again::read(&answer) {
+                Some(Again { was_held }) => held |= was_held,
+                None => break answer,
+            }
+        };
         self.holds = false;
         self.downgraded = false;
         self.contended = None;
         match answer {
-            Value::Int(1) => Ok(Release::Released),
+            Value::Int(0 | 1) if held || answer == Value::Int(1) => Ok(Release::Released),
             Value::Int(0) => Ok(Release::WasNotHeld),
             answer => Err(unexpected(&answer)),
+        }
+    }
+}
+
+/// The answer to a release that left something to do: the queue has more dead waiters at its head than one call
+/// may remove, so the lock has not been handed over yet. Another release, by any owner, continues.
+pub(crate) struct Again {
+    was_held: bool,
+}
+
+impl Again {
+    pub(crate) fn read(answer: &Value) -> Option<Self> {
+        match answer {
+            Value::BulkString(text) if text == b"1 again" => Some(Self { was_held: true }),
+            Value::BulkString(text) if text == b"0 again" => Some(Self { was_held: false }),
+            _ => None,
         }
     }
 }

@@ -8,8 +8,9 @@
 --         for each that gives back: kind (l for a lock, m for a semaphore), with a t behind it if others may
 --         listen without a place in the queue; owner
 -- Answers for each step. To an ask: the fence, as text, if the owner holds now; else, as a number, how many
--- milliseconds are left of the lease in the way, or -1. To what gives back: 1 if the owner held, else 0. Or
--- an error: one does not keep the others from what they want.
+-- milliseconds are left of the lease in the way, or -1; or 'again' if there is more to clean up than one call may, and
+-- the answer may be another then. To what gives back: 1 if the owner held, else 0, with ' again' behind it if the queue
+-- could not move on as far as it should for that reason. Or an error: one does not keep the others from what they want.
 local call, try = redis.call, redis.pcall
 local HOLDER, HELD, SHARERS, QUEUE, INFO, FENCE
 -- The last fence that each lock is known to have had: the clock may not have gone on since.
