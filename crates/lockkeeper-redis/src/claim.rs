@@ -153,6 +153,11 @@ impl RedisClaim {
         let fence = match &answer {
             Value::Int(left) => {
                 self.contended = Some(secret);
+                if !connection.hears() {
+                    // No grant can be pushed on this connection: zero makes the engine poll. The store may have had
+                    // a channel when it was opened, which is what `Capabilities::push` says.
+                    return Ok(Attempt::Contended { retry_after: Some(Duration::ZERO) });
+                }
                 // Just after it has ended, not just before.
                 let left = u64::try_from(*left).ok();
                 let retry_after = left.map(|left| Duration::from_millis(left + 1));

@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, TcpListener};
 
 use lockkeeper_core::{Error, ErrorKind, Keeper};
 use lockkeeper_testkit::server::RedisServer;
-use lockkeeper_testkit::wait::soon;
+use lockkeeper_testkit::wait::{eventually, soon};
 
 use crate::kit::{
     all_of, got, key, lock, nothing_left, number, open, read, secs, server, try_open, waiter,
@@ -134,6 +134,55 @@ async fn a_user_without_permission_for_channels_polls_and_hands_over() {
     guard.release().await.unwrap();
     got(waiting).await.release().await.unwrap();
     nothing_left(&mute, &server).await;
+    nothing_left(&keeper, &server).await;
+}
+
+/// Its waiters were told at first: they must not wait for that any longer than until they are connected again.
+#[tokio::test(flavor = "multi_thread")]
+async fn waiters_of_a_user_that_loses_its_channels_poll() {
+    for protocol in ["resp3", "resp2"] {
+        let (server, keeper) = server().await;
+        let rule = format!(">{SECRET}");
+        server.command(&["ACL", "SETUSER", "ann", "on", &rule, "~*", "allchannels", "+@all"]);
+        let url = format!("redis://ann:{SECRET}@127.0.0.1:{}/?protocol={protocol}", server.port());
+        let mute = open(&url).await.ttl(secs(36_000));
+        assert!(mute.capabilities().push);
+        let guard = lock(&keeper.clone().ttl(secs(36_000)), "a").await;
+        let mutex = mute.mutex("a");
+        let waiting = waiter(&keeper, "a", 1, async move { mutex.lock().await }).await;
+        // Which also ends the connections that listen.
+        server.command(&["ACL", "SETUSER", "ann", "resetchannels"]);
+        let info = format!("{}:i", key("a"));
+        eventually("a place without a channel", async || {
+            server.command(&["HVALS", &info]).contains(" - ")
+        })
+        .await;
+        guard.release().await.unwrap();
+        got(waiting).await.release().await.unwrap();
+        nothing_left(&mute, &server).await;
+        nothing_left(&keeper, &server).await;
+    }
+}
+
+/// A lost channel is noticed at once, whichever of two connections it was on.
+#[tokio::test(flavor = "multi_thread")]
+async fn waiters_look_again_when_the_connection_that_listens_is_killed() {
+    let (server, keeper) = server().await;
+    let other = open(&format!("{}?protocol=resp2", server.url())).await.ttl(secs(36_000));
+    let guard = lock(&keeper.clone().ttl(secs(36_000)), "a").await;
+    let mutex = other.mutex("a");
+    let waiting = waiter(&keeper, "a", 1, async move { mutex.lock().await }).await;
+    let holder = key("a");
+    // In one go, so that nobody is there to be told.
+    let hand_over = format!(
+        "redis.call('SET', '{holder}', redis.call('ZRANGE', '{holder}:q', 0, 0)[1], 'PX', 600000)
+        return redis.call('DEL', '{holder}:q', '{holder}:i', '{holder}:x')"
+    );
+    server.command(&["EVAL", &hand_over, "0"]);
+    server.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+    got(waiting).await.release().await.unwrap();
+    drop(guard);
+    nothing_left(&other, &server).await;
     nothing_left(&keeper, &server).await;
 }
 
