@@ -1,6 +1,7 @@
 //! What makes locks on Redis wrong.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use lockkeeper_core::{Error, ErrorKind, Finding, Result};
@@ -12,6 +13,7 @@ use crate::config::{Address, Config, Protocol, Servers};
 use crate::connection::{self, Connection};
 use crate::error::translate;
 use crate::mailbox::Mailboxes;
+use crate::stream;
 use crate::wire::Wire;
 
 /// How far clocks may be apart before it is worth a word.
@@ -173,7 +175,15 @@ struct Asked {
 impl Asked {
     async fn ask(config: &Config, address: &Address) -> Result<Self> {
         let gone = CancellationToken::new();
-        let server = Wire::open(config, address, ProtocolVersion::RESP2, None, &gone).await?;
+        let mut places = stream::resolve(address).await?;
+        if places.len() > 1
+            && let Ok(connection) = Connection::open(config, address, None, &Arc::default()).await
+        {
+            // The one of them that locks are on.
+            places = vec![connection.place()];
+        }
+        let protocol = ProtocolVersion::RESP2;
+        let server = Wire::open(config, address, &places, protocol, None, &gone).await?;
         server.end_handshake();
         let text: String = match server.ask(&redis::cmd("INFO")).await {
             Ok(text) => from_redis_value(text).map_err(|error| translate(error.into()))?,

@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::io;
+use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -61,24 +62,26 @@ impl Wire {
     pub(crate) async fn open(
         config: &Config,
         address: &Address,
+        places: &[SocketAddr],
         protocol: ProtocolVersion,
         hear: Option<Hear>,
         gone: &CancellationToken,
     ) -> Result<Self> {
-        let wire = Self::connect(config, address, protocol, hear, gone).await?;
+        let wire = Self::connect(config, address, places, protocol, hear, gone).await?;
         wire.log_in(config, protocol).await.map_err(translate)?;
         Ok(wire)
     }
 
-    /// Connects. Nothing has been said yet.
+    /// Connects to the first of the host's addresses that answers. Nothing has been said yet.
     pub(crate) async fn connect(
         config: &Config,
         address: &Address,
+        places: &[SocketAddr],
         protocol: ProtocolVersion,
         hear: Option<Hear>,
         gone: &CancellationToken,
     ) -> Result<Self> {
-        let (reader, writer) = stream::connect(config, address).await?;
+        let (reader, writer) = stream::connect(config, address, places).await?;
         let state = State {
             writer: Some(writer),
             has_ended: false,

@@ -20,7 +20,8 @@ async fn pair(
     let address = Address { host: "127.0.0.1".into(), port: listener.local_addr().unwrap().port() };
     let config = Config::from_url(&format!("redis://{address}/")).unwrap();
     let gone = CancellationToken::new();
-    let wire = Wire::connect(&config, &address, protocol, hear, &gone);
+    let places = [listener.local_addr().unwrap()];
+    let wire = Wire::connect(&config, &address, &places, protocol, hear, &gone);
     let (wire, accepted) = tokio::join!(wire, listener.accept());
     (Arc::new(wire.unwrap()), accepted.unwrap().0, gone)
 }
