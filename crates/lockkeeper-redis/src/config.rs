@@ -9,6 +9,7 @@ use lockkeeper_core::{Error, ErrorKind, Result};
 use percent_encoding::percent_decode_str;
 
 use crate::error::config;
+use crate::tls::Tls;
 
 /// How to reach Redis, and how to keep locks there.
 ///
@@ -23,6 +24,8 @@ pub struct Config {
     pub(crate) database: i64,
     pub(crate) tls: bool,
     pub(crate) ca_file: Option<PathBuf>,
+    /// What was read of the certificates.
+    pub(crate) tls_state: Tls,
     pub(crate) prefix: Arc<str>,
     pub(crate) min_replicas: u32,
     pub(crate) connect_timeout: Duration,
@@ -80,6 +83,7 @@ impl Config {
             database: 0,
             tls: false,
             ca_file: None,
+            tls_state: Tls::default(),
             prefix: "lockkeeper".into(),
             min_replicas: 0,
             connect_timeout: Duration::from_secs(3),

@@ -58,6 +58,8 @@ mod resp;
 mod scripts;
 mod steps;
 mod stream;
+#[cfg_attr(not(feature = "tls"), path = "no_tls.rs")]
+mod tls;
 mod wire;
 
 pub use backend::Redis;
