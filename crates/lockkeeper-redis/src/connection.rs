@@ -12,7 +12,7 @@ use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{Address, Config, Protocol};
-use crate::error::{Verdict, translate, unavailable, verdict};
+use crate::error::{Verdict, translate, unavailable, unwrapped, verdict};
 use crate::mailbox::Mailboxes;
 use crate::renewals::millis;
 use crate::scripts::{self, Script};
@@ -250,6 +250,7 @@ impl Connection {
             }
             answer => Ok(answer),
         });
+        let answer = answer.map_err(unwrapped);
         if answer.as_ref().is_err_and(|error| verdict(error) == Verdict::Broken) {
             self.gone.cancel();
         }
