@@ -215,6 +215,9 @@ impl Config {
 
     /// Counts a grant or a renewal only when so many replicas have acknowledged it (0 if not set). A
     /// grant that too few did is given back.
+    ///
+    /// A failover forgets no grant if this is the number of all replicas that may be promoted. With fewer, it may
+    /// promote one that has not acknowledged the grant.
     #[must_use]
     pub fn min_replicas(mut self, replicas: u32) -> Self {
         self.min_replicas = replicas;

@@ -16,12 +16,14 @@
 //! server. Everything here blocks: in an async test, servers that take long to start hold up the thread.
 
 mod binaries;
+mod clock_shim;
 mod pgbouncer;
 mod postgres;
 mod redis;
 mod watch;
 
 pub use binaries::Binaries;
+pub use clock_shim::ServerClock;
 pub use pgbouncer::PgBouncer;
 pub use postgres::PostgresServer;
 pub use redis::{RedisBuilder, RedisCluster, RedisMake, RedisSentinel, RedisServer, RedlockNodes};

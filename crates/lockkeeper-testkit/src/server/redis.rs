@@ -22,7 +22,7 @@ use std::time::Instant;
 
 use rustix::process::{Pid, Signal};
 
-use super::{Binaries, PATIENCE, PAUSE, Ports, Recipe, Server, StartError};
+use super::{Binaries, PATIENCE, PAUSE, Ports, Recipe, Server, ServerClock, StartError};
 use resp::Client;
 
 /// A Redis server that keeps nothing on disk, unless told to. What it can do is at [`Server`].
@@ -61,8 +61,14 @@ impl RedisServer {
 
     /// One that is not started yet, to be set up otherwise.
     pub fn builder() -> RedisBuilder {
-        let (make, mode) = (RedisMake::Installed, Mode::Single);
-        RedisBuilder { args: Vec::new(), login: None, make, mode, replica: false }
+        RedisBuilder {
+            args: Vec::new(),
+            login: None,
+            make: RedisMake::Installed,
+            mode: Mode::Single,
+            replica: false,
+            clock: None,
+        }
     }
 
     /// Starts one with further arguments, such as `["--maxmemory", "10mb"]`. Passwords are for the
@@ -171,6 +177,7 @@ pub struct RedisBuilder {
     make: RedisMake,
     mode: Mode,
     replica: bool,
+    clock: Option<ServerClock>,
 }
 
 /// Which server to start.
@@ -232,6 +239,12 @@ impl RedisBuilder {
         self
     }
 
+    /// Gives it a wall clock of its own.
+    pub fn clock(mut self, clock: &ServerClock) -> Self {
+        self.clock = Some(clock.clone());
+        self
+    }
+
     /// Makes it a replica of another. It is started when it has all that the other has.
     pub fn replica_of(mut self, other: &RedisServer) -> Self {
         self.replica = true;
@@ -264,13 +277,14 @@ impl RedisBuilder {
     }
 
     fn start_from(self, binaries: &Binaries) -> Result<RedisServer, StartError> {
-        let Self { args, login, make, mode, replica } = self;
+        let Self { args, login, make, mode, replica, clock } = self;
         let program = match make {
             RedisMake::Installed => binaries.find("redis-server", "redis-server")?,
             RedisMake::Redis62 => Binaries::downloaded("redis-6.2", "redis-server")?,
             RedisMake::Valkey => Binaries::downloaded("valkey", "valkey-server")?,
         };
-        let server = Server::launch(Redis { program, args, login: login.clone(), make, mode })?;
+        let recipe = Redis { program, args, login: login.clone(), make, mode, clock };
+        let server = Server::launch(recipe)?;
         let server = RedisServer { server, login };
         if replica {
             server.wait_for(&["INFO", "replication"], "master_link_status:up")?;
@@ -339,6 +353,7 @@ struct Redis {
     login: Option<Login>,
     make: RedisMake,
     mode: Mode,
+    clock: Option<ServerClock>,
 }
 
 impl Recipe for Redis {
@@ -368,6 +383,7 @@ impl Recipe for Redis {
 
     fn command(&self, dir: &Path, ports: Ports) -> Command {
         let mut command = Command::new(&self.program);
+        command.envs(self.clock.iter().flat_map(ServerClock::environment));
         if let Mode::Sentinel { .. } = self.mode {
             // The name of a file comes before everything else.
             command.arg(dir.join(SENTINEL_CONF)).arg("--sentinel");
