@@ -21,14 +21,19 @@ const MAX_AGE: Duration = Duration::from_secs(5 * 60);
 /// What all connections of a configuration, and of its clones, encrypt with.
 #[derive(Clone, Default)]
 pub(crate) struct Tls {
-    client: Arc<tokio::sync::Mutex<Option<(Instant, Arc<ClientConfig>)>>>,
+    cached: Arc<tokio::sync::Mutex<Option<Cached>>>,
+}
+
+struct Cached {
+    client: Arc<ClientConfig>,
+    read: Instant,
 }
 
 impl Tls {
     async fn client(&self, config: &Config) -> Result<Arc<ClientConfig>> {
         // While one reads them, the others wait for it.
-        let mut cached = self.client.lock().await;
-        if let Some((read, client)) = &*cached
+        let mut cached = self.cached.lock().await;
+        if let Some(Cached { client, read }) = &*cached
             && read.elapsed() < MAX_AGE
         {
             return Ok(client.clone());
@@ -36,7 +41,7 @@ impl Tls {
         let ca_file = config.ca_file.clone();
         let made = tokio::task::spawn_blocking(move || make_client(ca_file.as_deref())).await;
         let client = Arc::new(made.map_err(|_| unavailable("the runtime is shutting down"))??);
-        *cached = Some((Instant::now(), client.clone()));
+        *cached = Some(Cached { client: client.clone(), read: Instant::now() });
         Ok(client)
     }
 
