@@ -10,11 +10,12 @@ use lockkeeper_core::{
 use redis::Value;
 
 use crate::backend::{Redis, Store};
-use crate::claim::{ALL, kind as kind_word, unexpected};
+use crate::claim::{ALL, Again, kind as kind_word, unexpected};
 use crate::error::translate;
 use crate::key::{Keys, name_of, pattern};
 use crate::link::Link;
-use crate::scripts::{BREAK, LOOK, Script};
+use crate::scripts::{BREAK, LOOK, STEPS, Script};
+use crate::steps;
 
 /// How many keys the server looks at before it answers.
 const SCAN: usize = 1000;
@@ -57,6 +58,7 @@ impl Inspector for Redis {
                     Value::Int(count) => broken += usize::try_from(count).unwrap_or(0),
                     answer => return Err(unexpected(&answer)),
                 }
+                self.store.move_on(kind, &name).await?;
             }
             Ok(broken)
         })
@@ -116,6 +118,17 @@ impl Store {
             },
         );
         Ok(asked.await?.1)
+    }
+
+    /// Hands over what is free to the next waiter that is alive, behind however many dead ones.
+    async fn move_on(&self, kind: Kind, name: &Name) -> Result<()> {
+        let word = if kind == Kind::Lock { "l" } else { "m" };
+        // A release by an owner that holds nothing.
+        let arguments = [word, &Owner::random().to_string()];
+        while Again::read(&self.run(kind, name, &STEPS, &arguments).await.map(steps::only)?)
+            .is_some()
+        {}
+        Ok(())
     }
 
     async fn show(&self, name: &Name) -> Result<Vec<LockInfo>> {
@@ -237,7 +250,7 @@ impl<'a> Record<'a> {
         let mut words = record.splitn(10, ' ');
         let (since, fence, mode) = (words.next()?, words.next()?, words.next()?);
         let (take, of, _ttl) = (words.next()?, words.next()?, words.next()?);
-        let (ends, _seq, _channel) = (words.next()?, words.next()?, words.next()?);
+        let (ends, _secret, _channel) = (words.next()?, words.next()?, words.next()?);
         let mode = match mode {
             "x" => Mode::Exclusive,
             "s" => Mode::Shared,

@@ -33,7 +33,7 @@ const CHANNEL: &str = "lockkeeper:wake:test";
 /// A script with its keys and arguments.
 #[derive(Debug, Clone)]
 pub(crate) struct Step {
-    what: String,
+    pub(crate) what: String,
     script: &'static str,
     keys: Vec<String>,
     args: Vec<String>,
@@ -61,6 +61,19 @@ pub(crate) fn attempt(owner: &str, mode: &str, queue: bool, floor: &str) -> Step
     let head = format!(" {mode} {take} {all} {TTL} ");
     let args = [&word, owner, TTL, floor, &head, " 7 - a label"];
     Step::new("attempt", STEPS, of, &args)
+}
+
+/// An attempt for permits, by a client that knows of so many.
+pub(crate) fn permits(owner: &str, queue: bool, take: u32, of: u32) -> Step {
+    let mut step = attempt(owner, "p", queue, "0");
+    step.args[4] = format!(" p {take} {of} {TTL} ");
+    step.what = format!("permits {take} of {of} for {owner}");
+    step
+}
+
+/// Code to be run by hand, with the keys of a lock or semaphore.
+pub(crate) fn by_hand(of: &str, code: &'static str, args: &[&str]) -> Step {
+    Step::new("by hand", code, of, args)
 }
 
 /// The same for a waiter whose process listens on a channel, with a ttl of its own.
