@@ -106,14 +106,19 @@ mod handle {
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
     use std::os::unix::process::ExitStatusExt as _;
-    use std::process::{Child, Command};
+    use std::process::{Child, Command, Stdio};
 
     use rustix::process::Signal;
 
     use super::*;
 
     fn sleeper() -> Child {
-        Command::new("sleep").arg("600").spawn().expect("a process")
+        Command::new("sleep")
+            .arg("20")
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("a process")
     }
 
     /// A process with a number that another one had, which only a system that nothing else uses gives reliably: so it
