@@ -87,14 +87,14 @@ mod handle {
 
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 mod handle {
-    use rustix::process::{Pid, Signal, kill_process};
+    use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
     /// A process, by its number: processes are not listed here, so nothing is ever found to be signalled.
     pub(crate) struct Handle(Pid);
 
     impl Handle {
         pub(crate) fn open(pid: Pid) -> Option<Self> {
-            Some(Self(pid))
+            test_kill_process(pid).ok().map(|()| Self(pid))
         }
 
         pub(crate) fn signal(&self, signal: Signal) {
