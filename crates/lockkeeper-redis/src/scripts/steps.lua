@@ -101,7 +101,7 @@ local function ask(step, owner)
   end
   if call('EXISTS', QUEUE) == 0 then forget_the_dead() end
   -- A node of a quorum tells who holds, so that a lock that is taken can be told from a split vote.
-  return {in_the_way(p.mode, is_lock), is_lock and call('GET', HOLDER) or ''}
+  return {in_the_way(p.mode, is_lock), is_lock and call('GET', HOLDER) or '-'}
 end
 
 -- Gives up whatever an owner has, a hold or a place in the queue, and hands over.
