@@ -32,7 +32,7 @@ use lockkeeper_axum::{Held, LockLayer, ProblemLayer};
 #[derive(Clone, Copy)]
 struct Bank(Duration);
 
-async fn pay(Path(order_id): Path<String>, held: Held, State(bank): State<Bank>) -> String {
+async fn pay(Path(order_id): Path<u64>, held: Held, State(bank): State<Bank>) -> String {
     let began = since_1970();
     // The bank does as it is told only if it has seen no higher fence for this order.
     let fence = held.fence().map_or("none".to_owned(), |fence| fence.to_string());
@@ -41,7 +41,10 @@ async fn pay(Path(order_id): Path<String>, held: Held, State(bank): State<Bank>)
 }
 
 fn app(keeper: &Keeper, bank: Bank) -> Router {
-    let lock = LockLayer::new(keeper.clone()).key("order:{order_id}").methods([Method::POST]);
+    // The extractor of the handler: `/orders/042/pay` is the same order, and the same lock.
+    let lock = LockLayer::new(keeper.clone())
+        .key_from(|Path(order_id): Path<u64>| format!("order:{order_id}"))
+        .methods([Method::POST]);
     Router::new()
         .route("/orders/{order_id}/pay", post(pay))
         .route_layer(lock)

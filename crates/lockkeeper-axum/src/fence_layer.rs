@@ -43,18 +43,18 @@ pub const X_FENCE: HeaderName = HeaderName::from_static("x-fence");
 /// # Examples
 ///
 /// ```
-/// use axum::{Extension, Router, http::Method, routing::put};
+/// use axum::{Extension, Router, extract::Path, http::Method, routing::put};
 /// use lockkeeper::{Fence, FenceRegister};
 /// use lockkeeper_axum::{FenceLayer, X_FENCE};
 ///
-/// async fn write(Extension(fence): Extension<Fence>) -> String {
-///     format!("written under fence {fence}")
+/// async fn write(Path(order_id): Path<u64>, Extension(fence): Extension<Fence>) -> String {
+///     format!("{order_id} written under fence {fence}")
 /// }
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let fences = FenceLayer::new(FenceRegister::in_memory())
-///     .key("order:{order_id}")
+///     .key_from(|Path(order_id): Path<u64>| format!("order:{order_id}"))
 ///     .methods([Method::PUT]);
 /// let app: Router = Router::new()
 ///     .route("/orders/{order_id}", put(write).get(async || "read by anyone"))
@@ -92,9 +92,13 @@ impl<K> FenceLayer<K> {
 }
 
 impl FenceLayer<Key> {
-    /// Lets a request pass, or says why not.
-    async fn check(&self, head: &mut Parts) -> Result<(), Refusal> {
+    /// Lets a request pass, or returns the answer that says why not.
+    async fn check(&self, head: &mut Parts) -> Result<(), Response> {
         let Some(name) = self.target.name(head).await? else { return Ok(()) };
+        self.check_fence(head, name).await.map_err(Refusal::into_response)
+    }
+
+    async fn check_fence(&self, head: &mut Parts, name: String) -> Result<(), Refusal> {
         let Some(fence) = fence_of(&head.headers) else {
             return Err(Refusal::new(Reason::BadFence, Some(name)));
         };
@@ -162,8 +166,8 @@ where
         let layer = self.layer.clone();
         Box::pin(async move {
             let (mut head, body) = request.into_parts();
-            if let Err(refusal) = layer.check(&mut head).await {
-                return Ok(refusal.into_response());
+            if let Err(answer) = layer.check(&mut head).await {
+                return Ok(answer);
             }
             let answer = inner.call(Request::from_parts(head, body)).await?;
             Ok(answer.map(Body::new))

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use axum::extract::{FromRequestParts, OptionalFromRequestParts};
 use axum::http::request::Parts;
 use axum::response::{IntoResponse, Response};
-use lockkeeper_core::{Fence, Guard};
+use lockkeeper_core::{Error, ErrorKind, Fence, Guard};
 use tokio_util::sync::CancellationToken;
 
 use crate::problem::{Reason, Refusal};
@@ -77,6 +77,17 @@ impl Held {
     /// The lock of the layer around this one, if there is one.
     pub fn outer(&self) -> Option<&Held> {
         self.0.outer.as_ref()
+    }
+
+    /// Runs the service while the lock is held, also after [`take`](Self::take). Must be called before the guard can be
+    /// taken.
+    pub(crate) async fn while_held<F: Future>(&self, work: F) -> Result<F::Output, Error> {
+        // A statement of its own: the slot is not locked while the work runs.
+        let work = self.slot().as_ref().map(|guard| guard.while_held_owned(work));
+        match work {
+            Some(work) => work.await,
+            None => Err(Error::new(ErrorKind::Lost, "the guard was taken before the service ran")),
+        }
     }
 
     fn slot(&self) -> MutexGuard<'_, Option<Guard>> {

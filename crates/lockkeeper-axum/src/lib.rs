@@ -2,7 +2,7 @@
 //!
 //! | | |
 //! |---|---|
-//! | [`LockLayer`] | one request at a time for each `order:{order_id}`, on all instances; the others get 409 |
+//! | [`LockLayer`] | one request at a time for each order, on all instances; the others get 409 |
 //! | [`Held`] | the lock of this request and its fence, for a handler |
 //! | [`LockError`] | an error of a handler's own locks, as a response |
 //! | [`ProblemLayer`] | how refusals are worded, once for the app: another status than 409, who holds |
@@ -12,23 +12,31 @@
 //! `reason` (`not_acquired`, `unavailable`, `lost`, `bad_name`, `stale_fence`, `bad_fence`, `internal`) and, if it is switched on, `holder`. What
 //! exactly went wrong goes to the log, by `tracing`, and not to the client.
 //!
+//! # What is locked
+//!
+//! A layer takes its key from the value that the handler's extractor parsed
+//! ([`key_from`](LockLayer::key_from)), so that all spellings of one resource have one lock and one fence. A
+//! [template](LockLayer::key) over the text of the path does not have that property.
+//!
 //! # Examples
 //!
 //! ```
-//! use axum::{Router, routing::post};
+//! use axum::{Router, extract::Path, routing::post};
 //! use lockkeeper::Keeper;
 //! use lockkeeper_axum::{Held, LockLayer};
 //!
-//! async fn pay(held: Held) -> String {
-//!     format!("paid under fence {:?}", held.fence())
+//! async fn pay(Path(order_id): Path<u64>, held: Held) -> String {
+//!     format!("{order_id} paid under fence {:?}", held.fence())
 //! }
 //!
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> lockkeeper::Result<()> {
 //! let keeper = Keeper::open("memory:").await?; // redis://… for more than one instance
+//! let lock = LockLayer::new(keeper)
+//!     .key_from(|Path(order_id): Path<u64>| format!("order:{order_id}"));
 //! let app: Router = Router::new()
 //!     .route("/orders/{order_id}/pay", post(pay))
-//!     .route_layer(LockLayer::new(keeper).key("order:{order_id}"));
+//!     .route_layer(lock);
 //! # let _ = app;
 //! # Ok(())
 //! # }

@@ -38,7 +38,8 @@ const RELEASE_WITHIN: Duration = Duration::from_secs(1);
 ///   [`ProblemLayer`](crate::ProblemLayer) changes the status.
 /// - **The store does not answer**: 503. The service is not called.
 /// - **The lock is lost** before the service has answered: its future is dropped, and the answer is 503. What it had
-///   done until then is done.
+///   done until then is done. No step of it begins after the lease has ended, as with [`Guard::while_held`], also if
+///   the process was stopped meanwhile.
 /// - **The client goes away**, and the server drops the request: so is the service's future, and the lock is given
 ///   back in the background. A request that waits leaves the queue.
 /// - **The service panics**: the lock is given back in the background.
@@ -48,7 +49,7 @@ const RELEASE_WITHIN: Duration = Duration::from_secs(1);
 ///
 /// # What it does not
 ///
-/// A process that is stopped does not notice that it has lost the lock: send the
+/// A process that is stopped in the middle of a step completes that step without the lock: send the
 /// [fence](Held::fence) along with what is written, and let the other side check it, as
 /// [`FenceLayer`](crate::FenceLayer) does.
 ///
@@ -59,20 +60,20 @@ const RELEASE_WITHIN: Duration = Duration::from_secs(1);
 /// # Examples
 ///
 /// ```
-/// use axum::{Router, routing::post};
+/// use axum::{Router, extract::Path, routing::post};
 /// use lockkeeper::{Keeper, Memory};
 /// use lockkeeper_axum::{Held, LockLayer};
 /// use std::time::Duration;
 ///
-/// async fn pay(held: Held) -> String {
-///     format!("paid under fence {:?}", held.fence())
+/// async fn pay(Path(order_id): Path<u64>, held: Held) -> String {
+///     format!("{order_id} paid under fence {:?}", held.fence())
 /// }
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let keeper = Keeper::new(Memory::new());
 /// let lock = LockLayer::new(keeper.clone())
-///     .key("order:{order_id}")
+///     .key_from(|Path(order_id): Path<u64>| format!("order:{order_id}"))
 ///     .ttl(Duration::from_secs(15))
 ///     .wait(Duration::from_secs(2));
 /// let app: Router = Router::new().route("/orders/{order_id}/pay", post(pay)).route_layer(lock);
@@ -209,7 +210,7 @@ where
                     let answer = inner.call(Request::from_parts(head, body)).await?;
                     return Ok(answer.map(Body::new));
                 }
-                Err(refusal) => return Ok(refusal.into_response()),
+                Err(answer) => return Ok(answer),
             };
             let outer = head.extensions.remove::<Held>();
             let guard = match layer.acquire(name, outer.as_ref()).await {
@@ -219,13 +220,8 @@ where
             // Before what it covers, so that it is dropped after it.
             let cover = Cover(Held::new(guard, outer));
             head.extensions.insert(cover.0.clone());
-            let lost = cover.0.lost_token();
-            let answer = tokio::select! {
-                biased;
-                () = lost.cancelled() => None,
-                answer = inner.call(Request::from_parts(head, body)) => Some(answer),
-            };
-            match give_back(&cover.0, answer).await {
+            let work = async move { inner.call(Request::from_parts(head, body)).await };
+            match give_back(&cover.0, cover.0.while_held(work).await).await {
                 Ok(answer) => Ok(answer?.map(Body::new)),
                 Err(error) => Ok(Refusal::from_error(&error).into_response()),
             }
@@ -233,15 +229,10 @@ where
     }
 }
 
-/// Ends what the lock covers. An answer that was made while the lock may have been another's is none.
-async fn give_back<T>(held: &Held, answer: Option<T>) -> Result<T, Error> {
+/// Releases the lock, unless the service took the guard. An answer that was made after the lock was lost is discarded.
+async fn give_back<T>(held: &Held, answer: Result<T, Error>) -> Result<T, Error> {
     let guard = held.take();
-    let lost = guard.as_ref().is_some_and(|guard| !guard.is_held());
-    let Some(answer) = answer.filter(|_| !lost) else {
-        drop(guard);
-        let message = format!("{:?} was lost before the request was answered", held.name());
-        return Err(Error::new(ErrorKind::Lost, message));
-    };
+    let answer = answer?;
     if let Some(guard) = guard {
         // Dropped, it goes on in the background.
         match tokio::time::timeout(RELEASE_WITHIN, guard.release()).await {

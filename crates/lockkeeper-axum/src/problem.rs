@@ -264,7 +264,7 @@ impl Sight {
             }
         });
         let mut holders = infos.iter().flat_map(|info| &info.holders);
-        Self { free_in: ends.max(), holder: holders.next().map(|holder| holder.label.clone()) }
+        Self { free_in: ends.max(), holder: holders.next().and_then(|holder| holder.label.clone()) }
     }
 }
 

@@ -4,9 +4,11 @@ use std::fmt;
 use std::sync::Arc;
 
 use axum::extract::rejection::RawPathParamsRejection;
-use axum::extract::{FromRequestParts as _, RawPathParams};
+use axum::extract::{FromRequestParts, RawPathParams};
 use axum::http::Method;
 use axum::http::request::Parts;
+use axum::response::{IntoResponse, Response};
+use lockkeeper_core::BoxFuture;
 
 use crate::problem::{Reason, Refusal};
 
@@ -14,16 +16,20 @@ use crate::problem::{Reason, Refusal};
 #[derive(Debug, Clone, Copy)]
 pub struct NoKey;
 
-/// What a layer locks: a template over path parameters, or a function of the request.
+/// What a layer locks: a function of the handler's extractors or of the request, or a template over path parameters.
 #[derive(Clone)]
 pub struct Key(Source);
 
 #[derive(Clone)]
 enum Source {
+    Extractor(Arc<Extract>),
     Template(Arc<Template>),
     Function(Arc<Function>),
 }
 
+/// Returns the name, or the extractor's rejection.
+type Extract =
+    dyn for<'a> Fn(&'a mut Parts) -> BoxFuture<'a, Result<String, Response>> + Send + Sync;
 type Function = dyn Fn(&Parts) -> Option<String> + Send + Sync;
 
 #[derive(Debug)]
@@ -59,11 +65,34 @@ impl Key {
         Self(Source::Function(Arc::new(function)))
     }
 
+    pub(crate) fn extractor<E, S>(
+        state: S,
+        key: impl Fn(E) -> String + Send + Sync + 'static,
+    ) -> Self
+    where
+        E: FromRequestParts<S> + 'static,
+        S: Send + Sync + 'static,
+    {
+        let shared = Arc::new((state, key));
+        Self(Source::Extractor(Arc::new(move |parts: &mut Parts| {
+            let shared = shared.clone();
+            Box::pin(async move {
+                let (state, key) = &*shared;
+                let extracted = E::from_request_parts(parts, state).await;
+                extracted.map(key).map_err(IntoResponse::into_response)
+            })
+        })))
+    }
+
     /// The name that a request is about; `None` if it is about none.
-    async fn name(&self, parts: &mut Parts) -> Result<Option<String>, Refusal> {
+    async fn name(&self, parts: &mut Parts) -> Result<Option<String>, Response> {
         match &self.0 {
+            Source::Extractor(extract) => extract(parts).await.map(Some),
             Source::Function(function) => Ok(function(parts)),
-            Source::Template(template) => template.fill_in(parts).await.map(Some),
+            Source::Template(template) => match template.fill_in(parts).await {
+                Ok(name) => Ok(Some(name)),
+                Err(refusal) => Err(refusal.into_response()),
+            },
         }
     }
 }
@@ -72,6 +101,7 @@ impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
             Source::Template(template) => fmt::Debug::fmt(&template.text, f),
+            Source::Extractor(_) => f.write_str("a function of extractors"),
             Source::Function(_) => f.write_str("a function"),
         }
     }
@@ -204,8 +234,8 @@ pub(crate) struct Target<K> {
 }
 
 impl Target<Key> {
-    /// The name that a request is about; `None` if the layer is not for it.
-    pub(crate) async fn name(&self, parts: &mut Parts) -> Result<Option<String>, Refusal> {
+    /// The name that a request is about; `None` if the layer is not for it. The error is the answer to the request.
+    pub(crate) async fn name(&self, parts: &mut Parts) -> Result<Option<String>, Response> {
         if self.methods.include(&parts.method) { self.key.name(parts).await } else { Ok(None) }
     }
 }
@@ -213,7 +243,48 @@ impl Target<Key> {
 /// The setters that both layers have.
 macro_rules! target_setters {
     ($layer:ident) => {
-        /// Sets what the requests are about, from the route's path parameters: `"order:{order_id}"`.
+        /// Sets what the requests are about, from the same extractor that the handler takes:
+        /// `key_from(|Path(id): Path<u64>| format!("order:{id}"))`.
+        ///
+        /// This is the form to use with axum. The key is made of the *parsed* value, so every spelling that the
+        /// handler takes for one resource has one key: with `Path<u64>`, `/orders/42`, `/orders/042` and
+        /// `/orders/+42` are all `order:42`. Take the same type as the handler, and format all of the value that
+        /// the handler uses to find the resource. A `Path<String>` is not normalized: `ABC` and `abc` are two keys.
+        ///
+        /// Any extractor works that needs no body ([`FromRequestParts`](axum::extract::FromRequestParts)), and so does
+        /// a tuple of them. It runs once here and once for the handler. If it rejects the request, its own
+        /// rejection is the answer, and the service is not called. With `Path`, put the layer on routes, with
+        /// `route_layer`.
+        pub fn key_from<E, F>(self, key: F) -> $layer<crate::Key>
+        where
+            E: axum::extract::FromRequestParts<()> + 'static,
+            F: Fn(E) -> String + Send + Sync + 'static,
+        {
+            self.with_key(crate::Key::extractor((), key))
+        }
+
+        /// Does what [`key_from`](Self::key_from) does, with an extractor that needs the router's state.
+        ///
+        /// A layer does not see what is given to `with_state`, so it is given here as well.
+        pub fn key_from_with_state<S, E, F>(self, state: S, key: F) -> $layer<crate::Key>
+        where
+            S: Send + Sync + 'static,
+            E: axum::extract::FromRequestParts<S> + 'static,
+            F: Fn(E) -> String + Send + Sync + 'static,
+        {
+            self.with_key(crate::Key::extractor(state, key))
+        }
+
+        /// Sets what the requests are about, from the text of the route's path parameters: `"order:{order_id}"`.
+        ///
+        /// # One resource, several spellings
+        ///
+        /// **The text is compared, not what the handler makes of it.** With a handler that takes `Path<u64>`,
+        /// `/orders/42`, `/orders/042` and `/orders/+42` are one order and *three* keys: three requests work on it at
+        /// the same time, each with a lock of its own. Use [`key_from`](Self::key_from) unless the
+        /// handler takes the parameter as the same text.
+        ///
+        /// # The template
         ///
         /// Parameters are percent-decoded, so `/orders/4%32` and `/orders/42` are about the same. Braces
         /// that stand for themselves are doubled. Two requests with the same text are about the same,

@@ -25,7 +25,9 @@ Exit codes:
 #[command(after_help = "\
 Example: lockkeeper run nightly-report -- ./report.sh
 
-Without --store and LOCKKEEPER_STORE, locks are files of this machine, and no server is needed.")]
+Without --store and LOCKKEEPER_STORE, locks are files of this machine, and no server is needed: in
+/run/lockkeeper for root, in ~/.local/state/lockkeeper (or $XDG_STATE_HOME/lockkeeper) for other
+users. Root and other users do not share locks there.")]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -52,7 +54,8 @@ Example: lockkeeper run deploy --wait 10m -- ./deploy.sh production
     Watch(Look),
     /// Free a lock by force
     #[command(after_help = "\
-The holder is told that it has lost the lock, if it can be told. One that is stuck may go on to work.
+The store frees the lock first and tells the old holder afterwards: the next holder may enter some
+milliseconds before that. A holder that is stuck, or cannot be reached, may go on to work.
 
 Example: lockkeeper break deploy")]
     Break(Break),
@@ -145,11 +148,20 @@ pub(crate) struct Run {
     pub(crate) lock: Lock,
     #[command(flatten)]
     pub(crate) store: Store,
-    /// How long the command has after TERM, if the lock is lost, before it is killed
+    /// How long the command has between TERM and KILL
     ///
-    /// At most half of the ttl. If not given: 5s, or a third of the ttl if that is less.
+    /// TERM is sent this long before the lease ends if the lock cannot be renewed, so the command is dead before
+    /// another process can hold the lock. After a signal that lockkeeper forwards, processes of the command's group
+    /// have this long to end. At most half of the ttl. If not given: 5s, or a third of the ttl if that is less.
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) kill_after: Option<Duration>,
+    /// Let the command run this long beside the next holder after the lock was taken away
+    ///
+    /// A lock is taken away when it is broken, or when the server ends the session that holds it. The next holder may
+    /// enter at that moment, so the command is killed at once if this is not given. With it, the command gets TERM, and
+    /// KILL after this time: until then two commands run under one lock. Never longer than what is left of the lease.
+    #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "0", hide_default_value = true)]
+    pub(crate) overlap_grace: Duration,
     /// Say nothing about waiting
     #[arg(long, short, conflicts_with = "json")]
     pub(crate) quiet: bool,

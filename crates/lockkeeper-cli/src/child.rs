@@ -12,6 +12,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, waitid};
 
 use crate::args;
 use crate::failure::{Failure, by_signal};
+use crate::processes;
 
 /// The name of the lock, in the command's environment.
 const NAME: &str = "LOCKKEEPER_NAME";
@@ -23,6 +24,8 @@ pub(crate) const OWNER: &str = "LOCKKEEPER_OWNER";
 /// A running command.
 pub(crate) struct Child {
     pid: Pid,
+    /// How it ended, once it has been reaped.
+    ended: Option<Status>,
 }
 
 /// What became of it.
@@ -76,17 +79,32 @@ impl Child {
             let message = format!("{}: {message}", program.to_string_lossy());
             Failure { code, kind: "command", message }
         })?;
-        Ok(Self { pid: Pid::from_child(&child) })
+        Ok(Self { pid: Pid::from_child(&child), ended: None })
     }
 
     pub(crate) fn pid(&self) -> Pid {
         self.pid
     }
 
-    /// What has become of it since the last look. It is not reaped when it has ended: so the number of its
-    /// group stays taken, and a signal to the group hits nobody else.
-    pub(crate) fn look(&self) -> Option<Status> {
-        let ended = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    /// What has become of it since the last look.
+    ///
+    /// Where processes are listed it is not reaped when it has ended: so the number of its group stays taken, and a
+    /// signal to the group reaches no other. Elsewhere it is reaped, because an unreaped process counts as a member of its
+    /// group, which would never be empty; there the number stays taken for as long as the group has other members.
+    pub(crate) fn look(&mut self) -> Option<Status> {
+        if self.ended.is_some() {
+            return self.ended;
+        }
+        let keep = processes::are_listed();
+        let status = self.wait(if keep { WaitIdOptions::NOWAIT } else { WaitIdOptions::empty() });
+        if !keep && !matches!(status, Some(Status::Stopped(_))) {
+            self.ended = status;
+        }
+        status
+    }
+
+    fn wait(&self, keep: WaitIdOptions) -> Option<Status> {
+        let ended = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | keep;
         let stopped = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG;
         let status = match waitid(WaitId::Pid(self.pid), ended) {
             Ok(Some(status)) => status,

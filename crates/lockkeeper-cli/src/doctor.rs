@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use lockkeeper::Verdict;
+use lockkeeper::text::visible;
 use serde_json::json;
 
 use crate::args;
@@ -18,7 +19,7 @@ pub(crate) async fn doctor(args: &args::Doctor) -> Result<u8, Failure> {
     let mut text = String::new();
     for finding in &findings {
         if args.json {
-            let _ = writeln!(text, "{}", json!(finding));
+            text += &output::json_line(&json!(finding));
             continue;
         }
         let (word, colour) = match finding.verdict {
@@ -26,9 +27,9 @@ pub(crate) async fn doctor(args: &args::Doctor) -> Result<u8, Failure> {
             Verdict::Warn => ("WARN", output::YELLOW),
             Verdict::Fail => ("FAIL", output::RED),
         };
-        let _ = write!(text, "{}  {}", paint.paint(colour, word), finding.what);
+        let _ = write!(text, "{}  {}", paint.paint(colour, word), visible(&finding.what));
         if let Some(advice) = &finding.advice {
-            let _ = write!(text, ": {advice}");
+            let _ = write!(text, ": {}", visible(advice));
         }
         text.push('\n');
     }

@@ -1,14 +1,17 @@
 //! The command's process group, and what the command started outside of it.
 //!
-//! A command may leave its group, as `timeout` and `setsid` do. What it starts carries the claim's owner
-//! in its environment, wherever it goes, so it is found by that, where there is a `/proc`.
+//! A command may leave its group, as `timeout` and `setsid` do. What it starts carries the claim's owner in its
+//! environment, so it is found by that mark wherever the system lists its processes. Elsewhere only the group is
+//! signalled and waited for.
 
-use std::fs;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use lockkeeper::Owner;
-use rustix::process::{Pid, Signal, getpid, kill_process, kill_process_group};
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
+
+use crate::processes::{self, Handle};
 
 /// How often to look for processes that were started while others were killed.
 const ROUNDS: usize = 200;
@@ -22,10 +25,14 @@ pub(crate) struct Group {
     mark: Vec<u8>,
 }
 
-/// How to look for processes.
+/// Which processes to look for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Where {
+    /// Members of the group.
     Inside,
+    /// Marked processes that have left the group.
+    Outside,
+    /// Both.
     Anywhere,
 }
 
@@ -43,20 +50,24 @@ impl Group {
         let _ = kill_process_group(self.id, signal);
     }
 
-    /// Sends a signal to the group and to what has left it. Whoever is stopped goes on, to hear it.
+    /// Sends a signal to the group and to what has left it. Processes that are stopped are continued, to receive it.
     pub(crate) fn signal_all(&self, signal: Signal) {
-        let outside = self.living(Where::Anywhere);
+        let outside = self.living(Where::Outside);
         self.signal(signal);
         self.signal(Signal::CONT);
-        for pid in outside.into_iter().filter(|(_, inside)| !inside).map(|(pid, _)| pid) {
-            let _ = kill_process(pid, signal);
-            let _ = kill_process(pid, Signal::CONT);
+        for pid in outside {
+            self.signal_one(pid, Where::Outside, &[signal, Signal::CONT]);
         }
     }
 
-    /// Whether nobody is left.
+    /// Whether no process is left. Where processes are not listed, those that have left the group are not seen, and a
+    /// dead member counts until its parent has reaped it.
     pub(crate) fn is_empty(&self, place: Where) -> bool {
-        self.living(place).is_empty()
+        if processes::are_listed() {
+            self.living(place).is_empty()
+        } else {
+            test_kill_process_group(self.id) == Err(Errno::SRCH)
+        }
     }
 
     /// Kills the whole group, and what has left it.
@@ -65,15 +76,15 @@ impl Group {
         self.kill_each();
     }
 
-    /// Kills whoever can be found, one by one.
+    /// Kills all that are found, one by one, until none is left.
     fn kill_each(&self) {
         for _ in 0..ROUNDS {
             let living = self.living(Where::Anywhere);
             if living.is_empty() {
                 return;
             }
-            for (pid, _) in living {
-                let _ = kill_process(pid, Signal::KILL);
+            for pid in living {
+                self.signal_one(pid, Where::Anywhere, &[Signal::KILL]);
             }
             sleep(Duration::from_millis(1));
         }
@@ -83,26 +94,41 @@ impl Group {
     /// mark only from its exec on, so it is looked for until it can have come that far.
     pub(crate) fn hunt(owner: Owner) {
         let mark = mark(owner);
+        let marked = |pid: &Pid| processes::has_in_environment(*pid, &mark);
         let start = Instant::now();
-        while start.elapsed() < HUNT {
-            for pid in processes().filter(|pid| has_mark(*pid, &mark)) {
-                let _ = kill_process(pid, Signal::KILL);
+        while processes::are_listed() && start.elapsed() < HUNT {
+            for pid in processes::all().filter(&marked) {
+                if let Some(process) = Handle::open(pid).filter(|_| marked(&pid)) {
+                    process.signal(Signal::KILL);
+                }
             }
             sleep(Duration::from_millis(10));
         }
     }
 
-    /// Those who live, and whether they are inside of the group. Never this process itself.
-    fn living(&self, place: Where) -> Vec<(Pid, bool)> {
-        let mut found = Vec::new();
-        for pid in processes() {
-            let Some(group) = group_of_living(pid) else { continue };
-            let inside = group == self.id.as_raw_pid();
-            if inside || place == Where::Anywhere && has_mark(pid, &self.mark) {
-                found.push((pid, inside));
-            }
+    /// Those that live. Never this process itself.
+    fn living(&self, place: Where) -> Vec<Pid> {
+        processes::all().filter(|pid| self.has(*pid, place)).collect()
+    }
+
+    /// Whether a process lives and is one of this command's.
+    fn has(&self, pid: Pid, place: Where) -> bool {
+        let Some(group) = processes::group_of_living(pid) else { return false };
+        let inside = group == self.id.as_raw_pid();
+        match place {
+            Where::Inside => inside,
+            Where::Outside => !inside && processes::has_in_environment(pid, &self.mark),
+            Where::Anywhere => inside || processes::has_in_environment(pid, &self.mark),
         }
-        found
+    }
+
+    /// Sends signals to one process. It is checked once more after it was opened: its number may have been given to
+    /// another process since it was found.
+    fn signal_one(&self, pid: Pid, place: Where, signals: &[Signal]) {
+        let Some(process) = Handle::open(pid).filter(|_| self.has(pid, place)) else { return };
+        for signal in signals {
+            process.signal(*signal);
+        }
     }
 }
 
@@ -111,24 +137,35 @@ fn mark(owner: Owner) -> Vec<u8> {
     format!("{}={owner}", crate::child::OWNER).into_bytes()
 }
 
-fn has_mark(pid: Pid, mark: &[u8]) -> bool {
-    let environment = fs::read(format!("/proc/{}/environ", pid.as_raw_pid()));
-    environment.is_ok_and(|all| all.split(|byte| *byte == 0).any(|one| one == mark))
-}
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+    use std::process::Command;
 
-/// All processes but this one.
-fn processes() -> impl Iterator<Item = Pid> {
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    pids.filter_map(Pid::from_raw).filter(|pid| *pid != getpid())
-}
+    use super::*;
 
-/// The group of a process; `None` if it is dead.
-fn group_of_living(pid: Pid) -> Option<i32> {
-    let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid())).ok()?;
-    // The name of a program may contain anything, also a bracket.
-    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
-    let state = fields.next()?;
-    let group = fields.nth(1)?.parse().ok()?;
-    (!matches!(state, "Z" | "X")).then_some(group)
+    #[test]
+    fn a_process_that_is_not_the_commands_is_not_signalled() {
+        let owner: Owner = "0123456789abcdef0123456789abcdef".parse().unwrap();
+        let sleeper = |marked: bool| {
+            let mut command = Command::new("sleep");
+            command.arg("600").process_group(0).env_remove(crate::child::OWNER);
+            if marked {
+                command.env(crate::child::OWNER, owner.to_string());
+            }
+            command.spawn().unwrap()
+        };
+        let mut first = sleeper(true);
+        let group = Group::new(Pid::from_child(&first), owner);
+        for (marked, signal) in [(false, Signal::TERM), (true, Signal::KILL)] {
+            let mut process = sleeper(marked);
+            let pid = Pid::from_child(&process);
+            group.signal_one(pid, Where::Anywhere, &[Signal::KILL]);
+            // It dies of the first signal that reaches it.
+            Handle::open(pid).unwrap().signal(Signal::TERM);
+            assert_eq!(process.wait().unwrap().signal(), Some(signal.as_raw()), "{marked}");
+        }
+        group.kill();
+        assert_eq!(first.wait().unwrap().signal(), Some(Signal::KILL.as_raw()));
+    }
 }

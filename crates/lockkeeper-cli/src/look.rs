@@ -4,6 +4,7 @@ use std::io::{self, IsTerminal as _, Write as _};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use lockkeeper::text::visible;
 use lockkeeper::{Inspect, LockInfo, Owner, What};
 use serde_json::json;
 
@@ -49,7 +50,7 @@ pub(crate) async fn show(args: &args::Show) -> Result<u8, Failure> {
 fn tell(infos: &[LockInfo], json: bool) -> Result<(), Failure> {
     if json {
         let infos: Vec<_> = infos.iter().map(output::lock).collect();
-        return print(&format!("{}\n", json!(infos)));
+        return print(&output::json_line(&json!(infos)));
     }
     if infos.is_empty() {
         return Ok(());
@@ -83,14 +84,15 @@ pub(crate) async fn watch(args: &args::Look) -> Result<u8, Failure> {
         };
         let line = if args.json {
             let (name, kind, what) = (&event.name, event.kind, event.what);
-            json!({ "event": what, "name": name, "kind": kind, "who": output::party(&event.who) })
-                .to_string()
+            let who = output::party(&event.who);
+            output::json_line(&json!({ "event": what, "name": name, "kind": kind, "who": who }))
         } else {
             let word = paint.paint(colour, &format!("{word:8}"));
-            format!("{word}  {}  {}", output::name(&event.name), event.who.label)
+            let label = visible(event.who.who());
+            format!("{word}  {}  {label}\n", output::name(&event.name))
         };
         let mut stdout = io::stdout().lock();
-        if writeln!(stdout, "{line}").and_then(|()| stdout.flush()).is_err() {
+        if write!(stdout, "{line}").and_then(|()| stdout.flush()).is_err() {
             return Ok(0);
         }
     }
@@ -103,7 +105,7 @@ pub(crate) async fn break_lock(args: &args::Break) -> Result<(), Failure> {
     let before = inspect.show(name).await?;
     let holders = describe(&before);
     if owners(&before).is_empty() {
-        return print(&format!("nobody holds {name:?}\n"));
+        return print_line(&format!("nobody holds {name:?}"));
     }
     if !args.yes {
         confirm(&format!("{name:?} is held by {holders}. Break it?"))?;
@@ -117,15 +119,19 @@ pub(crate) async fn break_lock(args: &args::Break) -> Result<(), Failure> {
     }
     let broken = inspect.break_lock(name).await?;
     match broken {
-        0 => print(&format!("nobody holds {name:?} any more\n")),
-        _ => print(&format!("{name:?} is free; it was held by {holders}\n")),
+        0 => print_line(&format!("nobody holds {name:?} any more")),
+        _ => print_line(&format!("{name:?} is free; it was held by {holders}")),
     }
+}
+
+fn print_line(text: &str) -> Result<(), Failure> {
+    print(&format!("{}\n", visible(text)))
 }
 
 /// Who holds, as the store knows them.
 fn owners(infos: &[LockInfo]) -> Vec<(Option<Owner>, String)> {
     let holders = infos.iter().flat_map(|info| &info.holders);
-    holders.map(|holder| (holder.owner, holder.label.to_string())).collect()
+    holders.map(|holder| (holder.owner, holder.who().to_owned())).collect()
 }
 
 fn describe(infos: &[LockInfo]) -> String {
@@ -134,7 +140,7 @@ fn describe(infos: &[LockInfo]) -> String {
         for holder in &info.holders {
             let since = holder.age.map(|age| format!(" for {}", output::span(age)));
             let kind = output::kind(info.kind);
-            parts.push(format!("{}{} ({kind})", holder.label, since.unwrap_or_default()));
+            parts.push(format!("{}{} ({kind})", holder.who(), since.unwrap_or_default()));
         }
     }
     parts.join(", ")
@@ -146,7 +152,8 @@ fn confirm(question: &str) -> Result<(), Failure> {
         let message = format!("{question} Say so with --yes, as there is no terminal to ask on");
         return Err(Failure::usage(message));
     }
-    let _ = write!(io::stderr(), "{question} [y/N] ").and_then(|()| io::stderr().flush());
+    let _ =
+        write!(io::stderr(), "{} [y/N] ", visible(question)).and_then(|()| io::stderr().flush());
     let mut answer = String::new();
     let _ = io::stdin().read_line(&mut answer);
     match answer.trim().to_ascii_lowercase().as_str() {

@@ -1,9 +1,11 @@
 //! Values as people and programs read them, and tables of them.
 
+use std::fmt::Write as _;
 use std::io::{self, IsTerminal as _, Write as _};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use lockkeeper::text::{is_hidden, visible};
 use lockkeeper::{Kind, LockInfo, Mode, Party};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::{Value, json};
@@ -60,10 +62,35 @@ fn mode(mode: Mode) -> String {
     }
 }
 
-/// The name of a lock in a table: what could not be told from the table is escaped.
+/// The name of a lock in a table. One that could not be told from the table, or that is not seen as it is, stands in
+/// quotes and is escaped.
 pub(crate) fn name(name: &str) -> String {
-    let plain = !name.contains(|c: char| c.is_control() || c.is_whitespace() || c == '"');
-    if plain { name.to_owned() } else { format!("{name:?}") }
+    let plain = !name.contains(|c: char| is_hidden(c) || c.is_whitespace() || c == '"');
+    if plain { name.to_owned() } else { visible(&format!("{name:?}")).into_owned() }
+}
+
+/// Makes JSON for programs safe on a terminal, too. Hidden characters are written as `\u202e`, which is the same text to
+/// a program: they occur only inside of strings.
+pub(crate) fn safe_json(text: String) -> String {
+    if !text.contains(is_hidden) {
+        return text;
+    }
+    let mut shown = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        if is_hidden(c) {
+            for unit in c.encode_utf16(&mut [0; 2]) {
+                let _ = write!(shown, "\\u{unit:04x}");
+            }
+        } else {
+            shown.push(c);
+        }
+    }
+    shown
+}
+
+/// A line of JSON.
+pub(crate) fn json_line(value: &Value) -> String {
+    safe_json(value.to_string()) + "\n"
 }
 
 /// Colours, where they are wanted.
@@ -125,7 +152,7 @@ pub(crate) fn locks(infos: &[LockInfo], paint: Paint) -> String {
                 name(&info.name),
                 state,
                 mode(who.mode),
-                who.label.to_string(),
+                visible(who.who()).into_owned(),
                 who.age.map_or_else(|| "-".to_owned(), span),
                 who.remaining.map_or_else(|| "-".to_owned(), span),
                 who.fence.map_or_else(|| "-".to_owned(), |fence| fence.to_string()),
@@ -196,5 +223,24 @@ mod tests {
         assert_eq!(shown(192), "3m 12s");
         assert_eq!(shown(7320), "2h 2m");
         assert_eq!(shown(100_000), "1d 3h");
+    }
+
+    #[test]
+    fn names_that_cannot_be_seen_as_they_are_stand_in_quotes() {
+        for plain in ["orders/42", r"a\u{202e}", "日本"] {
+            assert_eq!(name(plain), plain);
+        }
+        assert_eq!(name("a b"), r#""a b""#);
+        assert_eq!(name("a\u{202e}"), r#""a\u{202e}""#);
+        assert_eq!(name("a\u{fe0f}b"), r#""a\u{fe0f}b""#);
+        assert_eq!(name("\\ \x1b"), r#""\\ \u{1b}""#, "a backslash of its own is told apart");
+    }
+
+    #[test]
+    fn hidden_characters_in_json_are_escaped_and_read_back() {
+        let value = json!({ "a\u{202e}": "\u{1b}\u{9b}\u{7f}\u{e0041}é\\" });
+        let text = json_line(&value);
+        assert_eq!(text, "{\"a\\u202e\":\"\\u001b\\u009b\\u007f\\udb40\\udc41é\\\\\"}\n");
+        assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), value);
     }
 }

@@ -12,6 +12,9 @@ use crate::child::{Child, Status, wants_terminal};
 use crate::failure::Failure;
 use crate::group::{Group, Where};
 use crate::guardian::{self, Guardian, Moment};
+use crate::loss::Loss;
+use crate::processes;
+use crate::reap::Reaper;
 use crate::report::{Reporter, Style};
 use crate::signals::{self, Signals};
 use crate::store;
@@ -26,6 +29,11 @@ const LAST_WORDS: Duration = Duration::from_secs(5);
 const GUARDIAN: Duration = Duration::from_secs(1);
 /// How often to look whether a group is empty.
 const LOOK: Duration = Duration::from_millis(10);
+/// How long processes may take to die of KILL.
+const DYING: Duration = Duration::from_secs(1);
+/// What is said after a loss where only the process group can be found.
+const NOT_LISTED: &str = "only the process group of the command was stopped: processes that left it were not looked for, \
+                          as this system does not list processes (no /proc of this pid namespace)";
 
 /// Runs a command; its exit code.
 pub(crate) async fn run(mut run: args::Run) -> u8 {
@@ -71,6 +79,7 @@ async fn attempt(
 ) -> Result<u8, Failure> {
     let broken = |error: io::Error| Failure::unavailable(format!("no signals: {error}"));
     let mut signals = Signals::new().map_err(broken)?;
+    let reaper = Reaper::start().map_err(broken)?;
     let url = store::url(&run.store)?;
     let kill_after = kill_after(run, &url)?;
     let keeper = signals.unless(store::open_for_a_command(url)).await??;
@@ -84,7 +93,7 @@ async fn attempt(
             return Err(failure);
         }
     };
-    let ended = Watched::start(run, &guard, kill_after, signals, reporter).await;
+    let ended = Watched::start(run, &guard, kill_after, signals, &reaper, reporter).await;
     let ended = match ended {
         Ok(watched) => watched.finished(reporter, interrupted).await,
         Err(failure) => Err(failure),
@@ -153,6 +162,7 @@ struct Watched<'a> {
     guard: &'a Guard,
     ttl: Duration,
     kill_after: Duration,
+    overlap_grace: Duration,
     signals: Signals,
     children: Stream,
     continued: Stream,
@@ -172,6 +182,7 @@ impl<'a> Watched<'a> {
         guard: &'a Guard,
         kill_after: Duration,
         mut signals: Signals,
+        reaper: &Reaper,
         reporter: &Reporter,
     ) -> Result<Self, Failure> {
         let broken =
@@ -195,6 +206,7 @@ impl<'a> Watched<'a> {
             guardian.until(moment);
         }
         let child = Child::spawn(run, guard).inspect_err(|_| guardian.dismiss())?;
+        reaper.spare(child.pid());
         let group = Group::new(child.pid(), guard.owner());
         guardian.guard(&group);
         // Before the terminal is given away: who writes to it from the background may be stopped.
@@ -205,6 +217,7 @@ impl<'a> Watched<'a> {
             guard,
             ttl: run.lock.ttl,
             kill_after,
+            overlap_grace: run.overlap_grace,
             signals,
             children,
             continued,
@@ -232,10 +245,7 @@ impl<'a> Watched<'a> {
         };
         let ended = match ended {
             Ok(status) => Ok(status),
-            Err(why) => {
-                let status = self.stop().await;
-                Err((why, status))
-            }
+            Err(loss) => Err((loss, self.stop(loss).await)),
         };
         self.guardian.dismiss();
         let in_foreground = self.terminal.belongs_to(self.group.id());
@@ -249,15 +259,20 @@ impl<'a> Watched<'a> {
                 reporter.exited(status);
                 Ok(status)
             }
-            Err((why, status)) => {
+            Err((loss, status)) => {
                 reporter.exited(status);
-                Err(Failure::lost(format!("{why}: the command was stopped")))
+                let killed = status == Status::Killed(Signal::KILL.as_raw());
+                if !processes::are_listed() {
+                    reporter.warn(NOT_LISTED);
+                }
+                let how = if killed { "killed" } else { "stopped" };
+                Err(Failure::lost(format!("{loss}: the command was {how}")))
             }
         }
     }
 
     /// Until the command has ended, or the lock must be taken for lost; why, then.
-    async fn watch(&mut self) -> Result<Status, &'static str> {
+    async fn watch(&mut self) -> Result<Status, Loss> {
         let lost = self.guard.lost_token();
         loop {
             if let Some(status) = self.child.look() {
@@ -265,7 +280,7 @@ impl<'a> Watched<'a> {
                     Status::Stopped(signal) => self.suspend(signal).await,
                     // A guardian that had to kill it did so because the time was over.
                     Status::Killed(_) if self.told.is_some_and(Moment::has_passed) => {
-                        return Err("the lock was not renewed in time");
+                        return Err(Loss::Late);
                     }
                     ended => return Ok(ended),
                 }
@@ -285,16 +300,17 @@ impl<'a> Watched<'a> {
     }
 
     /// Whether the lock is held for long enough to go on; tells the guardian how long that is.
-    fn check(&mut self) -> Result<(), &'static str> {
-        if self.guard.state() == State::Lost {
-            return Err("the lock was lost");
-        }
+    fn check(&mut self) -> Result<(), Loss> {
+        // First, because a lease that has ended also makes the state `Lost`.
         if self.told.is_some_and(Moment::has_passed) {
-            return Err("the lock was not renewed in time");
+            return Err(Loss::Late);
+        }
+        if self.guard.state() == State::Lost {
+            return Err(Loss::Certain);
         }
         let Some(last) = last_moment(self.guard, self.ttl) else { return Ok(()) };
         if last.before(self.kill_after).has_passed() {
-            return Err("the lock could not be renewed");
+            return Err(Loss::Foreseen);
         }
         if self.told != Some(last) {
             self.told = Some(last);
@@ -363,12 +379,13 @@ impl<'a> Watched<'a> {
 
     /// After a signal: waits for what the command has started, which may have to tidy up, and kills what
     /// does not end.
-    async fn empty_group(&mut self) -> Result<(), &'static str> {
+    async fn empty_group(&mut self) -> Result<(), Loss> {
         let until = Moment::now().after(self.kill_after);
         while !self.group.is_empty(Where::Inside) {
             self.check()?;
             if until.has_passed() {
                 self.group.kill();
+                self.bury().await;
                 return Ok(());
             }
             tokio::select! {
@@ -379,12 +396,12 @@ impl<'a> Watched<'a> {
         Ok(())
     }
 
-    /// The lock is lost: ends the command and all that it has started, in time.
-    async fn stop(&mut self) -> Status {
-        let grace = Moment::now().after(self.kill_after);
-        // Whatever it was told last: the lease that it had may not have ended before it was lost.
-        let until = self.told.map_or(grace, |last| last.min(grace));
-        self.group.signal_all(Signal::TERM);
+    /// Ends the command and everything that it started, within the time that the loss leaves.
+    async fn stop(&mut self, loss: Loss) -> Status {
+        let mut until = self.kill_at(loss);
+        if !until.has_passed() {
+            self.group.signal_all(Signal::TERM);
+        }
         let mut ended = None;
         loop {
             ended =
@@ -394,9 +411,14 @@ impl<'a> Watched<'a> {
             }
             if until.has_passed() {
                 self.group.kill();
+                self.bury().await;
                 break;
             }
             tokio::time::sleep(LOOK.min(until.left())).await;
+            // A foreseen loss becomes certain if the store answers again, and says so.
+            if loss == Loss::Foreseen && self.guard.state() == State::Lost {
+                until = until.min(self.kill_at(Loss::Certain));
+            }
         }
         loop {
             match ended.or_else(|| self.child.look()) {
@@ -405,6 +427,30 @@ impl<'a> Watched<'a> {
             }
             ended = None;
         }
+    }
+
+    /// After a KILL: waits until the group is empty, which takes a moment. A process that is stuck in the kernel is not
+    /// waited for.
+    async fn bury(&mut self) {
+        let until = Moment::now().after(DYING);
+        while !until.has_passed() {
+            let ended = matches!(self.child.look(), Some(Status::Exited(_) | Status::Killed(_)));
+            if ended && self.group.is_empty(Where::Inside) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    /// When to kill the command: never later than the end of the lease that it had last.
+    fn kill_at(&self, loss: Loss) -> Moment {
+        let grace = match loss {
+            Loss::Foreseen => self.kill_after,
+            Loss::Certain => self.overlap_grace,
+            Loss::Late => Duration::ZERO,
+        };
+        let grace = Moment::now().after(grace);
+        self.told.map_or(grace, |last| last.min(grace))
     }
 }
 

@@ -68,11 +68,11 @@ mod default {
 
     use super::Failure;
 
-    /// The `file:` URL of a directory of this user's own.
+    /// The `file:` URL of the directory that all processes of this user share, whatever session they belong to.
     pub(super) fn url() -> Result<String, Failure> {
-        let dir = dir();
+        let dir = dir()?;
         ready(&dir).map_err(|why| {
-            let advice = "remove it, or name another directory with --store file:/a/directory";
+            let advice = "mend that, or name another directory with --store file:/a/directory";
             Failure::unavailable(format!("file: open \"{}\": {why}: {advice}", dir.display()))
         })?;
         let mut url = "file:".to_owned();
@@ -87,33 +87,43 @@ mod default {
         Ok(url)
     }
 
-    fn dir() -> PathBuf {
-        let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-        match runtime.filter(|dir| dir.is_absolute() && dir.is_dir()) {
-            Some(dir) => dir.join("lockkeeper"),
-            None => std::env::temp_dir()
-                .join(format!("lockkeeper-{}", rustix::process::geteuid().as_raw())),
+    /// Not below `XDG_RUNTIME_DIR`, which is removed when the user's last session ends, and not in a directory for
+    /// temporary files, which is tidied up: both take locks away from commands that still run.
+    fn dir() -> Result<PathBuf, Failure> {
+        if rustix::process::geteuid().is_root() {
+            // Whatever the environment says: cron, sudo and a login shell must agree. BSD systems have no /run.
+            let run = Path::new("/run");
+            return Ok(if run.is_dir() { run } else { Path::new("/var/run") }.join("lockkeeper"));
         }
+        let path = |name| std::env::var_os(name).map(PathBuf::from).filter(|dir| dir.is_absolute());
+        let home = || path("HOME").map(|home| home.join(".local/state"));
+        let state = path("XDG_STATE_HOME").or_else(home);
+        let state = state.ok_or_else(|| {
+            Failure::usage(
+                "no default directory for locks, as neither XDG_STATE_HOME nor HOME is an absolute path: set HOME, \
+                 or name a store with --store file:/a/directory or LOCKKEEPER_STORE",
+            )
+        })?;
+        Ok(state.join("lockkeeper"))
     }
 
-    /// Makes the directory, if it is missing. In a directory that others may write to it could be somebody
-    /// else's, who could then take locks away.
+    /// Creates the directory if it is missing, and checks that no other user can use it.
     fn ready(dir: &Path) -> Result<(), String> {
-        match DirBuilder::new().mode(0o700).create(dir) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-                return Err(error.to_string());
-            }
-            _ => {}
+        let created = DirBuilder::new().mode(0o700).recursive(true).create(dir);
+        if let Err(error) = created
+            && error.kind() != io::ErrorKind::AlreadyExists
+        {
+            return Err(error.to_string());
         }
         let found = fs::symlink_metadata(dir).map_err(|error| error.to_string())?;
         if !found.is_dir() {
             return Err("not a directory".to_owned());
         }
         if found.uid() != rustix::process::geteuid().as_raw() {
-            return Err("it belongs to somebody else".to_owned());
+            return Err(format!("it belongs to user {}", found.uid()));
         }
         if found.mode() & 0o077 != 0 {
-            return Err("others may use it, its mode should be 0700".to_owned());
+            return Err("other users may use it: its mode should be 0700".to_owned());
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use std::os::unix::process::CommandExt as _;
 use std::process::{Command, ExitCode};
 
 use nix::sys::signal::{SigSet, SigmaskHow, Signal as Mask};
-use rustix::process::{Pid, Signal, getpgrp, getpid, kill_process, kill_process_group};
+use rustix::process::{Pid, Signal, getpid, kill_process, kill_process_group};
 use rustix::termios::{tcgetpgrp, tcsetpgrp};
 
 use crate::failure::{Failure, by_signal};
@@ -35,7 +35,7 @@ impl Terminal {
 
     /// Whether this process is in the foreground.
     pub(crate) fn is_ours(&self) -> bool {
-        self.foreground() == Some(getpgrp())
+        self.foreground().is_some_and(|group| own_group() == Some(group))
     }
 
     /// Lets a group have the foreground, if this process has it.
@@ -47,8 +47,8 @@ impl Terminal {
 
     /// Takes the foreground back from a group that was given it.
     pub(crate) fn take_back(&self, group: Pid) {
-        if self.belongs_to(group) {
-            self.set(getpgrp());
+        if let Some(own) = own_group().filter(|_| self.belongs_to(group)) {
+            self.set(own);
         }
     }
 
@@ -74,7 +74,7 @@ impl Terminal {
     /// signals cannot be taken back without unsafe code, but they do not survive a change of program. Returns
     /// only if that fails.
     pub(crate) fn interrupt_ourselves() {
-        let _ = kill_process_group(getpgrp(), Signal::INT);
+        signal_own_group(Signal::INT);
         Self::become_interrupted();
     }
 
@@ -102,6 +102,18 @@ impl Terminal {
 
     /// Stops this process and those in its group, as Ctrl-Z would. Returns when it goes on.
     pub(crate) fn stop_ourselves() {
-        let _ = kill_process_group(getpgrp(), Signal::TSTP);
+        signal_own_group(Signal::TSTP);
+    }
+}
+
+/// The process group of this process. `None` if it has no number here: in a new pid namespace, the group of the process
+/// that made it is outside. (rustix panics then, in builds with debug assertions.)
+pub(crate) fn own_group() -> Option<Pid> {
+    Pid::from_raw(nix::unistd::getpgrp().as_raw())
+}
+
+fn signal_own_group(signal: Signal) {
+    if let Some(group) = own_group() {
+        let _ = kill_process_group(group, signal);
     }
 }

@@ -9,6 +9,7 @@ use lockkeeper::{Keeper, ReleaseOutcome, Ticket};
 
 use crate::args;
 use crate::failure::Failure;
+use crate::output;
 use crate::report::{Reporter, Style};
 use crate::signals::Signals;
 use crate::store;
@@ -111,7 +112,7 @@ async fn close(keeper: &Keeper, signals: &mut Signals) {
 }
 
 fn write(ticket: &Ticket) -> io::Result<()> {
-    let mut line = serde_json::to_string(ticket)?;
+    let mut line = output::safe_json(serde_json::to_string(ticket)?);
     line.push('\n');
     let mut stdout = io::stdout().lock();
     stdout.write_all(line.as_bytes())?;
@@ -126,7 +127,8 @@ fn read(file: Option<&PathBuf>) -> Result<Ticket, Failure> {
         let read = io::read_to_string(io::stdin());
         read.map_err(|error| Failure::usage(format!("the ticket on stdin: {error}")))?
     };
-    serde_json::from_str(&text).map_err(|_| {
-        Failure::usage("that is not a ticket: give what lockkeeper acquire has printed")
+    serde_json::from_str(&text).map_err(|error| {
+        let message = "that is not a ticket: give what lockkeeper acquire has printed";
+        Failure::usage(format!("{message} ({error})"))
     })
 }

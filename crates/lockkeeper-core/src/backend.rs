@@ -65,10 +65,14 @@ pub trait Claim: Send + 'static {
     /// - The fence of a grant is at least `floor`, also if it is handed over later. A claim that already holds with a lower fence has it
     ///   raised to `floor`: so `Quorum` writes the highest fence of a majority back to a majority.
     ///   Stores that do not declare [`Fences::Raisable`] ignore `floor`.
+    /// - A floor that is more than [`Fence::MAX_AHEAD`] ahead of the clock that the store takes its fences from is
+    ///   refused, unless the store itself has granted such a fence and remembers it. Nothing is changed then.
+    /// - No fence is granted twice: a store that has none left fails.
     ///
     /// # Errors
     ///
-    /// An error means that it is unknown whether the store granted.
+    /// An error means that it is unknown whether the store granted. A refused floor is
+    /// [`Config`](crate::ErrorKind::Config) ([`Fence::refused`], [`Fence::exhausted`]).
     fn attempt(&mut self, floor: Option<Fence>) -> BoxFuture<'_, Result<Attempt>>;
 
     /// Waits until something may have changed for this claim, waiting or holding.
@@ -112,7 +116,8 @@ pub trait Inspector: Send + Sync {
     fn show(&self, name: &Name) -> BoxFuture<'_, Result<Vec<LockInfo>>>;
 
     /// Takes a name away from all who hold it, and says how many those were. They are told that they
-    /// lost, and the next in the queue enters.
+    /// lost, and the next in the queue enters. A store that can wait for the old holder, for a bounded time, does so;
+    /// for others the order of the two is an exception that [`Inspect::break_lock`](crate::Inspect::break_lock) states.
     fn break_lock(&self, name: &Name) -> BoxFuture<'_, Result<usize>>;
 
     /// Waits until something may have changed. Like [`Claim::changed`], a hint: a store without
@@ -178,6 +183,9 @@ pub struct ClaimSpec {
     /// How long whoever asks is going to wait for others, from the first ask on; `None` if for ever. The
     /// engine ends the wait: this is for a store that can also do so for a client that is gone.
     pub max_wait: Option<Duration>,
+    /// For a hold that is adopted: the fence that its ticket says it has. A store that keeps fences with its holders, and can
+    /// compare them without a further request, answers [`Renewal::Lost`] if it has another.
+    pub ticket: Option<Fence>,
     /// Where a store may run what must outlive a call; [`Keeper::close`](crate::Keeper::close) waits
     /// for it.
     pub background: Background,
@@ -187,8 +195,9 @@ impl ClaimSpec {
     /// A claim by a new owner, exclusive, unqueued and unlabelled: a start for tests and combinators.
     pub fn new(name: Name, ttl: Duration, background: Background) -> Self {
         let (owner, label) = (Owner::random(), Label::default());
-        let (mode, queue, min_uptime, max_wait) = (Mode::Exclusive, false, None, None);
-        Self { name, owner, label, mode, ttl, queue, min_uptime, max_wait, background }
+        let (mode, queue) = (Mode::Exclusive, false);
+        let (min_uptime, max_wait, ticket) = (None, None, None);
+        Self { name, owner, label, mode, ttl, queue, min_uptime, max_wait, ticket, background }
     }
 }
 
@@ -340,8 +349,8 @@ pub struct LockInfo {
 pub struct Party {
     /// Its owner id.
     pub owner: Option<Owner>,
-    /// Who that is, for people.
-    pub label: Label,
+    /// Who that is, for people. `None` for a client that left no label, or one that cannot be shown.
+    pub label: Option<Label>,
     /// How much it holds or asks for.
     pub mode: Mode,
     /// A holder's fencing token.
@@ -350,4 +359,11 @@ pub struct Party {
     pub age: Option<Duration>,
     /// What is left of its lease or of its place in the queue.
     pub remaining: Option<Duration>,
+}
+
+impl Party {
+    /// Returns the label, or `(unknown)` without one.
+    pub fn who(&self) -> &str {
+        Label::or_unknown(self.label.as_ref())
+    }
 }

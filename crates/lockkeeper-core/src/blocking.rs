@@ -501,7 +501,8 @@ impl Inspect {
         wait(self.0.show(name))
     }
 
-    /// Takes a name away from all who hold it.
+    /// Takes a name away from all who hold it. The next holder may enter before the old one is told: see
+    /// [`break_lock`](crate::Inspect::break_lock).
     ///
     /// # Errors
     ///

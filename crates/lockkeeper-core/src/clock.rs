@@ -1,8 +1,18 @@
 //! The clock that leases are counted on.
 //!
-//! A lease goes on in the store while this machine sleeps, so the deadline of a hold must too.
-//! `Instant` stands still during suspend on Linux. Timers run on `Instant`'s clock, and tests pause
-//! it; so a moment here is tokio's time plus the time that the machine has slept.
+//! A lease goes on in the store while this machine sleeps, so the deadline of a hold must too. Timers run on `Instant`'s
+//! clock, and tests pause it; so a moment here is tokio's time plus the time that the machine has slept: what a
+//! clock that counts sleep has gained on `Instant`.
+//!
+//! | system | `Instant` counts sleep | the clock that does |
+//! |---|---|---|
+//! | Linux, Android | no: `CLOCK_MONOTONIC` | `CLOCK_BOOTTIME` (`clock_gettime(2)`) |
+//! | macOS, iOS | no: `CLOCK_UPTIME_RAW` | `CLOCK_MONOTONIC` ("will continue to increment while the system is asleep", `clock_gettime(3)`) |
+//! | Windows | yes: `QueryPerformanceCounter` ("including the time when the machine was in a sleep state", Microsoft, "Acquiring high-resolution time stamps"; rust-lang/rust#79462) | not needed |
+//! | OpenBSD | yes: `CLOCK_MONOTONIC` (`clock_gettime(2)`) | not needed |
+//! | FreeBSD | no | none ("we do not have a monotonic clock that counts suspended time", FreeBSD 108de784513d, 2023): a hold may be believed in for as long as the machine slept |
+//!
+//! Only Linux is tested. No guest clock counts the time for which a virtual machine is paused by its host.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant as StdInstant};
@@ -73,29 +83,62 @@ pub(crate) use real::asleep;
 #[cfg(test)]
 pub(crate) use simulated::asleep;
 
-/// How long the machine has slept since it was started.
+/// How long the machine has slept, counted from an arbitrary point: only differences have a meaning.
 mod real {
-    use std::time::Duration;
+    #[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
+    pub(crate) use counted::asleep;
 
-    #[cfg(target_os = "linux")]
-    pub(crate) fn asleep() -> Duration {
-        use rustix::time::{ClockId, clock_gettime};
-        // First the clock that sleeps count on, then the one that they do not, then (in `now`) tokio's.
-        // A thread may be held up for any time between two of these. In this order the sum is then a
-        // moment that was, after the call began; in another it would be one that is still to come, and
-        // a lease counted from there would be believed for too long.
-        let boot = clock_gettime(ClockId::Boottime);
-        let monotonic = clock_gettime(ClockId::Monotonic);
-        let (seconds, nanos) = (boot.tv_sec - monotonic.tv_sec, boot.tv_nsec - monotonic.tv_nsec);
-        let nanos = seconds * 1_000_000_000 + nanos;
-        // Rounded down, so that it is the same from one reading to the next; the drift allowance covers
-        // a millisecond.
-        Duration::from_millis(u64::try_from(nanos.div_euclid(1_000_000)).unwrap_or(0))
+    /// `Instant` counts sleep, or no clock does.
+    #[cfg(not(any(target_os = "linux", target_os = "android", target_vendor = "apple")))]
+    pub(crate) fn asleep() -> std::time::Duration {
+        std::time::Duration::ZERO
     }
 
-    #[cfg(not(target_os = "linux"))]
-    pub(crate) fn asleep() -> Duration {
-        Duration::ZERO
+    #[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
+    pub(super) mod counted {
+        use std::sync::OnceLock;
+        use std::time::{Duration, Instant};
+
+        use rustix::time::{ClockId, clock_gettime};
+
+        /// The clock that counts sleep.
+        #[cfg(not(target_vendor = "apple"))]
+        const CONTINUOUS: ClockId = ClockId::Boottime;
+        #[cfg(target_vendor = "apple")]
+        const CONTINUOUS: ClockId = ClockId::Monotonic;
+
+        /// Larger than what a clock that NTP slews down (by at most 500 ppm) loses in five years of uptime.
+        const MARGIN: Duration = Duration::from_secs(24 * 60 * 60);
+
+        pub(crate) fn asleep() -> Duration {
+            // First the clock that counts sleep, then the one that does not, then (in `now`) tokio's. A thread may be
+            // held up for any time between two of these. In this order the sum is then a moment that was, after the
+            // call began; in another it would be one that is still to come, and a lease counted from there would be
+            // believed for too long.
+            let continuous = continuous();
+            slept(continuous, running())
+        }
+
+        pub(in super::super) fn continuous() -> Duration {
+            // Neither clock is ever negative.
+            clock_gettime(CONTINUOUS).try_into().unwrap_or_default()
+        }
+
+        /// How long `Instant`'s clock has run since the first call.
+        pub(in super::super) fn running() -> Duration {
+            static BASE: OnceLock<Instant> = OnceLock::new();
+            BASE.get_or_init(Instant::now).elapsed()
+        }
+
+        /// What one clock has gained on the other. Apple's continuous clock is slewed by NTP and the other is not, so it
+        /// may also fall behind: the margin keeps the difference positive, or a sleep would be hidden by the loss
+        /// before it.
+        pub(in super::super) fn slept(continuous: Duration, running: Duration) -> Duration {
+            let slept = (MARGIN + continuous).saturating_sub(running);
+            // Rounded down, so that it is the same from one reading to the next; the drift allowance covers a
+            // millisecond.
+            Duration::from_millis(u64::try_from(slept.as_millis()).unwrap_or(u64::MAX))
+        }
     }
 }
 
@@ -118,24 +161,20 @@ pub(crate) mod simulated {
     }
 }
 
-#[cfg(all(test, target_os = "linux"))]
+#[cfg(all(test, any(target_os = "linux", target_os = "android", target_vendor = "apple")))]
 mod tests {
     use std::time::Instant;
 
-    use rustix::time::{ClockId, clock_gettime};
-
+    use super::real::counted::{continuous, running, slept};
     use super::*;
 
-    /// How long the machine has slept, at the most.
+    /// How long the machine has slept, at the most: the clocks are read in the other order.
     fn at_most() -> Duration {
         let difference = || {
-            let monotonic = clock_gettime(ClockId::Monotonic);
-            let boot = clock_gettime(ClockId::Boottime);
-            let seconds = boot.tv_sec - monotonic.tv_sec;
-            seconds * 1_000_000_000 + boot.tv_nsec - monotonic.tv_nsec
+            let running = running();
+            slept(continuous(), running)
         };
-        let least = (0..1000).map(|_| difference()).min().unwrap_or(0);
-        Duration::from_nanos(u64::try_from(least).unwrap_or(0))
+        (0..1000).map(|_| difference()).min().unwrap_or_default()
     }
 
     #[test]
@@ -155,6 +194,27 @@ mod tests {
             .collect();
         for thread in threads {
             thread.join().unwrap();
+        }
+    }
+
+    #[test]
+    fn a_sleep_is_counted_in_full_whatever_the_clocks_have_drifted_apart_before() {
+        const SLEEP: Duration = Duration::from_secs(31);
+        // The uptime at the first reading, and what the slewed clock has gained or lost since.
+        for uptime in [Duration::ZERO, HOUR * 24 * 365] {
+            for (gained, lost) in [(0, 0), (60, 0), (0, 60), (0, 23 * 60 * 60)] {
+                let running = HOUR * 24 * 30;
+                let continuous = uptime + running + Duration::from_secs(gained);
+                let continuous = continuous.checked_sub(Duration::from_secs(lost)).unwrap();
+                let before = slept(continuous, running);
+                let second = Duration::from_secs(1);
+                let after = slept(continuous + second + SLEEP, running + second);
+                assert_eq!(
+                    after.abs_diff(before),
+                    SLEEP,
+                    "uptime {uptime:?}, gained {gained}, lost {lost}"
+                );
+            }
         }
     }
 }

@@ -24,7 +24,7 @@ use crate::backend::{BoxFuture, Capabilities, Claim, Grant, Release};
 use crate::backoff::Backoff;
 use crate::clock::{Moment, sleep_until};
 use crate::error::Error;
-use crate::hold::{Hold, ReleaseOutcome};
+use crate::hold::{Hold, ReleaseOutcome, Verdict};
 use crate::observe;
 
 /// How an acquire goes about it.
@@ -40,6 +40,10 @@ pub(crate) struct Plan {
 /// The shortest pause between two questions of the same kind.
 const LEAST_PAUSE: Duration = Duration::from_millis(1);
 
+/// How long "not acquired" may be held up until the store has confirmed that nothing of the attempt is left.
+/// Longer than a round trip to another continent, and short beside any wait that is worth a queue.
+pub(crate) const LEAVE_WITHIN: Duration = Duration::from_millis(100);
+
 /// A claim on its way.
 pub(crate) struct Job {
     pub(crate) claim: Box<dyn Claim>,
@@ -54,6 +58,11 @@ enum Left {
     Something,
     /// Nothing, or something that is to stay.
     Nothing,
+    /// A place in the queue of a caller whose time is up: it is left before the caller is told.
+    Place {
+        /// How long the caller has waited.
+        waited: Duration,
+    },
 }
 
 /// A grant, and from when it counts.
@@ -75,9 +84,13 @@ pub(crate) async fn drive(mut job: Job) {
         }
         Err(left) => left,
     };
-    if left == Left::Something {
-        leave_to_the_next_poll(&job.hold).await;
-        job.settle().await;
+    match left {
+        Left::Something => {
+            leave_to_the_next_poll(&job.hold).await;
+            job.settle().await;
+        }
+        Left::Place { waited } => boxed(job.leave(waited)).await,
+        Left::Nothing => {}
     }
     let Job { claim, hold, .. } = job;
     drop(claim);
@@ -87,6 +100,23 @@ pub(crate) async fn drive(mut job: Job) {
 impl Job {
     fn capabilities(&self) -> Capabilities {
         self.hold.shared.capabilities
+    }
+
+    /// Leaves the queue, then tells the caller that its time is up.
+    ///
+    /// In this order, since a place in the queue can be handed the lock, and can make the tries of others fail. A lock
+    /// that is handed over in the meantime is released with it. If the store does not confirm in time, the
+    /// caller is told first, and the release goes on in the background.
+    async fn leave(&mut self, waited: Duration) {
+        let hold = self.hold.clone();
+        let end = Moment::now().add(LEAVE_WITHIN);
+        let mut leaving = boxed(self.settle());
+        let left = within(&mut leaving, end).await.is_some();
+        hold.fail(Verdict::NotInTime { waited });
+        if !left {
+            leave_to_the_next_poll(&hold).await;
+            leaving.await;
+        }
     }
 
     /// Releases until the store confirms it, or until any lease has run out by itself.

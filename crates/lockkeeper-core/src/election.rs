@@ -33,7 +33,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 ///
 /// What a [`Mutex`] does, since it is one: a leader knows that it leads no more *before* another can be
 /// elected, and each leader has a higher [term](Leadership::term) than the one before. Where the store is
-/// [fair](crate::Capabilities::fair), who campaigned first is next.
+/// [fair](crate::Capabilities::fair), who campaigned first is next. The exceptions are those of a
+/// [`Guard`](crate::Guard#what-it-does-not): a leader that is deposed by [`break_lock`](crate::Inspect::break_lock), or whose session the
+/// server ends, is told some milliseconds after the store has freed the lock.
 ///
 /// # What it does not
 ///
@@ -59,7 +61,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// let election = keeper.election("service");
 ///
 /// let leadership = election.campaign().await?; // waits until elected
-/// assert_eq!(election.leader().await?.unwrap().label.as_str(), "node-1");
+/// assert_eq!(election.leader().await?.unwrap().who(), "node-1");
 /// let term = leadership.term();
 /// leadership.resign().await?;
 ///
@@ -157,8 +159,8 @@ impl Election {
             let leadership = self.campaign_until_elected().await?;
             let term = leadership.term();
             // The work is a temporary of this statement: however it ends, it is gone before the
-            // leadership is.
-            match leadership.while_leader(work(term)).await {
+            // leadership is. It is created inside, so that none of it runs after the deadline.
+            match leadership.while_leader(async { work(term).await }).await {
                 Ok(output) => {
                     if let Err(error) = leadership.resign().await {
                         tracing::warn!(%error, "work done, resignation not confirmed");
@@ -300,7 +302,8 @@ impl Leadership {
         self.guard.expires_at()
     }
 
-    /// Ready when the leadership is lost, before another can be elected; never if it is not.
+    /// Ready when the leadership is lost, before another can be elected (with the [exceptions](Election#what-it-guarantees)
+    /// of every lock); never if it is not.
     ///
     /// The future does not borrow the leadership. Resigning is not losing: after that it stays pending.
     ///
@@ -316,7 +319,8 @@ impl Leadership {
         self.guard.lost_token()
     }
 
-    /// Runs a future for as long as this process leads, and drops it when the leadership is lost.
+    /// Runs a future for as long as this process leads, and drops it when the leadership is lost. As
+    /// [`Guard::while_held`].
     ///
     /// # Errors
     ///
@@ -360,7 +364,7 @@ impl fmt::Debug for Leadership {
 #[non_exhaustive]
 pub struct Leader {
     /// Who that is, for people.
-    pub label: Label,
+    pub label: Option<Label>,
     /// The id of this leadership.
     pub owner: Option<Owner>,
     /// Its term.
@@ -368,6 +372,11 @@ pub struct Leader {
 }
 
 impl Leader {
+    /// Returns the label, or `(unknown)` without one.
+    pub fn who(&self) -> &str {
+        Label::or_unknown(self.label.as_ref())
+    }
+
     fn new(holder: Party) -> Self {
         Self { label: holder.label, owner: holder.owner, term: holder.fence }
     }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::name::Name;
+use crate::text::visible;
 
 /// The result of everything that can fail here.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -13,7 +14,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// What went wrong, where, and with which lock.
 ///
 /// Cheap to clone and one word wide. The message is one line in the order store, operation, name,
-/// cause: `redis: renew "orders/42": connection refused`.
+/// cause: `redis: renew "orders/42": connection refused`. Control characters and invisible characters in it, which a
+/// server may have sent, are shown escaped: `\u{1b}`.
 ///
 /// Contention is not an error: `try_` methods answer `None`. Only running out of `max_wait` is one. A quorum whose vote
 /// stays split has not found contention: that is [`ErrorKind::Undecided`].
@@ -146,7 +148,8 @@ impl fmt::Display for Error {
             (Some((store, operation)), None) => write!(f, "{store}: {operation}: ")?,
             (None, _) => {}
         }
-        f.write_str(&self.0.message)
+        // A server's own words may stand in it, and a terminal would obey them.
+        f.write_str(&visible(&self.0.message))
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::num::NonZeroU64;
+use std::time::Duration;
 
 use crate::error::{Error, ErrorKind};
 
@@ -21,9 +22,36 @@ impl Fence {
     /// The highest fence there is.
     pub const MAX: Fence = Fence(NonZeroU64::new((1 << 63) - 1).expect("is not zero"));
 
+    /// How far a fence may be ahead of the clock that a store takes its fences from.
+    ///
+    /// A fence is ahead of it after the clock was set back, or after a failover to a server whose clock is behind. That
+    /// is seconds, or minutes without time synchronisation; what is more than an hour is a mistake, which must
+    /// not spread. So a store refuses a floor that is further ahead, unless it has granted such a fence itself, and
+    /// remembers a fence that is ahead for no longer than this after its last use.
+    pub const MAX_AHEAD: Duration = Duration::from_secs(60 * 60);
+
     /// A fence from its number; `None` for 0 and from 2^63 up.
     pub fn new(number: u64) -> Option<Self> {
         NonZeroU64::new(number).map(Self).filter(|fence| *fence <= Self::MAX)
+    }
+
+    /// The error of a store that refuses a floor because it is more than [`MAX_AHEAD`](Self::MAX_AHEAD) ahead of the
+    /// clock it takes its fences from. Both are in microseconds since 1970.
+    pub fn refused(self, clock: u64) -> Error {
+        let ahead = Duration::from_micros(self.get().saturating_sub(clock)).as_secs();
+        let message = format!(
+            "the next fence must be at least {self}, which is {ahead} s ahead of the store's clock, {clock}: that clock \
+             was set back, or a server whose clock is behind took over. Correct the clock; or open a new keeper, \
+             which accepts lower fences at once (this one does an hour after its last grant of the name)"
+        );
+        Error::new(ErrorKind::Config, message)
+    }
+
+    /// The error of a store that has no fence left above this one.
+    pub fn exhausted(self) -> Error {
+        let message =
+            format!("no fence is left above {self}: an attempt fails rather than repeat one");
+        Error::new(ErrorKind::Config, message)
     }
 
     /// Its number.

@@ -1,10 +1,8 @@
 //! Guards: what the user has while the lock is held.
 
 use std::fmt;
-use std::future::{Future, poll_fn};
-use std::pin::pin;
+use std::future::Future;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
@@ -14,13 +12,14 @@ use crate::backend::Mode;
 use crate::clock::Moment;
 use crate::error::{Error, Result};
 use crate::fence::Fence;
-use crate::hold::{Ending, ReleaseOutcome, Request, State};
+use crate::hold::{Ending, Hold, ReleaseOutcome, Request, State};
 use crate::keeper::Lock;
 use crate::name::Label;
 use crate::options::{check_ttl, invalid};
 use crate::owner::Owner;
 use crate::polling::{Driver, Releasing};
 use crate::ticket::Ticket;
+use crate::until_lost::run_until_lost;
 
 /// A lock that is held: exclusively, shared, or some permits of a semaphore.
 ///
@@ -31,10 +30,17 @@ use crate::ticket::Ticket;
 ///
 /// [`is_held`](Self::is_held) turns false, and [`lost`](Self::lost) is told, *before* the store could
 /// have given the lock to another, even if renewals hang: both count from before the last successful
-/// request was sent, with an allowance for clock drift, on a clock that (on Linux) goes on while the
-/// machine sleeps.
+/// request was sent, with an allowance for clock drift, on a clock that goes on while the machine sleeps.
+///
+/// Exception: FreeBSD has no such clock. After a sleep there, a guard may say `Held` for as long as the machine slept
+/// after its lease has ended. The same is true of a virtual machine that its host has paused, on every system.
 ///
 /// # What it does not
+///
+/// The guard is told afterwards, usually within milliseconds, where the store frees the lock first:
+/// [`break_lock`](crate::Inspect::break_lock), a session that the server ends, a lock file that is removed. The next holder
+/// may enter in between. A virtual machine that is paused or restored from a snapshot does not count the pause on any
+/// of its clocks: the guard reports the loss only after the machine runs again, when the store answers.
 ///
 /// Nobody can stop your code between a look at `is_held` and the next line. Where two writers would do
 /// harm, pass the [`fence`](Self::fence) along and let the thing you write to refuse the lower one.
@@ -146,22 +152,43 @@ impl Guard {
     /// # }
     /// ```
     pub async fn while_held<F: Future>(&self, work: F) -> Result<F::Output> {
-        let lost = self.driver.hold.lost_token();
-        let mut work = pin!(work);
-        // A process that was stopped may wake the work before whoever tells of the loss: so each step looks
-        // at the clock.
-        let steps = poll_fn(|cx| {
-            if self.is_held() { work.as_mut().poll(cx).map(Some) } else { Poll::Ready(None) }
-        });
-        let output = tokio::select! {
-            biased;
-            () = lost.cancelled() => None,
-            output = steps => output,
-        };
-        match output {
-            Some(output) if self.is_held() => Ok(output),
-            _ => Err(self.lost_error()),
-        }
+        run_while_held(&self.driver.hold, work).await
+    }
+
+    /// Does what [`while_held`](Self::while_held) does, with a future that does not borrow the guard.
+    ///
+    /// For work in a task of its own, and for work that takes the guard along. Releasing is not losing: if the guard
+    /// is released or dropped first, the work runs to its end, without the lock.
+    ///
+    /// # Errors
+    ///
+    /// [`Lost`](crate::ErrorKind::Lost) if the lock was lost before the work was done.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping it drops the work. The guard still holds.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use lockkeeper_core as lockkeeper;
+    /// # use lockkeeper::{Keeper, Memory};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let keeper = Keeper::new(Memory::new());
+    /// let guard = keeper.mutex("report").lock().await?;
+    /// let report = tokio::spawn(guard.while_held_owned(async { 6 * 7 }));
+    /// assert_eq!(report.await??, 42);
+    /// guard.release().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn while_held_owned<F: Future>(
+        &self,
+        work: F,
+    ) -> impl Future<Output = Result<F::Output>> + use<F> {
+        let hold = self.driver.hold.clone();
+        async move { run_while_held(&hold, work).await }
     }
 
     pub(crate) fn lost_error(&self) -> Error {
@@ -305,6 +332,12 @@ impl Guard {
     pub fn label(&self) -> &Label {
         &self.driver.hold.label
     }
+}
+
+async fn run_while_held<F: Future>(hold: &Hold, work: F) -> Result<F::Output> {
+    let lost = hold.lost_token();
+    let output = run_until_lost(|| hold.state() == State::Lost, lost.cancelled(), work).await;
+    output.ok_or_else(|| hold.lost_error("hold"))
 }
 
 impl Drop for Guard {

@@ -75,6 +75,7 @@ pub(crate) enum Ending {
 
 // Why a hold was lost, as it stands in errors and logs.
 pub(crate) const LEASE_RAN_OUT: &str = "its lease ran out";
+pub(crate) const NO_SUCH_HOLD: &str = "its lease ran out, or the ticket is not that of a hold";
 pub(crate) const TAKEN_AWAY: &str = "the store no longer has it";
 pub(crate) const HELD_TOO_LONG: &str = "it was held for max_hold";
 pub(crate) const RUNTIME_GONE: &str = "its runtime was shut down";

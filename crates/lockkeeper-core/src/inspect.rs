@@ -26,7 +26,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// let _guard = keeper.mutex("orders/42").label("billing").lock().await?;
 ///
 /// for lock in keeper.inspect()?.list("orders/").await? {
-///     println!("{} is held by {}", lock.name, lock.holders[0].label);
+///     println!("{} is held by {}", lock.name, lock.holders[0].who());
 /// }
 /// # Ok(())
 /// # }
@@ -76,9 +76,11 @@ impl Inspect {
 
     /// Takes a name away from all who hold it, and says how many those were.
     ///
-    /// They are told that they lost it as soon as the store can tell them; whoever waits enters. Only
-    /// for a holder that is known to be dead or stuck: one that works on is not stopped by this, and
-    /// only its [fence](crate::Guard::fence) keeps it from doing harm.
+    /// This is an exception to what a [`Guard`](crate::Guard) guarantees. The store frees the lock first and tells its holder
+    /// afterwards, so the next waiter may enter some milliseconds before the old holder's guard reports the loss, or
+    /// much earlier if the old holder is stopped or cannot be reached. The file store waits up to a second for the old
+    /// holder to let go. Only the [fence](crate::Guard::fence) orders the two: use this for a holder that is known to be dead
+    /// or stuck, or where writes are fenced.
     ///
     /// # Errors
     ///
@@ -167,7 +169,7 @@ fn sightings(infos: Vec<LockInfo>) -> Sightings {
         let holders = holders.into_iter().map(|party| (true, party));
         // A holder may still have a place in the queue for a moment: the hold counts.
         for (holds, party) in waiters.chain(holders) {
-            let who = party.owner.map_or(party.label.to_string(), |owner| owner.to_string());
+            let who = party.owner.map_or(party.who().to_owned(), |owner| owner.to_string());
             seen.insert((name.clone(), kind, who), (holds, party));
         }
     }

@@ -1,7 +1,7 @@
 //! The keeper: a store, defaults, and the runtime that everything in the background runs on.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
@@ -18,6 +18,7 @@ use crate::driver::Plan;
 use crate::election::{self, Election};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fence::Fence;
+use crate::floors::Floors;
 use crate::guard::Guard;
 use crate::hold::{Hold, RUNTIME_GONE};
 use crate::inspect::Inspect;
@@ -167,13 +168,23 @@ impl Keeper {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Lost`] if the lease had ended; [`ErrorKind::Unsupported`] on a store without
-    /// leases.
+    /// [`ErrorKind::Lost`] if the lease had ended, or the ticket's owner, mode or fence are not those of the hold;
+    /// [`ErrorKind::InvalidOption`] if the ticket cannot be one, before anything is asked;
+    /// [`ErrorKind::Unsupported`] on a store without leases.
     ///
     /// # Cancel safety
     ///
     /// Dropping it leaves the lock in the store as it was, until its lease ends.
     pub async fn adopt(&self, ticket: Ticket) -> Result<Guard> {
+        if self.shared.capabilities.leases {
+            let checked = ticket.check(self.shared.capabilities.fences);
+            checked.map_err(|error| error.at(self.shared.backend.name(), "adopt", &ticket.name))?;
+        }
+        self.take_up(ticket).await
+    }
+
+    /// The same, for a ticket of our own making, which may lack the fence.
+    pub(crate) async fn take_up(&self, ticket: Ticket) -> Result<Guard> {
         let Ticket { name, owner, label, mode, ttl, fence } = ticket;
         let at = |error: Error| error.at(self.shared.backend.name(), "adopt", &name);
         if !self.shared.capabilities.leases {
@@ -182,8 +193,8 @@ impl Keeper {
         self.shared.check(mode).map_err(at)?;
         let background = self.shared.background().map_err(at)?.clone();
         let ttl = check_lease(ttl, self.options.max_hold).map_err(at)?;
-        let (queue, max_wait, of) = (false, None, name.clone());
-        let min_uptime = None;
+        let (queue, of, ticket) = (false, name.clone(), fence);
+        let (min_uptime, max_wait) = (None, None);
         let spec = ClaimSpec {
             name: of,
             owner,
@@ -193,6 +204,7 @@ impl Keeper {
             queue,
             min_uptime,
             max_wait,
+            ticket,
             background,
         };
         let plan = Plan { wait: None, max_hold: self.options.max_hold, adopt: true };
@@ -279,7 +291,10 @@ impl Keeper {
     /// A keeper on the same store, with the same options, that belongs to the runtime in which this is
     /// called.
     pub(crate) fn twin(&self) -> Self {
-        let new = || Arc::new(Shared::new(self.shared.backend.clone()));
+        let new = || {
+            let floors = self.shared.floors.clone();
+            Arc::new(Shared { floors, ..Shared::new(self.shared.backend.clone()) })
+        };
         let shared = self.shared.twin.get_or_init(new).clone();
         if self.shared.closed.is_cancelled() {
             shared.close();
@@ -352,7 +367,7 @@ impl Lock {
             let background = self.shared.background()?.clone();
             let queue = wait != Some(Duration::ZERO);
             let (max_wait, of) = (wait, name.clone());
-            let min_uptime = None;
+            let (min_uptime, ticket) = (None, None);
             let spec = ClaimSpec {
                 name: of,
                 owner,
@@ -362,6 +377,7 @@ impl Lock {
                 queue,
                 min_uptime,
                 max_wait,
+                ticket,
                 background,
             };
             let plan = Plan { wait, max_hold: self.options.max_hold, adopt: false };
@@ -395,7 +411,8 @@ pub(crate) struct Shared {
     pub(crate) capabilities: Capabilities,
     pub(crate) closed: CancellationToken,
     background: OnceLock<Background>,
-    highest_fence: AtomicU64,
+    /// What the next fences of the names it has locked must be above.
+    pub(crate) floors: Arc<Floors>,
     /// Told when the machine has slept: timers are late then.
     woke: Notify,
     has_steward: AtomicBool,
@@ -418,7 +435,7 @@ impl Shared {
             backend,
             closed: CancellationToken::new(),
             background: OnceLock::new(),
-            highest_fence: AtomicU64::new(0),
+            floors: Arc::default(),
             woke: Notify::new(),
             has_steward: AtomicBool::new(false),
             steward_is_up: AtomicBool::new(false),
@@ -442,7 +459,7 @@ impl Shared {
     }
 
     /// Where the keeper's background work runs.
-    fn background(&self) -> Result<&Background> {
+    pub(crate) fn background(&self) -> Result<&Background> {
         if let Some(background) = self.background.get() {
             return Ok(background);
         }
@@ -455,7 +472,7 @@ impl Shared {
     }
 
     /// Whether a claim of this mode can be made now.
-    fn check(&self, mode: Mode) -> Result<()> {
+    pub(crate) fn check(&self, mode: Mode) -> Result<()> {
         if self.closed.is_cancelled() {
             return Err(Self::closed_error());
         }
@@ -497,16 +514,6 @@ impl Shared {
 
     pub(crate) fn token(&self) -> Option<TaskTrackerToken> {
         self.background.get().map(Background::token)
-    }
-
-    /// The lowest fence that the next exclusive grant may have. Passed to the store with every ask,
-    /// so that fences go on growing even if the store has forgotten everything.
-    pub(crate) fn next_fence(&self) -> Option<Fence> {
-        Fence::new(self.highest_fence.load(Ordering::Relaxed)).map(Fence::next)
-    }
-
-    pub(crate) fn saw_fence(&self, fence: Fence) {
-        self.highest_fence.fetch_max(fence.get(), Ordering::Relaxed);
     }
 
     /// Ready when the machine has woken from sleep.
@@ -621,10 +628,10 @@ async fn steward(estate: Estate) {
         loop {
             tokio::time::sleep(ROUND).await;
             let Some(shared) = estate.0.upgrade() else { return };
-            let now = clock::asleep();
-            if now.abs_diff(asleep) > FLICKER {
-                observe::slept(now.saturating_sub(asleep));
-                asleep = now;
+            let before = std::mem::replace(&mut asleep, clock::asleep());
+            // Compared with the last round, not with the last sleep: slow drift between the clocks is no sleep.
+            if asleep.abs_diff(before) > FLICKER {
+                observe::slept(asleep.saturating_sub(before));
                 shared.woke.notify_waiters();
             }
             let pause = looked.elapsed();

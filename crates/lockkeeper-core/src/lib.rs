@@ -18,12 +18,14 @@ mod background;
 mod backoff;
 pub mod blocking;
 mod clock;
+mod detached;
 mod driver;
 mod election;
 mod error;
 mod fence;
 mod fence_register;
 mod finding;
+mod floors;
 mod guard;
 mod hold;
 mod inspect;
@@ -47,7 +49,10 @@ mod rwlock;
 mod scope;
 mod semaphore;
 mod slots;
+#[doc(hidden)]
+pub mod text;
 mod ticket;
+mod until_lost;
 
 pub use any_keeper::AnyKeeper;
 pub use backend::{

@@ -1,15 +1,19 @@
 //! Several mutexes at once.
 
+use std::future::poll_fn;
+use std::task::Poll;
 use std::time::Duration;
 
 use crate::backend::BoxFuture;
+use crate::driver::LEAVE_WITHIN;
 use crate::error::{Error, Result};
 use crate::guard::Guard;
-use crate::hold::ReleaseOutcome;
+use crate::hold::{ReleaseOutcome, State};
 use crate::join::join_all;
 use crate::keeper::Keeper;
 use crate::name::Name;
 use crate::options::{Options, invalid, option_setters};
+use crate::until_lost::run_until_lost;
 
 /// Several mutexes, taken together: all or nothing.
 ///
@@ -58,7 +62,8 @@ impl LockAll {
     ///
     /// As [`Mutex::lock`](crate::Mutex::lock), for the first that fails, and
     /// [`Lost`](crate::ErrorKind::Lost) if one is lost while the others are awaited. Those that were
-    /// held by then are given back.
+    /// held by then are given back before this returns; if the store does not confirm that within 100 ms, in
+    /// the background.
     ///
     /// # Cancel safety
     ///
@@ -74,7 +79,8 @@ impl LockAll {
         }
     }
 
-    /// Asks once for each; `None` if another holds or awaits one of them.
+    /// Asks once for each; `None` if another holds or awaits one of them. Those that were held by then are given
+    /// back first, as by [`lock`](Self::lock).
     ///
     /// # Errors
     ///
@@ -87,7 +93,8 @@ impl LockAll {
         self.try_lock_for(Duration::ZERO).await
     }
 
-    /// Waits for all of them for at most this long in all; zero is one attempt each.
+    /// Waits for all of them for at most this long in all; zero is one attempt each. If that was not enough, those
+    /// that were held by then are given back first, as by [`lock`](Self::lock).
     ///
     /// # Errors
     ///
@@ -110,14 +117,36 @@ impl LockAll {
             let left = wait.map_or(Duration::MAX, |wait| wait.saturating_sub(start.elapsed()));
             let mutex = self.keeper.lock_with(name.clone(), self.options.clone());
             // Holding some is worth nothing any more when one of them is lost.
-            let Some(guard) = guards.while_held(mutex.try_lock_for(left)).await?? else {
-                // In the background: the time is up, and the last one goes first.
-                guards.0.into_iter().rev().for_each(drop);
-                return Ok(Taken::Contended(name.clone()));
+            let failed = match guards.while_held(mutex.try_lock_for(left)).await {
+                Ok(Ok(Some(guard))) => {
+                    guards.0.push(guard);
+                    continue;
+                }
+                Ok(Ok(None)) => Ok(Taken::Contended(name.clone())),
+                Ok(Err(error)) | Err(error) => Err(error),
             };
-            guards.0.push(guard);
+            self.give_back(guards).await;
+            return failed;
         }
         Ok(Taken::All(guards))
+    }
+
+    /// Releases the locks of an incomplete set before the caller is told. A store that does not confirm in time
+    /// is left to the background.
+    async fn give_back(&self, guards: Guards) {
+        if guards.0.is_empty() {
+            return;
+        }
+        // The timer belongs to the keeper's runtime: the caller's task may be on another, or on none.
+        let end = {
+            let _entered = self.keeper.shared.enter();
+            tokio::time::sleep(LEAVE_WITHIN)
+        };
+        tokio::select! {
+            biased;
+            _ = guards.release() => {}
+            () = end => {}
+        }
     }
 }
 
@@ -149,6 +178,8 @@ impl Guards {
 
     /// Runs a future for as long as all of them are held, and drops it when one is lost.
     ///
+    /// No step of the work begins after the first of the leases has run out, as with [`Guard::while_held`].
+    ///
     /// # Errors
     ///
     /// [`Lost`](crate::ErrorKind::Lost), with the name of the one that was lost.
@@ -164,22 +195,17 @@ impl Guards {
                 Box::pin(async move { token.cancelled().await })
             })
             .collect();
-        let any_lost = std::future::poll_fn(|cx| {
+        let any_lost = poll_fn(|cx| {
             let lost = tokens.iter_mut().any(|token| token.as_mut().poll(cx).is_ready());
-            if lost { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+            if lost { Poll::Ready(()) } else { Poll::Pending }
         });
-        let output = tokio::select! {
-            biased;
-            () = any_lost => None,
-            output = work => Some(output),
-        };
-        let lost = self.iter().find(|guard| !guard.is_held());
-        match (output, lost) {
-            (Some(output), None) => Ok(output),
-            (_, Some(guard)) => Err(guard.lost_error()),
-            // Only a guard that is not held ends the wait.
-            (None, None) => Err(Error::lost("one of the locks")),
-        }
+        let first_lost = || self.iter().find(|guard| guard.state() == State::Lost);
+        let output = run_until_lost(|| first_lost().is_some(), any_lost, work).await;
+        output.ok_or_else(|| {
+            let lost = first_lost().map(Guard::lost_error);
+            // Only a guard that is lost ends the wait.
+            lost.unwrap_or_else(|| Error::lost("one of the locks"))
+        })
     }
 
     /// Gives all of them back, and tells whether all were held until then.

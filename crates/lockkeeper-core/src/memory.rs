@@ -14,7 +14,7 @@ use crate::backend::{
     Attempt, Backend, BoxFuture, Capabilities, Change, Claim, ClaimSpec, Fences, Grant, Inspector,
     Kind, LockInfo, Mode, Release, Renewal,
 };
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::fence::Fence;
 use crate::name::Name;
 use table::{Asked, Standing, Table};
@@ -89,6 +89,10 @@ struct MemoryClaim {
     notice: Option<Pin<Box<OwnedNotified>>>,
 }
 
+/// The highest floor that is taken. The fences of this store count grants: it comes nowhere near this number, which
+/// leaves it as many fences again.
+const HIGHEST_FLOOR: u64 = 1 << 62;
+
 /// An answer that is there already.
 fn ready<'a, T: Send + 'a>(answer: T) -> BoxFuture<'a, T> {
     Box::pin(std::future::ready(answer))
@@ -121,6 +125,11 @@ impl MemoryClaim {
 
 impl Claim for MemoryClaim {
     fn attempt(&mut self, floor: Option<Fence>) -> BoxFuture<'_, Result<Attempt>> {
+        if let Some(floor) = floor.filter(|floor| floor.get() > HIGHEST_FLOOR) {
+            let message =
+                format!("a floor of {floor} is not of this store, which counts its grants");
+            return ready(Err(Error::new(ErrorKind::Config, message)));
+        }
         let bell = if self.spec.queue { Some(self.bell()) } else { None };
         let asked =
             self.store.table().ask(&self.spec, self.ticket, floor, bell.as_ref(), Instant::now());

@@ -91,6 +91,7 @@ impl Mutex {
     /// Waits for the lock for at most this long; `None` if others hold it all the while.
     ///
     /// Zero is one attempt, and [`Duration::MAX`] is for ever.
+    /// The queue is left before `None` is returned, as [`max_wait`](Self::max_wait) says.
     ///
     /// # Errors
     ///

@@ -109,6 +109,11 @@ impl Label {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+
+    /// A label as text, and what is shown of a client without one.
+    pub(crate) fn or_unknown(label: Option<&Self>) -> &str {
+        label.map_or("(unknown)", Self::as_str)
+    }
 }
 
 impl Default for Label {

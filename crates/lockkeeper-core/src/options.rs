@@ -99,6 +99,10 @@ macro_rules! option_setters {
         ///
         /// Zero is one attempt. The first answer of the store is awaited for at least a second even
         /// if this is shorter, so that a short wait does not turn a slow network into an error.
+        ///
+        /// When the time is up, the place in the queue is given up before the answer: a try that follows finds no trace of it.
+        /// That takes one request. If the store does not confirm it within 100 ms, the answer comes first,
+        /// and the place is given up in the background.
         #[must_use]
         pub fn max_wait(mut self, max_wait: std::time::Duration) -> Self {
             self.$($path).+.max_wait = Some(max_wait);

@@ -81,14 +81,15 @@ pub trait LockPlugin: Send + Sync {
     /// What is wrong, in words. The lock may or may not have been renewed: ask again, while there is time.
     fn renew(&self, handle: &LockHandle, ttl: Duration) -> Result<Standing, String>;
 
-    /// Gives a lock back.
+    /// Gives a lock back. Never makes it last longer, also if it fails.
     ///
-    /// If the lock has ended before, or been given to another since, it says so, and takes nothing from
-    /// whoever holds it now.
+    /// If the lock has ended before, or been given to another since, the answer is
+    /// [`AlreadyLost`](ReleaseOutcome::AlreadyLost), and the holder of today keeps it.
     ///
     /// # Errors
     ///
-    /// What is wrong, in words. The lock then ends with its ttl, if it was not given back.
+    /// What is wrong, in words. The release is sent again in the background, and the lock ends with its ttl at the
+    /// latest. To call it again is harmless; the answer may then be `AlreadyLost`.
     fn release(&self, handle: LockHandle) -> Result<ReleaseOutcome, String>;
 }
 
@@ -130,13 +131,12 @@ impl KeeperPlugin {
         Self { keeper: keeper.to_blocking(), sessions: Arc::default() }
     }
 
-    /// Takes up a hold that is in the store only.
-    fn adopt(&self, handle: &LockHandle, ttl: Option<Duration>) -> Result<Option<Guard>> {
+    /// Takes up a hold that is in the store only, and renews it.
+    fn adopt(&self, handle: &LockHandle, ttl: Duration) -> Result<Option<Guard>> {
         let keeper = self.keeper.as_async();
         let (name, owner) = (Name::new(&*handle.key)?, handle.owner()?);
-        let ttl = ttl.map_or_else(|| keeper.options().lease(), Ok)?;
         let (label, mode, fence) = (keeper.options().label()?, Mode::Exclusive, None);
-        if_held(wait(keeper.adopt(Ticket { name, owner, label, mode, ttl, fence })))
+        if_held(wait(keeper.take_up(Ticket { name, owner, label, mode, ttl, fence })))
     }
 
     fn has_leases(&self) -> bool {
@@ -157,7 +157,7 @@ impl KeeperPlugin {
 
     fn prolong(&self, handle: &LockHandle, ttl: Duration) -> Result<Standing> {
         let held = if self.has_leases() {
-            let guard = self.adopt(handle, Some(ttl))?;
+            let guard = self.adopt(handle, ttl)?;
             guard.map(Guard::detach).map_or(Ok(None), if_held)?.is_some()
         } else {
             match self.sessions.find(handle)? {
@@ -175,17 +175,16 @@ impl KeeperPlugin {
     }
 
     fn give_back(&self, handle: &LockHandle) -> Result<ReleaseOutcome> {
-        let guard = if self.has_leases() {
-            self.adopt(handle, None)?
-        } else {
-            match self.sessions.take(handle)?.map(Arc::into_inner) {
-                // A renewal of it is under way, and drops it when it is done.
-                Some(None) => return Ok(ReleaseOutcome::Released),
-                Some(guard) => guard,
-                None => None,
-            }
-        };
-        guard.map_or(Ok(ReleaseOutcome::AlreadyLost), |guard| wait(guard.release()))
+        if self.has_leases() {
+            let (name, owner) = (Name::new(&*handle.key)?, handle.owner()?);
+            return wait(self.keeper.as_async().release_detached(name, owner));
+        }
+        match self.sessions.take(handle)?.map(Arc::into_inner) {
+            // A renewal of it is under way, and drops it when it is done.
+            Some(None) => Ok(ReleaseOutcome::Released),
+            Some(Some(guard)) => wait(guard.release()),
+            None => Ok(ReleaseOutcome::AlreadyLost),
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use crate::backend::{
 };
 use crate::background::Background;
 use crate::clock::{Moment, sleep_until};
-use crate::driver::settle;
+use crate::driver::{LEAVE_WITHIN, settle};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fence::Fence;
 use votes::{LastGrant, Refusal, Said, Votes, granted, nth_longest};
@@ -36,7 +36,8 @@ use votes::{LastGrant, Refusal, Said, Votes, granted, nth_longest};
 /// least the highest that any node of its majority gave, and is written back to a majority before the
 /// guard exists: so the next majority, which has a node in common with this one, gives a higher one. If that node has
 /// restarted in between, the next fence is still higher where fences follow the nodes' clocks, as those of Redis do, and
-/// these clocks differ by less than `min_uptime`.
+/// these clocks differ by less than `min_uptime`. A node whose fences the others refuse, because its clock is more than an
+/// hour ahead of theirs, does not count.
 ///
 /// `tests/simulation.rs` checks these promises with random clients, faults, restarts and clocks.
 ///
@@ -134,7 +135,9 @@ impl Backend for Quorum {
         let min_uptime = Some(self.min_uptime.unwrap_or(spec.ttl));
         let node = |node: &Arc<dyn Backend>| {
             // No queue on any node: places in five queues would be five different places.
-            let claim = node.claim(ClaimSpec { queue: false, min_uptime, ..spec.clone() })?;
+            // No fence of a ticket either: a node may have a higher one than its majority.
+            let spec = ClaimSpec { queue: false, min_uptime, ticket: None, ..spec.clone() };
+            let claim = node.claim(spec)?;
             Ok(Node { claim: Arc::new(AsyncMutex::new(claim)), op: None })
         };
         let nodes = self.nodes.iter().map(node).collect::<Result<Vec<_>>>()?;
@@ -277,14 +280,27 @@ impl QuorumClaim {
         self.ask_all(Ask::Attempt(floor));
         let mut last = self.last.take().filter(|last| floor <= Some(last.fence));
         let mut said = vec![Said::Nothing; self.nodes.len()];
-        let mut raised = vec![false; self.nodes.len()];
+        // To which fence each node was asked to raise its own.
+        let mut raised = vec![None; self.nodes.len()];
         let mut fence = None;
         loop {
             match self.next_answer(end).await {
+                Some((i, Answer::Attempt(Err(refusal))))
+                    if raised[i].is_some() && refusal.kind() == ErrorKind::Config =>
+                {
+                    // That fence is implausible on this node, which still has what it granted. Nodes that gave
+                    // it do not count, and a majority of the others decides.
+                    let refused = raised[i].take();
+                    for said in &mut said {
+                        if matches!(said, Said::Granted(grant) if grant.fence >= refused) {
+                            *said = Said::Failed(refusal.clone());
+                        }
+                    }
+                    fence = fence.filter(|fence| Some(*fence) < refused);
+                }
                 Some((i, Answer::Attempt(answer))) => {
                     said[i] = Said::from(answer);
-                    if raised[i] && matches!(&said[i], Said::Granted(grant) if grant.fence < fence)
-                    {
+                    if matches!(&said[i], Said::Granted(grant) if grant.fence < raised[i]) {
                         let message = "a node keeps its fence low";
                         said[i] = Said::Failed(Error::new(ErrorKind::Unavailable, message));
                     }
@@ -314,8 +330,8 @@ impl QuorumClaim {
                 }
             }
             for (i, grant) in granted(&said, None) {
-                if grant.fence < fence && !raised[i] {
-                    raised[i] = true;
+                if grant.fence < fence && raised[i].is_none() {
+                    raised[i] = fence;
                     self.nodes[i].ask(Ask::Attempt(fence), self.node_timeout);
                 }
             }
@@ -348,7 +364,7 @@ impl QuorumClaim {
         }
         let granted = |said: &Said| matches!(said, Said::Granted(_));
         let mut unconfirmed: Vec<bool> = said.iter().map(granted).collect();
-        let end = Moment::now().add(self.node_timeout);
+        let end = Moment::now().add(self.node_timeout.min(LEAVE_WITHIN));
         while unconfirmed.contains(&true) {
             let Some((i, _)) = self.next_answer(end).await else { break };
             unconfirmed[i] = false;
@@ -434,7 +450,9 @@ impl QuorumClaim {
         }
         // A node that has not answered yet is seen to in the background.
         self.finish_in_background();
-        let held = self.granted && released + (self.nodes.len() - confirmed) >= self.majority;
+        // A majority that released held, also if it was another claim of this owner that was granted.
+        let silent = self.nodes.len() - confirmed;
+        let held = released >= self.majority || self.granted && released + silent >= self.majority;
         (self.granted, self.downgraded, self.last) = (false, false, None);
         Ok(if held { Release::Released } else { Release::WasNotHeld })
     }

@@ -80,7 +80,8 @@ impl RwLock {
         self.try_read_for(Duration::ZERO).await
     }
 
-    /// Waits to read for at most this long; zero is one attempt.
+    /// Waits to read for at most this long; zero is one attempt. The queue is left before `None` is returned, as
+    /// [`max_wait`](Self::max_wait) says.
     ///
     /// # Errors
     ///
@@ -119,7 +120,8 @@ impl RwLock {
         self.try_write_for(Duration::ZERO).await
     }
 
-    /// Waits to write for at most this long; zero is one attempt.
+    /// Waits to write for at most this long; zero is one attempt. The queue is left before `None` is returned, as
+    /// [`max_wait`](Self::max_wait) says.
     ///
     /// # Errors
     ///

@@ -105,7 +105,8 @@ impl Semaphore {
         self.try_acquire_many_for(permits, Duration::ZERO).await
     }
 
-    /// Waits for a permit for at most this long; zero is one attempt.
+    /// Waits for a permit for at most this long; zero is one attempt. The queue is left before `None` is returned, as
+    /// [`max_wait`](Self::max_wait) says.
     ///
     /// # Errors
     ///
@@ -118,7 +119,8 @@ impl Semaphore {
         self.try_acquire_many_for(1, wait).await
     }
 
-    /// Waits for several permits for at most this long; zero is one attempt.
+    /// Waits for several permits for at most this long; zero is one attempt. The queue is left before `None` is
+    /// returned, as [`max_wait`](Self::max_wait) says.
     ///
     /// # Errors
     ///

@@ -82,6 +82,8 @@ impl Backend for Slots {
         let Mode::Permits { take, of } = spec.mode else { return self.inner.claim(spec) };
         let part = |name, queue| {
             let mut part = spec.clone();
+            // Each slot has a fence of its own, and a ticket the highest of them.
+            part.ticket = None;
             (part.name, part.mode, part.queue) = (name, Mode::Exclusive, queue);
             self.inner.claim(part)
         };

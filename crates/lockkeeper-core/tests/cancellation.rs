@@ -138,6 +138,41 @@ async fn a_dropped_waiter_leaves_no_place_in_the_queue() {
     }
 }
 
+/// Dropped before its time is up, while it leaves the queue, or while a set is given back.
+#[tokio::test(start_paused = true)]
+async fn a_dropped_bounded_wait_leaves_no_place_in_the_queue() {
+    for (op, fault) in
+        [Op::Attempt, Op::Release].into_iter().flat_map(|op| DAYS.map(|day| (op, day)))
+    {
+        let prepare = |pair: &Pair| {
+            let mutex = pair.healthy.mutex("b");
+            tokio::spawn(async move {
+                let guard = mutex.lock().await.unwrap();
+                sleep(secs(35)).await;
+                drop(guard);
+            });
+            bad_day(pair, &[op], fault);
+        };
+        let what = format!("{op:?}, {fault:?}");
+        drop_everywhere(&format!("try_lock_for, {what}"), prepare, async |keeper| {
+            // Lets the other one get it first.
+            tokio::task::yield_now().await;
+            let _ = keeper.mutex("b").try_lock_for(secs(2)).await;
+        })
+        .await;
+        drop_everywhere(&format!("max_wait, {what}"), prepare, async |keeper| {
+            tokio::task::yield_now().await;
+            let _ = keeper.mutex("b").max_wait(secs(2)).lock().await;
+        })
+        .await;
+        drop_everywhere(&format!("lock_all, {what}"), prepare, async |keeper| {
+            tokio::task::yield_now().await;
+            let _ = keeper.lock_all(["a", "b"]).try_lock_for(secs(2)).await;
+        })
+        .await;
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_dropped_release_releases() {
     for fault in DAYS {

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use common::{Forgetful, Uncounting, millis, secs};
 use lockkeeper_core::{
-    Backend, ErrorKind, Fences, Keeper, Kind, Memory, Prefixed, Quorum, ReleaseOutcome, Slots,
-    State,
+    Backend, Background, ClaimSpec, ErrorKind, Fence, Fences, Keeper, Kind, Memory, Name, Prefixed,
+    Quorum, ReleaseOutcome, Slots, State,
 };
 use lockkeeper_testkit::{Fault, Faults, Faulty, Op};
 use tokio::time::{Instant, sleep};
@@ -378,6 +378,60 @@ async fn fences_rise_whichever_majority_gives_them() {
         guard.release().await.unwrap();
         // The two that are down still have nothing: they were not granted.
     }
+}
+
+/// Three nodes are another's, so the try got two.
+#[tokio::test(start_paused = true)]
+async fn a_failed_try_of_a_quorum_has_given_back_what_it_got() {
+    let five = five();
+    let background = Background::new(tokio::runtime::Handle::current());
+    let other = ClaimSpec::new(Name::new("a").unwrap(), secs(30), background);
+    for memory in &five.memories[2..] {
+        memory.claim(other.clone()).unwrap().attempt(None).await.unwrap();
+    }
+    for faults in &five.faults {
+        faults.always(Op::Release, Fault::SlowRequest(millis(20)));
+    }
+    let start = Instant::now();
+    assert!(five.keeper.mutex("a").try_lock().await.unwrap().is_none());
+    assert_eq!(five.left().await, 3, "what the try got is still there");
+    // A node that does not answer holds up the answer for a moment only.
+    for faults in &five.faults[..2] {
+        faults.always(Op::Release, Fault::Hangs);
+    }
+    assert!(five.keeper.mutex("a").try_lock().await.unwrap().is_none());
+    assert!(start.elapsed() <= millis(150), "{:?}", start.elapsed());
+}
+
+/// Its clock was set wrong, or its data tampered with: the others refuse its fences, and go on without it.
+#[tokio::test(start_paused = true)]
+async fn a_node_whose_fences_are_implausible_is_outvoted() {
+    let five = five();
+    let far = Fence::new(1 << 62).unwrap();
+    let spec = || {
+        let background = Background::new(tokio::runtime::Handle::current());
+        ClaimSpec::new(Name::new("a").unwrap(), secs(30), background)
+    };
+    let mut claim = five.memories[0].claim(spec()).unwrap();
+    claim.attempt(Some(far)).await.unwrap();
+    claim.release().await.unwrap();
+    let mut last = None;
+    for round in 0..10 {
+        let guard = five.keeper.mutex("a").lock().await.unwrap();
+        assert!(guard.fence() > last, "round {round}: {:?} after {last:?}", guard.fence());
+        assert!(guard.fence() < Some(far), "round {round}");
+        last = guard.fence();
+        guard.release().await.unwrap();
+    }
+    // If a majority cannot be had without it, the error says why. (The last release may still be under way.)
+    sleep(secs(1)).await;
+    for faults in &five.faults[3..] {
+        faults.everything(Fault::Refused);
+    }
+    let error = five.keeper.mutex("a").lock().await.unwrap_err();
+    assert!(error.to_string().contains(&(far.get() + 1).to_string()[..6]), "{error}");
+    five.keeper.close().await;
+    assert_eq!(five.left().await, 0);
 }
 
 #[tokio::test(start_paused = true)]

@@ -302,7 +302,7 @@ async fn who_leads_is_told_at_once_and_at_each_change() {
 
     let first = one.campaign().await.unwrap();
     let leader = soon("the first", observe.next()).await.unwrap().unwrap();
-    assert_eq!((leader.label.as_str(), leader.term), ("one", Some(first.term())));
+    assert_eq!((leader.who(), leader.term), ("one", Some(first.term())));
     assert_eq!(leader.owner, Some(first.owner()));
     assert_eq!(one.leader().await.unwrap(), Some(leader));
 
@@ -314,7 +314,7 @@ async fn who_leads_is_told_at_once_and_at_each_change() {
     first.resign().await.unwrap();
     let second = waiting.await.unwrap();
     let leader = soon("the second", observe.next()).await.unwrap().unwrap();
-    assert_eq!((leader.label.as_str(), leader.term), ("two", Some(second.term())));
+    assert_eq!((leader.who(), leader.term), ("two", Some(second.term())));
 
     // The same label in a new term is another leader.
     drop(second);

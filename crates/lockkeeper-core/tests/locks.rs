@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use common::{pair, secs};
 use lockkeeper_core::{
-    Error, ErrorKind, Guard, Keeper, Kind, Memory, Mode, Owner, ReleaseOutcome, State, What,
+    Error, ErrorKind, Guard, Keeper, Kind, Memory, Mode, Owner, Party, ReleaseOutcome, State, What,
 };
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
@@ -439,10 +439,10 @@ async fn inspection_shows_holders_and_waiters_in_order() {
     let holder = &info.holders[0];
     assert_eq!(holder.owner, Some(guard.owner()));
     assert_eq!(holder.fence, guard.fence());
-    assert_eq!((holder.label.as_str(), holder.mode), ("w", Mode::Exclusive));
+    assert_eq!((holder.who(), holder.mode), ("w", Mode::Exclusive));
     assert_eq!(holder.age, Some(secs(2)));
     assert!(holder.remaining.unwrap() <= secs(30));
-    let waiters: Vec<_> = info.waiters.iter().map(|party| party.label.as_str()).collect();
+    let waiters: Vec<_> = info.waiters.iter().map(Party::who).collect();
     assert_eq!(waiters, ["x", "y"]);
     assert_eq!(info.waiters[0].age, Some(secs(2)));
     assert!(keeper.inspect().unwrap().show("nobody").await.unwrap().is_empty());
@@ -455,7 +455,7 @@ async fn a_watch_sees_who_comes_and_goes() {
     let mut watch = keeper.inspect().unwrap().watch("a").await.unwrap();
     let mut seen = async |expected: What, label: &str| {
         let event = watch.next().await.unwrap();
-        assert_eq!((event.what, event.who.label.as_str(), &*event.name), (expected, label, "a"));
+        assert_eq!((event.what, event.who.who(), &*event.name), (expected, label, "a"));
     };
     let guard = keeper.mutex("a").label("first").lock().await.unwrap();
     let _elsewhere = keeper.mutex("b").lock().await.unwrap();

@@ -229,7 +229,8 @@ async fn not_in_time_is_none_in_time_even_if_a_refresh_hangs() {
     pair.faults.always(Op::Attempt, Fault::Hangs);
     let got = waiting.await.unwrap();
     assert!(matches!(got, Ok(None)), "{got:?}");
-    assert!(start.elapsed() <= millis(10_510), "told after {:?}", start.elapsed());
+    // The answer to the refresh is awaited for 100 ms past the end.
+    assert!(start.elapsed() <= millis(10_610), "told after {:?}", start.elapsed());
 }
 
 #[tokio::test(start_paused = true)]

@@ -319,6 +319,10 @@ pub(crate) fn locked(result: Result<(), TryLockError>) -> io::Result<bool> {
 }
 
 pub(crate) fn unavailable(error: io::Error) -> Error {
+    // A fence that was refused is an error of ours already.
+    if let Some(refused) = error.get_ref().and_then(|inner| inner.downcast_ref::<Error>()) {
+        return refused.clone();
+    }
     Error::new(ErrorKind::Unavailable, error.to_string()).with_source(error)
 }
 

@@ -191,7 +191,7 @@ impl FileClaim {
             let last = records.last.as_ref().map(|last| last.fence);
             return Ok(last.or_else(|| Fence::new(record::now())).max(self.floor));
         }
-        let fence = records.next_fence(self.floor);
+        let fence = records.next_fence(self.floor)?;
         records.write(&open.file, &self.record(fence, record::now()))?;
         Ok(Some(fence))
     }
@@ -209,6 +209,7 @@ impl FileClaim {
         };
         if self.spec.mode != Mode::Shared {
             let records = Records::read(&open.file)?;
+            records.check_floor(self.floor)?;
             let since = records.last.as_ref().map_or_else(record::now, |last| last.since);
             records.write(&open.file, &self.record(floor, since))?;
         }

@@ -7,7 +7,7 @@ use std::path::Path;
 use lockkeeper_core::{Finding, Result};
 
 use crate::backend::File;
-use crate::url;
+use crate::{lifetime, url};
 
 /// Looks for what makes locks in the directory of a `file:` URL wrong. The directory is made if it is missing.
 ///
@@ -28,6 +28,7 @@ pub fn examine(url: &str) -> Result<Vec<Finding>> {
     findings.push(permissions(&store.store.dir));
     findings.extend(file_system(&store.store.dir));
     findings.push(notices(&store));
+    findings.push(lifetime::examine(&store.store.dir));
     Ok(findings)
 }
 

@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::{BoxFuture, Inspector, Kind, Label, LockInfo, Mode, Name, Party, Result};
+use lockkeeper_core::{BoxFuture, Inspector, Kind, LockInfo, Mode, Name, Party, Result};
 
 use crate::backend::{self, File, Id, LockFile, Store, found, locked, unavailable};
 use crate::names::{self, Told};
@@ -179,13 +179,11 @@ fn holder(path: &Path) -> io::Result<Option<Party>> {
     Ok(Some(match last {
         Some(Record { owner, since, label, .. }) if mode == Mode::Exclusive => {
             let age = Some(Duration::from_micros(record::now().saturating_sub(since)));
-            Party { owner: Some(owner), label, mode, fence, age, remaining: None }
+            Party { owner: Some(owner), label: Some(label), mode, fence, age, remaining: None }
         }
         _ => {
             // Readers leave no name: who they are, and how many, is not known.
-            let label = if mode == Mode::Shared { "some readers" } else { "somebody" };
-            let label = Label::new(label).unwrap_or_default();
-            Party { owner: None, label, mode, fence, age: None, remaining: None }
+            Party { owner: None, label: None, mode, fence, age: None, remaining: None }
         }
     }))
 }

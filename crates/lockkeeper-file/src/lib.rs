@@ -30,6 +30,7 @@ mod backend;
 mod claim;
 mod examine;
 mod inspect;
+mod lifetime;
 mod line;
 mod names;
 mod record;

@@ -57,10 +57,26 @@ impl Records {
 
     /// A fence that is higher than the last, not below the floor, and higher than that of any file that
     /// stood here before: those were written at an earlier time.
-    pub(crate) fn next_fence(&self, floor: Option<Fence>) -> Fence {
-        let after = self.last.as_ref().map(|last| last.fence.next());
-        let time = Fence::new(now());
-        [after, time, floor].into_iter().flatten().max().unwrap_or(Fence::MAX)
+    ///
+    /// Fails if there is none, or if the floor is implausible.
+    pub(crate) fn next_fence(&self, floor: Option<Fence>) -> io::Result<Fence> {
+        self.check_floor(floor)?;
+        let last = self.last.as_ref().map_or(0, |last| last.fence.get());
+        let floor = floor.map_or(0, Fence::get);
+        let fence = Fence::new(now().max(last + 1).max(floor));
+        fence.ok_or_else(|| io::Error::other(Fence::MAX.exhausted()))
+    }
+
+    /// Refuses a floor that is too far ahead of the clock, unless the last fence was that far ahead, too: the file
+    /// would keep it for good.
+    pub(crate) fn check_floor(&self, floor: Option<Fence>) -> io::Result<()> {
+        let Some(floor) = floor else { return Ok(()) };
+        let last = self.last.as_ref().map_or(0, |last| last.fence.get());
+        let (clock, ahead) = (now(), Fence::MAX_AHEAD.as_micros());
+        if u128::from(floor.get()) > u128::from(clock) + ahead && floor.get() > last + 1 {
+            return Err(io::Error::other(floor.refused(clock)));
+        }
+        Ok(())
     }
 
     /// Writes a record beside the last one.
@@ -189,7 +205,7 @@ mod tests {
                 let fence = last(&copy).map_or(0, |last| last.fence.get());
                 let expected = if written == whole.len() { before + 1 } else { before };
                 assert_eq!(fence, expected, "after {written} bytes");
-                assert!(Records::read(&copy).unwrap().next_fence(None).get() > before);
+                assert!(Records::read(&copy).unwrap().next_fence(None).unwrap().get() > before);
             }
         }
     }
@@ -210,15 +226,37 @@ mod tests {
     #[test]
     fn a_fence_is_above_the_last_the_floor_and_the_clock() {
         let file = tempfile::tempfile().unwrap();
-        let far = now() + 1_000_000_000_000;
-        let records = Records::read(&file).unwrap();
+        let next = |file: &File, floor| {
+            Records::read(file).unwrap().next_fence(Fence::new(floor)).map(Fence::get)
+        };
+        let minutes = |minutes: u64| now() + minutes * 60_000_000;
         let clock = now();
-        assert!(records.next_fence(None).get() >= clock);
-        assert_eq!(records.next_fence(Fence::new(far)).get(), far);
+        assert!(next(&file, 0).unwrap() >= clock);
+        let half_an_hour = minutes(30);
+        assert_eq!(next(&file, half_an_hour).unwrap(), half_an_hour);
+        // Ahead of the clock, which was set back since: fences go on from there.
+        let far = minutes(1_000_000);
         write(&file, &record(far, "ahead"));
+        assert_eq!(next(&file, 7).unwrap(), far + 1);
+        assert_eq!(next(&file, far + 1).unwrap(), far + 1);
+    }
+
+    #[test]
+    fn a_floor_far_ahead_of_the_clock_is_refused_and_names_both() {
+        let file = tempfile::tempfile().unwrap();
         let records = Records::read(&file).unwrap();
-        assert_eq!(records.next_fence(Fence::new(7)).get(), far + 1);
-        assert_eq!(records.next_fence(Fence::new(far + 9)).get(), far + 9);
+        for floor in [now() + 61 * 60_000_000, 1 << 53, u64::MAX >> 1] {
+            let error = records.next_fence(Fence::new(floor)).unwrap_err().to_string();
+            assert!(error.contains(&floor.to_string()) && error.contains("ahead of"), "{error}");
+        }
+    }
+
+    #[test]
+    fn after_the_highest_fence_there_is_an_error_and_no_other() {
+        let file = tempfile::tempfile().unwrap();
+        write(&file, &record(u64::MAX >> 1, "the last"));
+        let error = Records::read(&file).unwrap().next_fence(None).unwrap_err();
+        assert!(error.to_string().contains("no fence is left"), "{error}");
     }
 
     #[test]

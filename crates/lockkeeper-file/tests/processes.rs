@@ -117,7 +117,7 @@ async fn a_holder_killed_with_nine_wakes_the_next_and_is_no_longer_shown() {
         holder.says("held").await;
         let shown = keeper.inspect().unwrap().show("a").await.unwrap();
         let pid = format!(":{}:", holder.child.id().unwrap());
-        assert!(shown[0].holders[0].label.as_str().contains(&pid), "{shown:?}");
+        assert!(shown[0].holders[0].who().contains(&pid), "{shown:?}");
         // Its ttl is so long that only a notice can wake it in time.
         let waiter = tokio::spawn({
             let mutex = keeper.mutex("a");

@@ -40,6 +40,29 @@ async fn fence_of(claim: &mut dyn Claim, floor: Option<Fence>) -> u64 {
     }
 }
 
+/// A fence that is ahead of the clock, and yet plausible.
+fn half_an_hour_ahead() -> Option<Fence> {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    Fence::new(u64::try_from(now.as_micros()).unwrap() + 1_800_000_000)
+}
+
+#[tokio::test]
+async fn a_floor_far_ahead_of_the_clock_is_refused_and_not_written() {
+    let (store, _dir) = store();
+    for far in [half_an_hour_ahead().unwrap().get() + 3_600_000_000, 1 << 53, u64::MAX >> 1] {
+        let mut refused = claim(&store, "a");
+        let error = refused.attempt(Fence::new(far)).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+        assert!(error.to_string().contains(&far.to_string()), "{error}");
+        refused.release().await.unwrap();
+        let mut next = claim(&store, "a");
+        assert!(fence_of(&mut *next, None).await < far, "it was written");
+        // Neither is a holder's fence raised to it.
+        assert_eq!(next.attempt(Fence::new(far)).await.unwrap_err().kind(), ErrorKind::Config);
+        next.release().await.unwrap();
+    }
+}
+
 fn files(dir: &Path) -> Vec<String> {
     let entries = fs::read_dir(dir).unwrap();
     let mut files: Vec<_> =
@@ -379,7 +402,7 @@ async fn fences_rise_after_a_file_was_removed() {
 #[tokio::test]
 async fn gc_keeps_a_file_whose_fence_is_ahead_of_the_time() {
     let (store, _dir) = store();
-    let ahead = Fence::new(u64::MAX >> 2);
+    let ahead = half_an_hour_ahead();
     let mut first = claim(&store, "a");
     assert_eq!(Some(fence_of(&mut *first, ahead).await), ahead.map(Fence::get));
     first.release().await.unwrap();
@@ -438,7 +461,7 @@ async fn inspection_tells_who_holds_and_since_when() {
     let shown = inspect.show("a").await.unwrap();
     let [holder] = &shown[0].holders[..] else { panic!("{shown:?}") };
     assert_eq!(holder.owner, Some(guard.owner()));
-    assert_eq!(holder.label.as_str(), "billing");
+    assert_eq!(holder.who(), "billing");
     assert_eq!(holder.fence, guard.fence());
     assert_eq!(holder.mode, Mode::Exclusive);
     assert!(holder.age.unwrap() >= Duration::from_millis(4), "{holder:?}");
@@ -452,14 +475,14 @@ async fn inspection_tells_who_holds_and_since_when() {
     let shown = inspect.show("a").await.unwrap();
     let [holder] = &shown[0].holders[..] else { panic!("{shown:?}") };
     assert_eq!((holder.owner, holder.mode, holder.fence), (None, Mode::Shared, fence));
-    assert_eq!(holder.label.as_str(), "some readers", "not the writer before them");
+    assert_eq!(holder.label, None, "not the writer before them");
     assert!(readers.iter().all(Guard::is_held), "they do not mind");
 }
 
 #[tokio::test]
 async fn a_broken_lock_takes_its_fence_along() {
     let (store, _dir) = store();
-    let ahead = Fence::new(u64::MAX >> 2);
+    let ahead = half_an_hour_ahead();
     let name = Name::new("a".repeat(200)).unwrap();
     let mut stuck = claim(&store, &name);
     fence_of(&mut *stuck, ahead).await;
@@ -573,4 +596,22 @@ async fn a_directory_that_is_called_like_a_lock_stands_in_nobodys_way() {
     guard.release().await.unwrap();
     assert_eq!(store.gc().await.unwrap(), 1);
     assert_eq!(files(dir.path()), ["link.lock", "odd.lock"]);
+}
+
+#[tokio::test]
+async fn a_foreign_holder_is_shown_without_a_label() {
+    let (store, dir) = store();
+    let file = std::fs::File::create(dir.path().join("a.lock")).unwrap();
+    let inspect = keeper(&store).inspect().unwrap();
+    for mode in [Mode::Exclusive, Mode::Shared] {
+        match mode {
+            Mode::Exclusive => file.lock().unwrap(),
+            _ => file.lock_shared().unwrap(),
+        }
+        let shown = inspect.show("a").await.unwrap();
+        let [holder] = &shown[0].holders[..] else { panic!("{shown:?}") };
+        assert_eq!((holder.label.as_ref(), holder.owner, holder.mode), (None, None, mode));
+        assert_eq!(holder.who(), "(unknown)");
+        file.unlock().unwrap();
+    }
 }

@@ -60,6 +60,8 @@ fn expand(options: &Options, function: ItemFn) -> Result<TokenStream> {
     let awaited = quote_spanned!(runner_span=> .await);
     let (body, output) = (Ident::new("body", runner_span), nameable(output));
     let body = if sig.asyncness.is_some() {
+        // Statements, not the block: braces around a one-line body would be `unused_braces`.
+        let statements = &block.stmts;
         quote! {
             let #body = ::core::pin::pin!(::core::option::Option::Some(async move {
                 // So that `?` in the body knows what it is for.
@@ -77,7 +79,7 @@ fn expand(options: &Options, function: ItemFn) -> Result<TokenStream> {
                     let returned: #output = loop {};
                     return returned;
                 }
-                #block
+                #(#statements)*
             }));
             #runner(#wanted, #body) #awaited
         }

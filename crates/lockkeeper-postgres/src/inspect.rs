@@ -25,12 +25,13 @@ struct Seen {
     mode: Mode,
     granted: bool,
     waited: Option<Duration>,
-    label: Label,
+    label: Option<Label>,
 }
 
 impl Seen {
     fn new(row: &Row) -> Self {
         let mode: &str = row.get("mode");
+        let label: &str = row.get("label");
         let waited: Option<f64> = row.get("waited");
         Self {
             key: Key::from_pg_locks(row.get("classid"), row.get("objid"), row.get("objsubid")),
@@ -38,7 +39,7 @@ impl Seen {
             mode: if mode == "ShareLock" { Mode::Shared } else { Mode::Exclusive },
             granted: row.get("granted"),
             waited: waited.and_then(|waited| Duration::try_from_secs_f64(waited).ok()),
-            label: Label::new(row.get::<_, &str>("label")).unwrap_or_default(),
+            label: Label::new(label).ok().filter(|_| !label.is_empty()),
         }
     }
 
@@ -53,11 +54,11 @@ impl Seen {
             remaining: None,
         };
         if let Some(own) = holders.iter().find(|own| self.granted && own.link.pid == self.pid) {
-            (party.owner, party.label) = (Some(own.owner), own.label.clone());
+            (party.owner, party.label) = (Some(own.owner), Some(own.label.clone()));
             (party.fence, party.age) = (own.fence, Some(own.since.elapsed()));
         }
         if let Some(own) = waiters.iter().find(|own| !self.granted && own.pid == Some(self.pid)) {
-            (party.owner, party.label) = (Some(own.owner), own.label.clone());
+            (party.owner, party.label) = (Some(own.owner), Some(own.label.clone()));
             party.age = Some(own.since.elapsed());
         }
         party
@@ -99,7 +100,7 @@ impl Store {
             for waiter in waiters.iter().filter(|waiter| !is_seen(waiter)) {
                 let party = Party {
                     owner: Some(waiter.owner),
-                    label: waiter.label.clone(),
+                    label: Some(waiter.label.clone()),
                     mode: waiter.mode,
                     fence: None,
                     age: Some(waiter.since.elapsed()),

@@ -16,7 +16,7 @@ use crate::connection::Connection;
 use crate::error::{config, translate, unavailable};
 use crate::key::Keys;
 use crate::link::Link;
-use crate::mailbox::{Mailbox, News};
+use crate::mailbox::{Mailbox, News, Secret};
 use crate::peers::Peer;
 use crate::renewals::{self, millis};
 use crate::scripts::{DOWNGRADE, RENEW, STEPS, Script};
@@ -29,17 +29,15 @@ pub(crate) const ALL: [usize; 6] = [0, 1, 2, 3, 4, 5];
 const READERS: &str = "(readers)";
 
 /// The scripts count in floating point, which is exact below this.
-const LARGEST_FENCE: u64 = 1 << 53;
+const END_OF_FENCES: u64 = 1 << 53;
 
 pub(crate) struct RedisClaim {
     store: Arc<Store>,
     spec: ClaimSpec,
     keys: Keys,
     slot: u16,
-    /// The number of the last ask.
-    seq: u64,
-    /// The number of the last ask that was answered "contended".
-    contended: Option<u64>,
+    /// The secret of the last ask, if that was answered "contended" and no grant has used it yet.
+    contended: Option<Secret>,
     holds: bool,
     /// A downgrade was asked for: from then on the hold may be a shared one.
     downgraded: bool,
@@ -71,7 +69,6 @@ impl RedisClaim {
             spec,
             keys,
             slot,
-            seq: 0,
             contended: None,
             holds: false,
             downgraded: false,
@@ -133,15 +130,16 @@ impl RedisClaim {
 
     fn granted(&mut self, fence: Fence) -> Grant {
         self.holds = true;
+        self.contended = None;
         self.stop_listening();
         Grant { fence: Some(fence), valid_for: Some(self.spec.ttl) }
     }
 
     async fn ask(&mut self, floor: Option<Fence>) -> Result<Attempt> {
-        self.seq += 1;
-        let floor = floor.map_or(0, Fence::get);
-        if floor >= LARGEST_FENCE {
-            return Err(Error::new(ErrorKind::Unsupported, "no fences of 2^53 and above"));
+        if let Some(floor) = floor.filter(|floor| floor.get() >= END_OF_FENCES) {
+            let message =
+                format!("a fence of {floor} is not of Redis, whose fences are below 2^53");
+            return Err(Error::new(ErrorKind::Config, message));
         }
         if let Some(error) = self.store.peer.as_ref().and_then(Peer::refusal) {
             return Err(error);
@@ -150,17 +148,31 @@ impl RedisClaim {
             let connection = link.connection().await?;
             self.check_uptime(&connection)?;
         }
+        let floor = floor.map_or(0, Fence::get);
         // Whatever was believed: this asks.
         self.holds = false;
-        let (mode, queue, ttl, seq) = (self.spec.mode, self.spec.queue, self.spec.ttl, self.seq);
+        self.contended = None;
+        let secret = Secret::random();
+        let (mode, queue, ttl) = (self.spec.mode, self.spec.queue, self.spec.ttl);
         let label = self.spec.label.clone();
-        let asked = self.take(What::Ask { mode, queue, ttl, floor, seq, label });
-        let (connection, answer) = asked.await?;
+        let what = What::Ask { mode, queue, ttl, floor, secret, label };
+        let (connection, answer) = loop {
+            let taken = self.take(what.clone()).await?;
+            // The server has removed as much as one call may: dead waiters, ended leases.
+            if !matches!(&taken.1, Value::BulkString(text) if text == b"again") {
+                break taken;
+            }
+        };
         if let Some((left, holder)) = refusal(&answer) {
-            self.contended = Some(seq);
-            // Just after it has ended, not just before.
-            let left = u64::try_from(left).ok();
-            let retry_after = left.map(|left| Duration::from_millis(left + 1));
+            self.contended = Some(secret);
+            let retry_after = if connection.hears() {
+                // Just after it has ended, not just before.
+                u64::try_from(left).ok().map(|left| Duration::from_millis(left + 1))
+            } else {
+                // No grant can be pushed on this connection: zero makes the engine poll. The store may have had
+                // a channel when it was opened, which is what `Capabilities::push` says.
+                Some(Duration::ZERO)
+            };
             return Ok(Attempt::Contended { retry_after, holder });
         }
         let fence = match &answer {
@@ -217,12 +229,13 @@ impl RedisClaim {
             match mailbox.next().await {
                 // A word that came before the answer to our own ask.
                 News::Granted { .. } if self.holds => {}
-                News::Granted { seq, fence }
-                    if self.contended == Some(seq) && self.store.min_replicas == 0 =>
+                News::Granted { secret, fence }
+                    if self.contended == Some(secret) && self.store.min_replicas == 0 =>
                 {
                     return Change::Granted(self.granted(fence));
                 }
-                // Of an ask before the last, or one that replicas have yet to acknowledge.
+                // The grant answers an ask before the last, is forged or replayed, or replicas have yet to
+                // acknowledge it.
                 News::Granted { .. } | News::Look => return Change::LookAgain,
             }
         }
@@ -270,7 +283,8 @@ impl RedisClaim {
         }
         let mode = letter(self.spec.mode);
         let (keys, owner) = (self.keys.clone(), self.spec.owner);
-        let renewal = renewals::Renewal { keys, owner, mode, ttl };
+        let ticket = self.spec.ticket;
+        let renewal = renewals::Renewal { keys, owner, mode, ttl, ticket };
         let held = if let Nodes::One(link) = &self.store.nodes {
             let link = link.clone();
             self.settle_at(&link);
@@ -297,10 +311,15 @@ impl RedisClaim {
         // Before it is sent: the answer may be lost.
         self.downgraded = true;
         let (owner, tells) = (self.spec.owner.to_string(), self.store.tells);
-        let asked = self.run(&DOWNGRADE, |command, _| {
-            command.arg(&owner).arg(millis(ttl)).arg(u8::from(tells));
-        });
-        let (connection, answer) = asked.await?;
+        let (connection, answer) = loop {
+            let asked = self.run(&DOWNGRADE, |command, _| {
+                command.arg(&owner).arg(millis(ttl)).arg(u8::from(tells));
+            });
+            let taken = asked.await?;
+            if taken.1 != Value::Int(2) {
+                break taken;
+            }
+        };
         connection.replicated(self.store.min_replicas).await?;
         match answer {
             Value::Int(held) => Ok(self.renewed(held == 1, ttl)),
@@ -310,18 +329,33 @@ impl RedisClaim {
 
     fn renewed(&mut self, held: bool, ttl: Duration) -> Renewal {
         self.holds = held;
+        if held {
+            // The fence has been compared once, and does not change.
+            self.spec.ticket = None;
+        }
         if held { Renewal::Renewed { valid_for: ttl } } else { Renewal::Lost }
     }
 
     async fn give_up(&mut self) -> Result<Release> {
         let (kind, tells) = (self.spec.mode.kind(), self.store.tells);
-        let asked = self.take(What::GiveBack { kind, tells });
-        let (_, answer) = asked.await?;
+        let mut held = false;
+        let answer = loop {
+            let answer = match self.take(What::GiveBack { kind, tells }).await {
+                Ok((_, answer)) => answer,
+                // It is released. The next ask or release hands it over.
+                Err(_) if held => Value::Int(1),
+                Err(error) => return Err(error),
+            };
+            match Again::read(&answer) {
+                Some(Again { was_held }) => held |= was_held,
+                None => break answer,
+            }
+        };
         self.holds = false;
         self.downgraded = false;
         self.contended = None;
         match answer {
-            Value::Int(1) => Ok(Release::Released),
+            Value::Int(0 | 1) if held || answer == Value::Int(1) => Ok(Release::Released),
             Value::Int(0) => Ok(Release::WasNotHeld),
             answer => Err(unexpected(&answer)),
         }
@@ -347,6 +381,22 @@ fn refusal(answer: &Value) -> Option<(i64, Holder)> {
             _ => None,
         },
         _ => None,
+    }
+}
+
+/// The answer to a release that left something to do: the queue has more dead waiters at its head than one call
+/// may remove, so the lock has not been handed over yet. Another release, by any owner, continues.
+pub(crate) struct Again {
+    was_held: bool,
+}
+
+impl Again {
+    pub(crate) fn read(answer: &Value) -> Option<Self> {
+        match answer {
+            Value::BulkString(text) if text == b"1 again" => Some(Self { was_held: true }),
+            Value::BulkString(text) if text == b"0 again" => Some(Self { was_held: false }),
+            _ => None,
+        }
     }
 }
 

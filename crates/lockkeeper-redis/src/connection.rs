@@ -1,21 +1,23 @@
 //! One connection to one server, from the first word to the last.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::future::{join, join_all};
-use lockkeeper_core::{Error, Result};
+use lockkeeper_core::{Error, ErrorKind, Result};
 use redis::{Cmd, ProtocolVersion, RedisError, RedisResult, ServerErrorKind, Value};
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{Address, Config, Protocol};
-use crate::error::{Verdict, translate, unavailable, verdict};
+use crate::error::{Verdict, translate, unavailable, unwrapped, verdict};
 use crate::mailbox::Mailboxes;
 use crate::renewals::millis;
 use crate::scripts::{self, Script};
+use crate::stream;
 use crate::wire::{Hear, Wire};
 
 /// How long replicas have to acknowledge. The connection waits for nothing else in the meantime.
@@ -30,6 +32,8 @@ pub(crate) struct Connection {
     channel: String,
     identity: Identity,
     uptime: Option<Uptime>,
+    /// Which of the host's addresses it is connected to.
+    place: SocketAddr,
     gone: CancellationToken,
     /// What reads and writes it.
     runtime: Handle,
@@ -91,21 +95,61 @@ impl Connection {
         before: Option<&Identity>,
         mailboxes: &Arc<Mailboxes>,
     ) -> Result<Self> {
-        let opened = Self::shake_hands(config, address, before, mailboxes);
         let within = config.connect_timeout;
+        let opened = async {
+            let places = stream::resolve(address).await?;
+            Self::open_master(config, address, &places, before, mailboxes).await
+        };
         let opened = tokio::time::timeout(within, opened).await;
         opened
             .unwrap_or_else(|_| Err(unavailable(format!("no answer within {within:?}"))))
             .map_err(|error| at(address, &error))
     }
 
-    async fn shake_hands(
+    /// Connects to the first of a host's addresses, in their order, that is a master.
+    ///
+    /// A name may stand for a master and its replicas. Whichever answers first may be a replica, and another one each time.
+    async fn open_master(
         config: &Config,
         address: &Address,
+        places: &[SocketAddr],
         before: Option<&Identity>,
         mailboxes: &Arc<Mailboxes>,
     ) -> Result<Self> {
-        let (requests, second, gone) = connect(config, address, mailboxes).await?;
+        // An address that does not answer leaves time for the others.
+        let within =
+            config.connect_timeout / u32::try_from(places.len()).unwrap_or(u32::MAX).max(1);
+        let mut failed: Vec<(SocketAddr, Error)> = Vec::new();
+        for place in places {
+            let opened = Self::shake_hands(config, address, *place, before, mailboxes);
+            let error = match tokio::time::timeout(within, opened).await {
+                Ok(Ok(connection)) => return Ok(connection),
+                Ok(Err(error)) => error,
+                Err(_) => unavailable(format!("no answer within {within:?}")),
+            };
+            if places.len() == 1 {
+                return Err(error);
+            }
+            failed.push((*place, error));
+        }
+        // If one refuses the login, that is what to mend.
+        let kind =
+            failed.iter().map(|(_, error)| error.kind()).find(|kind| *kind == ErrorKind::Config);
+        let each: Vec<String> =
+            failed.iter().map(|(place, error)| format!("{place}: {error}")).collect();
+        let message =
+            format!("none of its {} addresses is a master: {}", each.len(), each.join("; "));
+        Err(Error::new(kind.unwrap_or(ErrorKind::Unavailable), message))
+    }
+
+    async fn shake_hands(
+        config: &Config,
+        address: &Address,
+        place: SocketAddr,
+        before: Option<&Identity>,
+        mailboxes: &Arc<Mailboxes>,
+    ) -> Result<Self> {
+        let (requests, second, gone) = connect(config, address, place, mailboxes).await?;
         // First of all: a server that wants a password hangs up when it is sent a long script without.
         refuse_replica(&requests).await?;
         let channel = format!("{}:wake:{:016x}", config.prefix, fastrand::u64(..));
@@ -133,9 +177,24 @@ impl Connection {
             }
             // Refused or not there any more: there is nothing further that could be done.
         }
+        requests.end_handshake();
+        if let Ears::Second(wire) = &ears {
+            wire.end_handshake();
+        }
         let (written, replication) = (AtomicU64::new(0), tokio::sync::Mutex::default());
         let runtime = Handle::current();
-        Ok(Self { requests, ears, channel, identity, uptime, gone, runtime, written, replication })
+        Ok(Self {
+            requests,
+            ears,
+            channel,
+            identity,
+            uptime,
+            place,
+            gone,
+            runtime,
+            written,
+            replication,
+        })
     }
 
     /// The channel for a waiter's record; `-` if nobody could hear it.
@@ -163,6 +222,11 @@ impl Connection {
     /// good for as long as that lives.
     pub(crate) fn uptime(&self) -> Option<Duration> {
         self.uptime.map(|uptime| uptime.reported + uptime.at.elapsed())
+    }
+
+    /// Which of the host's addresses it is connected to.
+    pub(crate) fn place(&self) -> SocketAddr {
+        self.place
     }
 
     /// The runtime that it lives in.
@@ -219,6 +283,7 @@ impl Connection {
             }
             answer => Ok(answer),
         });
+        let answer = answer.map_err(unwrapped);
         if answer.as_ref().is_err_and(|error| verdict(error) == Verdict::Broken) {
             self.gone.cancel();
         }
@@ -323,6 +388,7 @@ pub(crate) fn at(address: &Address, error: &Error) -> Error {
 async fn connect(
     config: &Config,
     address: &Address,
+    place: SocketAddr,
     mailboxes: &Arc<Mailboxes>,
 ) -> Result<(Wire, Option<Wire>, CancellationToken)> {
     let hear = || -> Option<Hear> {
@@ -331,7 +397,7 @@ async fn connect(
     };
     if config.protocol == Protocol::Any {
         let (protocol, gone) = (ProtocolVersion::RESP3, CancellationToken::new());
-        let wire = Wire::connect(config, address, protocol, hear(), &gone).await?;
+        let wire = Wire::connect(config, address, &[place], protocol, hear(), &gone).await?;
         match wire.log_in(config, protocol).await {
             Ok(()) => return Ok((wire, None, gone)),
             Err(error) if knows_no_resp3(&error) => {}
@@ -339,8 +405,8 @@ async fn connect(
         }
     }
     let (protocol, gone) = (ProtocolVersion::RESP2, CancellationToken::new());
-    let requests = Wire::open(config, address, protocol, None, &gone).await?;
-    let messages = Wire::open(config, address, protocol, hear(), &gone).await?;
+    let requests = Wire::open(config, address, &[place], protocol, None, &gone).await?;
+    let messages = Wire::open(config, address, &[place], protocol, hear(), &gone).await?;
     Ok((requests, Some(messages), gone))
 }
 
@@ -411,4 +477,53 @@ async fn identify(requests: &Wire, address: &Address) -> (Identity, Option<Uptim
     let at = Instant::now();
     let uptime = reported.map(|seconds| Uptime { reported: Duration::from_secs(seconds), at });
     (Identity { address: address.clone(), run, client }, uptime)
+}
+
+#[cfg(test)]
+mod tests {
+    use lockkeeper_testkit::server::RedisServer;
+    use lockkeeper_testkit::wait::soon;
+
+    use super::*;
+
+    /// Opens a connection to a host with these addresses.
+    async fn open(places: &[SocketAddr], options: &str) -> Result<Connection> {
+        let config = Config::from_url(&format!("redis://name/?{options}")).unwrap();
+        let address = Address { host: "name".into(), port: 6379 };
+        let mailboxes = Arc::default();
+        soon("an answer", Connection::open_master(&config, &address, places, None, &mailboxes))
+            .await
+    }
+
+    #[tokio::test]
+    async fn a_name_with_several_addresses_leads_to_the_master() {
+        let master = RedisServer::start_or_panic();
+        let replicas =
+            [(); 2].map(|()| RedisServer::builder().replica_of(&master).start_or_panic());
+        let [one, two] = [replicas[0].addr(), replicas[1].addr()];
+        let closed = SocketAddr::from(([127, 0, 0, 1], 1));
+        for options in ["protocol=resp3", "protocol=resp2"] {
+            for places in [[one, two, master.addr()], [closed, master.addr(), one]] {
+                for _ in 0..3 {
+                    let connection = open(&places, options).await.unwrap();
+                    assert_eq!(connection.place(), master.addr());
+                    assert!(connection.hears());
+                }
+            }
+            let error = open(&[one, closed, two], options).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unavailable);
+            let text = error.to_string();
+            assert!(text.contains("none of its 3 addresses is a master"), "{text}");
+            assert!(text.contains("read-only replica"), "{text}");
+        }
+    }
+
+    #[tokio::test]
+    async fn an_address_that_never_answers_leaves_time_for_the_others() {
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let master = RedisServer::start_or_panic();
+        let places = [silent.local_addr().unwrap(), master.addr()];
+        let connection = open(&places, "connect_timeout=2s").await.unwrap();
+        assert_eq!(connection.place(), master.addr());
+    }
 }

@@ -1,6 +1,6 @@
 //! From the client's errors to ours.
 
-use lockkeeper_core::{Error, ErrorKind};
+use lockkeeper_core::{Error, ErrorKind, Fence};
 use redis::{ErrorKind as RedisKind, RedisError, ServerErrorKind};
 
 /// What an error means for the connection it came from.
@@ -23,6 +23,26 @@ pub(crate) fn verdict(error: &RedisError) -> Verdict {
     if broken { Verdict::Broken } else { Verdict::Refused }
 }
 
+/// The error of a command that a script ran, without what servers before 7.0 put around it:
+/// `ERR Error running script (call to f_…): @user_script:17: WRONGTYPE …`, or `@user_script: 205: -READONLY …` if
+/// the script has caught it.
+pub(crate) fn unwrapped(error: RedisError) -> RedisError {
+    let text = [error.code(), error.detail()].map(Option::unwrap_or_default).join(" ");
+    let inner = text.split_once("@user_script:").and_then(|(_, rest)| rest.split_once(": "));
+    let Some((line, inner)) = inner else { return error };
+    if line.trim().parse::<u32>().is_err() {
+        return error;
+    }
+    let inner = inner.strip_prefix('-').unwrap_or(inner);
+    let code = inner.split(' ').next().unwrap_or_default();
+    let has_code = !code.is_empty() && code.bytes().all(|byte| byte.is_ascii_uppercase());
+    let reply = format!("-{}{inner}\r\n", if has_code { "" } else { "ERR " });
+    match redis::parse_redis_value(reply.as_bytes()).map(redis::Value::extract_error) {
+        Ok(Err(inner)) => inner,
+        _ => error,
+    }
+}
+
 /// An error of ours, in one line, with what to do where something can be done.
 pub(crate) fn translate(error: RedisError) -> Error {
     let code = error.code().unwrap_or_default();
@@ -41,6 +61,15 @@ pub(crate) fn translate(error: RedisError) -> Error {
             ErrorKind::Config,
             format!("the user lacks a permission that locks need: {}", detail()),
         ),
+        // The first up to Redis 7.0, the second from 7.2.
+        _ if detail().contains("user executing the script can't")
+            || detail().contains("ACL failure in script") =>
+        {
+            (
+                ErrorKind::Config,
+                format!("the user lacks a permission that locks need: {}", detail()),
+            )
+        }
         (_, "OOM") => (
             ErrorKind::Unavailable,
             "the server is out of memory (maxmemory reached, nothing to evict): give it more, or \
@@ -53,6 +82,7 @@ pub(crate) fn translate(error: RedisError) -> Error {
              redis+sentinel://"
                 .to_owned(),
         ),
+        (_, "FENCEAHEAD" | "FENCEEND") => return fence(code, &error).with_source(error),
         (_, "WRONGTYPE") => (
             ErrorKind::Config,
             "a key of the lock has been used for something else: choose another prefix".to_owned(),
@@ -66,6 +96,17 @@ pub(crate) fn translate(error: RedisError) -> Error {
         _ => (ErrorKind::Unavailable, detail()),
     };
     Error::new(kind, message).with_source(error)
+}
+
+/// The error of a script that refuses a floor, or has no fence left.
+fn fence(code: &str, error: &RedisError) -> Error {
+    let detail = error.detail().unwrap_or_default();
+    let mut numbers = detail.split(' ').map_while(|word| word.parse().ok());
+    let fence = numbers.next().and_then(Fence::new).unwrap_or(Fence::MAX);
+    match (code, numbers.next()) {
+        ("FENCEAHEAD", Some(clock)) => fence.refused(clock),
+        _ => fence.exhausted(),
+    }
 }
 
 /// What the error says, without line breaks and without the script that a server may quote.
@@ -90,4 +131,44 @@ pub(crate) fn unavailable(message: impl Into<String>) -> Error {
 
 pub(crate) fn config(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::Config, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(text: &str) -> RedisError {
+        let value = redis::parse_redis_value(format!("-{text}\r\n").as_bytes()).unwrap();
+        value.extract_error().unwrap_err()
+    }
+
+    /// As Redis 6.2.14 words them.
+    #[test]
+    fn errors_within_scripts_are_those_of_their_commands() {
+        let wrong = "WRONGTYPE Operation against a key holding the wrong kind of value";
+        let read_only = "READONLY You can't write against a read only replica.";
+        let call =
+            "ERR Error running script (call to f_b7a9ed689266db78b464659a20466a7f779beceb): ";
+        let no_such = "ERR Unknown Redis command called from Lua script";
+        for (wrapped, inner) in [
+            (format!("{call}@user_script:17: {wrong}"), wrong),
+            (format!("@user_script: 205: -{read_only}"), read_only),
+            (
+                format!("{call}@user_script: 17: Unknown Redis command called from Lua script"),
+                no_such,
+            ),
+        ] {
+            assert_eq!(unwrapped(said(&wrapped)), said(inner), "{wrapped}");
+        }
+        assert_eq!(
+            verdict(&unwrapped(said(&format!("@user_script: 1: -{read_only}")))),
+            Verdict::Broken
+        );
+        // Newer servers say it at the end; and what merely mentions a script is left alone.
+        for same in
+            [&format!("{wrong} script: b7a9, on @user_script:17."), "ERR @user_script: none", wrong]
+        {
+            assert_eq!(unwrapped(said(same)), said(same));
+        }
+    }
 }

@@ -1,7 +1,8 @@
 //! What makes locks on Redis wrong.
 
 use std::collections::HashMap;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::sync::Arc;
+use std::time::Duration;
 
 use lockkeeper_core::{Error, ErrorKind, Finding, Result};
 use redis::{ProtocolVersion, ServerErrorKind, from_redis_value};
@@ -12,7 +13,12 @@ use crate::config::{Address, Config, Protocol, Servers};
 use crate::connection::{self, Connection};
 use crate::error::translate;
 use crate::mailbox::Mailboxes;
+use crate::stream;
 use crate::wire::Wire;
+
+mod replicas;
+
+use replicas::{Clock, Replica};
 
 /// How far clocks may be apart before it is worth a word.
 const APART: Duration = Duration::from_secs(2);
@@ -129,8 +135,10 @@ impl Node {
             None => findings.push(push(config, address).await),
         }
         findings.extend([asked.eviction(), asked.persistence()]);
-        findings.extend(asked.replicas(config));
+        let replicas = replicas::ask_all(config, &asked.info).await;
+        findings.extend(asked.replicas(config, &replicas));
         findings.push(asked.clock());
+        findings.extend(replicas::clocks(asked.clock, &replicas));
         for finding in &mut findings {
             finding.what = format!("{address}: {}", finding.what);
         }
@@ -166,14 +174,23 @@ struct Asked {
     info: HashMap<String, String>,
     /// Empty if they may not be read.
     settings: HashMap<String, String>,
-    /// How far its clock is from ours, if that is known.
-    apart: Option<Duration>,
+    /// Its clock, if it can be read.
+    clock: Option<Clock>,
 }
 
 impl Asked {
     async fn ask(config: &Config, address: &Address) -> Result<Self> {
         let gone = CancellationToken::new();
-        let server = Wire::open(config, address, ProtocolVersion::RESP2, None, &gone).await?;
+        let mut places = stream::resolve(address).await?;
+        if places.len() > 1
+            && let Ok(connection) = Connection::open(config, address, None, &Arc::default()).await
+        {
+            // The one of them that locks are on.
+            places = vec![connection.place()];
+        }
+        let protocol = ProtocolVersion::RESP2;
+        let server = Wire::open(config, address, &places, protocol, None, &gone).await?;
+        server.end_handshake();
         let text: String = match server.ask(&redis::cmd("INFO")).await {
             Ok(text) => from_redis_value(text).map_err(|error| translate(error.into()))?,
             // It can hold locks all the same.
@@ -193,7 +210,7 @@ impl Asked {
                 settings.insert(key.clone(), value.clone());
             }
         }
-        Ok(Self { info, settings, apart: apart(&server).await })
+        Ok(Self { info, settings, clock: Clock::read(&server).await })
     }
 
     fn info(&self, key: &str) -> Option<String> {
@@ -274,29 +291,13 @@ impl Asked {
     }
 
     /// `None` if their number is not known.
-    fn replicas(&self, config: &Config) -> Option<Finding> {
-        let count = self.info("connected_slaves")?.parse::<u32>().ok()?;
-        let wanted = config.min_replicas;
-        if count < wanted {
-            return Some(Finding::fail(
-                format!("{count} replicas are connected, and min_replicas is {wanted}"),
-                "no lock will be granted: connect more replicas, or lower min_replicas in the URL",
-            ));
-        }
-        if count > 0 && wanted == 0 {
-            return Some(Finding::warn(
-                format!("{count} replicas, and grants do not wait for them"),
-                "a failover may forget the last grants: put ?min_replicas=1 into the URL",
-            ));
-        }
-        Some(match count {
-            0 => Finding::ok("no replicas, so no failover that could forget a grant"),
-            _ => Finding::ok(format!("{count} replicas, and grants wait for {wanted} of them")),
-        })
+    fn replicas(&self, config: &Config, replicas: &[Replica]) -> Option<Finding> {
+        let count = self.info("connected_slaves")?.parse().ok()?;
+        Some(replicas::acknowledged(count, replicas, config))
     }
 
     fn clock(&self) -> Finding {
-        match self.apart {
+        match self.clock.map(Clock::apart) {
             None => Finding::warn("the server's clock cannot be read", "see that TIME is allowed"),
             Some(apart) if apart > APART => Finding::warn(
                 format!("the server's clock is {apart:.1?} from the one here"),
@@ -307,15 +308,6 @@ impl Asked {
     }
 }
 
-/// How far the server's clock is from ours, at least.
-async fn apart(server: &Wire) -> Option<Duration> {
-    let now = || SystemTime::now().duration_since(UNIX_EPOCH).ok();
-    let before = now()?;
-    let time: (u64, u32) = from_redis_value(server.ask(&redis::cmd("TIME")).await.ok()?).ok()?;
-    let (time, after) = (Duration::new(time.0, time.1.checked_mul(1000)?), now()?);
-    Some(before.saturating_sub(time).max(time.saturating_sub(after)))
-}
-
 #[cfg(test)]
 mod tests {
     use lockkeeper_core::Verdict;
@@ -324,7 +316,7 @@ mod tests {
 
     fn says(info: &[(&str, &str)]) -> Asked {
         let info = info.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
-        Asked { info: info.collect(), settings: HashMap::new(), apart: None }
+        Asked { info: info.collect(), settings: HashMap::new(), clock: None }
     }
 
     #[test]
@@ -344,9 +336,11 @@ mod tests {
 
     #[test]
     fn clocks_may_be_two_seconds_apart() {
-        let verdict = |apart| Asked { apart, ..says(&[]) }.clock().verdict;
-        assert_eq!(verdict(Some(Duration::from_millis(1900))), Verdict::Ok);
-        assert_eq!(verdict(Some(Duration::from_millis(2100))), Verdict::Warn);
+        let verdict = |clock| Asked { clock, ..says(&[]) }.clock().verdict;
+        let ahead = |micros| Some(Clock::ahead(micros));
+        assert_eq!(verdict(ahead(1_900_000)), Verdict::Ok);
+        assert_eq!(verdict(ahead(2_100_000)), Verdict::Warn);
+        assert_eq!(verdict(ahead(-2_100_000)), Verdict::Warn);
         assert_eq!(verdict(None), Verdict::Warn);
     }
 }

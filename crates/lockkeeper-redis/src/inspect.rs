@@ -10,11 +10,12 @@ use lockkeeper_core::{
 use redis::Value;
 
 use crate::backend::{Redis, Store};
-use crate::claim::{ALL, kind as kind_word, unexpected};
+use crate::claim::{ALL, Again, kind as kind_word, unexpected};
 use crate::error::translate;
 use crate::key::{Keys, name_of, pattern};
 use crate::link::Link;
-use crate::scripts::{BREAK, LOOK, Script};
+use crate::scripts::{BREAK, LOOK, STEPS, Script};
+use crate::steps;
 
 /// How many keys the server looks at before it answers.
 const SCAN: usize = 1000;
@@ -57,6 +58,7 @@ impl Inspector for Redis {
                     Value::Int(count) => broken += usize::try_from(count).unwrap_or(0),
                     answer => return Err(unexpected(&answer)),
                 }
+                self.store.move_on(kind, &name).await?;
             }
             Ok(broken)
         })
@@ -116,6 +118,17 @@ impl Store {
             },
         );
         Ok(asked.await?.1)
+    }
+
+    /// Hands over what is free to the next waiter that is alive, behind however many dead ones.
+    async fn move_on(&self, kind: Kind, name: &Name) -> Result<()> {
+        let word = if kind == Kind::Lock { "l" } else { "m" };
+        // A release by an owner that holds nothing.
+        let arguments = [word, &Owner::random().to_string()];
+        while Again::read(&self.run(kind, name, &STEPS, &arguments).await.map(steps::only)?)
+            .is_some()
+        {}
+        Ok(())
     }
 
     async fn show(&self, name: &Name) -> Result<Vec<LockInfo>> {
@@ -210,12 +223,12 @@ impl Sight {
     }
 }
 
-/// A holder that follows the plain recipe.
+/// A holder that follows the plain recipe. Its value is shown as its label, if there is anything to show.
 fn foreign(value: &str, left: Option<u64>) -> Party {
     let label: String = value.chars().filter(|c| !c.is_control()).take(64).collect();
     Party {
         owner: None,
-        label: Label::new(label).unwrap_or_default(),
+        label: Label::new(label).ok().filter(|label| !label.as_str().is_empty()),
         mode: Mode::Exclusive,
         fence: None,
         age: None,
@@ -237,7 +250,7 @@ impl<'a> Record<'a> {
         let mut words = record.splitn(10, ' ');
         let (since, fence, mode) = (words.next()?, words.next()?, words.next()?);
         let (take, of, _ttl) = (words.next()?, words.next()?, words.next()?);
-        let (ends, _seq, _channel) = (words.next()?, words.next()?, words.next()?);
+        let (ends, _secret, _channel) = (words.next()?, words.next()?, words.next()?);
         let mode = match mode {
             "x" => Mode::Exclusive,
             "s" => Mode::Shared,
@@ -255,7 +268,7 @@ impl<'a> Record<'a> {
     fn holder(&self, owner: &str, now: u64, left: Option<u64>) -> Party {
         Party {
             owner: owner.parse::<Owner>().ok(),
-            label: Label::new(self.label).unwrap_or_default(),
+            label: Label::new(self.label).ok(),
             mode: self.mode,
             fence: Fence::new(self.fence),
             age: Some(Duration::from_millis(now.saturating_sub(self.since))),

@@ -17,7 +17,8 @@
 //! # What it does not
 //!
 //! - A server that forgets (a restart without persistence, a failover to a replica that was behind) gives
-//!   a lock twice. [`Config::min_replicas`] makes that less likely, [`redlock`] survives a minority of it.
+//!   a lock twice. [`Config::min_replicas`] prevents that for failovers if it counts all replicas that may be
+//!   promoted, [`redlock`] survives a minority of it.
 //! - Leases follow the server's wall clock: a jump of it ends them early or late.
 //!
 //! # Examples
@@ -59,6 +60,8 @@ mod resp;
 mod scripts;
 mod steps;
 mod stream;
+#[cfg_attr(not(feature = "tls"), path = "no_tls.rs")]
+mod tls;
 mod wire;
 
 pub use backend::Redis;

@@ -17,6 +17,7 @@ use crate::error::{config as config_error, translate, unavailable};
 use crate::mailbox::Mailboxes;
 use crate::renewals::Renewals;
 use crate::steps::Steps;
+use crate::stream;
 use crate::wire::Wire;
 
 /// The least pause between two tries to connect: a server that refuses is not asked in a loop.
@@ -170,7 +171,9 @@ async fn ask_sentinel(config: &Config, sentinel: &Address, master: &str) -> Resu
     (plain.username, plain.database) = (None, 0);
     plain.password.clone_from(&config.sentinel_password);
     let gone = CancellationToken::new();
-    let wire = Wire::open(&plain, sentinel, ProtocolVersion::RESP2, None, &gone).await?;
+    // Sentinels of one name all know the master: any of them will do.
+    let places = stream::resolve(sentinel).await?;
+    let wire = Wire::open(&plain, sentinel, &places, ProtocolVersion::RESP2, None, &gone).await?;
     let mut ask = redis::cmd("SENTINEL");
     ask.arg("get-master-addr-by-name").arg(master);
     let answer = wire.ask(&ask).await.map_err(translate)?;

@@ -6,12 +6,42 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use lockkeeper_core::{Fence, Owner};
 use tokio::sync::Notify;
 
+/// Proves that a pushed grant comes from a script that has read the waiter's record.
+///
+/// Every ask draws a new one and stores it in its record, so a client without access to the keys cannot know
+/// it: `PUBLISH` permission alone forges no grant. A subscriber of the channel sees it when it is used, and it
+/// is accepted only once. It also tells which ask a grant answers.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Secret(Owner);
+
+impl Secret {
+    /// Draws 128 bits from the operating system.
+    pub(crate) fn random() -> Self {
+        Self(Owner::random())
+    }
+
+    /// Reads exactly 32 hexadecimal digits, so that two secrets compare as two numbers of 128 bits.
+    fn read(text: &str) -> Option<Self> {
+        text.parse().ok().map(Self)
+    }
+
+    /// The text for the waiter's record.
+    pub(crate) fn reveal(self) -> impl std::fmt::Display {
+        self.0
+    }
+}
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secret")
+    }
+}
+
 /// What a claim is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum News {
-    /// Whoever released handed it the lock. `seq` is the number of the ask that its place in the queue
-    /// was of.
-    Granted { seq: u64, fence: Fence },
+    /// A release handed it the lock, in answer to the ask with this secret.
+    Granted { secret: Secret, fence: Fence },
     /// Something may have changed.
     Look,
 }
@@ -109,10 +139,10 @@ impl Mailboxes {
         let mut words = message.split(' ');
         let (word, owner) = (words.next(), words.next().and_then(|owner| owner.parse().ok()));
         let news = match (word, words.next(), words.next()) {
-            (Some("granted"), Some(seq), Some(fence)) => {
+            (Some("granted"), Some(secret), Some(fence)) => {
                 let fence = fence.parse().ok().and_then(Fence::new);
-                let Some((seq, fence)) = seq.parse().ok().zip(fence) else { return };
-                News::Granted { seq, fence }
+                let Some((secret, fence)) = Secret::read(secret).zip(fence) else { return };
+                News::Granted { secret, fence }
             }
             (Some("look"), ..) => News::Look,
             (Some("free"), ..) => {

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use lockkeeper_core::{Owner, Result};
+use lockkeeper_core::{Fence, Owner, Result};
 use redis::{Cmd, Value};
 use tokio::sync::oneshot;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -45,6 +45,8 @@ pub(crate) struct Renewal {
     /// As in the scripts.
     pub(crate) mode: &'static str,
     pub(crate) ttl: Duration,
+    /// The fence that a ticket says it has.
+    pub(crate) ticket: Option<Fence>,
 }
 
 impl Renewals {
@@ -167,7 +169,12 @@ pub(crate) fn add_to<'a>(
         renewal.keys.add_to(command, &KEYS);
     }
     for renewal in renewals {
-        command.arg(renewal.owner.to_string()).arg(renewal.mode).arg(millis(renewal.ttl));
+        command.arg(renewal.owner.to_string());
+        match renewal.ticket {
+            None => command.arg(renewal.mode),
+            Some(fence) => command.arg(format!("{}{fence}", renewal.mode)),
+        };
+        command.arg(millis(renewal.ttl));
     }
 }
 

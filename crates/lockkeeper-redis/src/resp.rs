@@ -25,6 +25,38 @@ fn garbage(what: &'static str) -> RedisError {
     RedisError::from((ErrorKind::Parse, what))
 }
 
+/// How large a value may be, with all that it contains. A larger one ends the connection.
+///
+/// A server, or what answers in its place, must not be able to fill this process's memory.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    pub(crate) bytes: usize,
+    pub(crate) values: usize,
+    /// The longest line: a simple string, an error, a number.
+    pub(crate) line: usize,
+}
+
+impl Limits {
+    /// Until the handshake is done. Its longest answers are those to `HELLO`, which lists modules, to
+    /// `INFO server` and to `ROLE`, which lists replicas: some 3 KiB.
+    pub(crate) const HANDSHAKE: Self = Self { bytes: 16 << 10, values: 1 << 10, line: 4 << 10 };
+    /// After the handshake. Inspection of a lock with 100,000 waiters takes some 20 MiB in 300,000 values.
+    pub(crate) const READY: Self = Self { bytes: 64 << 20, values: 1 << 20, line: 64 << 10 };
+
+    fn check(self, bytes: usize, values: usize, line: usize) -> RedisResult<()> {
+        let what = if bytes > self.bytes {
+            "the answer exceeds the size limit"
+        } else if values > self.values {
+            "the answer exceeds the limit of values"
+        } else if line > self.line {
+            "a line of the answer exceeds the size limit"
+        } else {
+            return Ok(());
+        };
+        Err(garbage(what))
+    }
+}
+
 /// Finds where a value ends. It goes on where it was when there were fewer bytes, so a long one that comes in many
 /// pieces is not looked through once for each of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,21 +64,28 @@ pub(crate) struct Skim {
     at: usize,
     /// How many values are still to come.
     open: usize,
+    /// How many values have begun.
+    begun: usize,
 }
 
 impl Default for Skim {
     fn default() -> Self {
-        Self { at: 0, open: 1 }
+        Self { at: 0, open: 1, begun: 0 }
     }
 }
 
 impl Skim {
     /// How long the value is that the bytes begin with; `None` if its end is still to come.
-    pub(crate) fn end(&mut self, bytes: &[u8]) -> RedisResult<Option<usize>> {
+    ///
+    /// Lengths and counts are checked when they are announced, before any of what they announce is there.
+    pub(crate) fn end(&mut self, bytes: &[u8], limits: Limits) -> RedisResult<Option<usize>> {
         while self.open > 0 {
             let Some(kind) = bytes.get(self.at) else { return Ok(None) };
             let mut reader = Reader { bytes, at: self.at + 1 };
-            let Some(line) = reader.line().map_err(garbage)? else { return Ok(None) };
+            let Some(line) = reader.line().map_err(garbage)? else {
+                limits.check(bytes.len(), 0, bytes.len() - self.at)?;
+                return Ok(None);
+            };
             let count = || number(line).map(usize::try_from).map_err(garbage);
             let (more, skip) = match kind {
                 b'$' | b'!' | b'=' => (0, count()?.map_or(0, |length| length.saturating_add(2))),
@@ -58,6 +97,8 @@ impl Skim {
             // Attributes come before the value that they are of.
             self.open = self.open.saturating_add(more) - usize::from(*kind != b'|');
             self.at = reader.at.saturating_add(skip);
+            self.begun += 1;
+            limits.check(self.at, self.open.saturating_add(self.begun), line.len())?;
         }
         Ok(Some(self.at).filter(|end| *end <= bytes.len()))
     }
@@ -259,18 +300,18 @@ mod tests {
             // With all bytes before it seen one by one, and with none.
             let mut skim = Skim::default();
             for end in 0..one.len() {
-                prop_assert_eq!(skim.end(&one[..end]).unwrap(), None);
-                prop_assert_eq!(Skim::default().end(&one[..end]).unwrap(), None);
+                prop_assert_eq!(skim.end(&one[..end], Limits::READY).unwrap(), None);
+                prop_assert_eq!(Skim::default().end(&one[..end], Limits::READY).unwrap(), None);
             }
             let both = [one.clone(), two].concat();
-            prop_assert_eq!(skim.end(&both).unwrap(), Some(one.len()));
-            prop_assert_eq!(Skim::default().end(&both).unwrap(), Some(one.len()));
+            prop_assert_eq!(skim.end(&both, Limits::READY).unwrap(), Some(one.len()));
+            prop_assert_eq!(Skim::default().end(&both, Limits::READY).unwrap(), Some(one.len()));
         }
 
         #[test]
         fn nothing_that_is_said_makes_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..60)) {
             let _ = parse(&bytes, true);
-            let _ = Skim::default().end(&bytes);
+            let _ = Skim::default().end(&bytes, Limits::READY);
         }
 
         #[test]
@@ -281,15 +322,19 @@ mod tests {
             let at = at.index(bytes.len());
             bytes[at] = byte;
             let _ = parse(&bytes, true);
-            let _ = Skim::default().end(&bytes);
+            let _ = Skim::default().end(&bytes, Limits::READY);
         }
     }
 
     #[test]
     fn what_is_announced_takes_no_room_before_it_comes() {
-        for bytes in ["*2000000000\r\n", "%1000000000\r\n:1\r\n", "$9000000000000000000\r\n"] {
-            assert_eq!(Skim::default().end(bytes.as_bytes()).unwrap(), None);
+        for bytes in ["*1000000\r\n", "%500000\r\n:1\r\n", "$60000000\r\n"] {
+            assert_eq!(Skim::default().end(bytes.as_bytes(), Limits::READY).unwrap(), None);
             assert!(parse(bytes.as_bytes(), false).is_err());
+        }
+        for bytes in ["*2000000000\r\n", "%1000000000\r\n:1\r\n", "$9000000000000000000\r\n"] {
+            let error = Skim::default().end(bytes.as_bytes(), Limits::READY).unwrap_err();
+            assert!(error.to_string().contains("limit"), "{bytes}: {error}");
         }
     }
 
@@ -301,7 +346,7 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::Parse, "{bytes:?}");
         }
         for bytes in ["HTTP/1.1 400\r\n", "$x\r\n", ":1\n", "*x\r\n", "*1\r\n?\r\n"] {
-            assert!(Skim::default().end(bytes.as_bytes()).is_err(), "{bytes:?}");
+            assert!(Skim::default().end(bytes.as_bytes(), Limits::READY).is_err(), "{bytes:?}");
         }
     }
 
@@ -309,7 +354,7 @@ mod tests {
     fn attributes_are_left_out() {
         let bytes = b"|1\r\n+a\r\n:1\r\n:2\r\n";
         assert_eq!(answer(bytes), Value::Int(2));
-        assert_eq!(Skim::default().end(bytes).unwrap(), Some(bytes.len()));
+        assert_eq!(Skim::default().end(bytes, Limits::READY).unwrap(), Some(bytes.len()));
     }
 
     #[test]

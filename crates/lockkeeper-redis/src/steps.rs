@@ -14,9 +14,10 @@ use redis::{Cmd, ServerErrorKind, Value};
 use tokio::sync::{Notify, oneshot};
 
 use crate::connection::{Connection, is_unknown_script};
-use crate::error::{Verdict, translate, unavailable, verdict};
+use crate::error::{Verdict, translate, unavailable, unwrapped, verdict};
 use crate::key::Keys;
 use crate::link::Link;
+use crate::mailbox::Secret;
 use crate::renewals::millis;
 use crate::scripts::STEPS;
 
@@ -43,8 +44,8 @@ pub(crate) enum What {
         queue: bool,
         ttl: Duration,
         floor: u64,
-        /// The number of the ask, which the word of a later grant will carry.
-        seq: u64,
+        /// Proves the grant that answers this ask later, if it is pushed.
+        secret: Secret,
         label: Label,
     },
     GiveBack {
@@ -72,7 +73,7 @@ impl Step {
 
     fn add_arguments(&self, command: &mut Cmd, connection: &Connection) {
         command.arg(self.word()).arg(self.owner.to_string());
-        if let What::Ask { mode, ttl, floor, seq, label, .. } = &self.what {
+        if let What::Ask { mode, ttl, floor, secret, label, .. } = &self.what {
             let (mode, take, of) = match *mode {
                 Mode::Exclusive => ('x', 1, 1),
                 Mode::Shared => ('s', 1, 1),
@@ -82,7 +83,7 @@ impl Step {
             command.arg(ttl).arg(floor);
             command
                 .arg(format!(" {mode} {take} {of} {ttl} "))
-                .arg(format!(" {seq} {channel} {label}"));
+                .arg(format!(" {} {channel} {label}", secret.reveal()));
         }
     }
 }
@@ -325,6 +326,7 @@ async fn call(connection: Arc<Connection>, mut batch: Vec<Waiting>) {
         let answer = match answer.extract_error() {
             Ok(answer) => Ok((connection.clone(), answer)),
             Err(error) => {
+                let error = unwrapped(error);
                 if verdict(&error) == Verdict::Broken {
                     connection.gone().cancel();
                 }

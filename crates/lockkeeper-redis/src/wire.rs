@@ -7,7 +7,9 @@
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::io;
+use std::net::SocketAddr;
 use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker, ready};
 
@@ -19,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::{Address, Config};
 use crate::error::translate;
-use crate::resp::{self, Said, Skim};
+use crate::resp::{self, Limits, Said, Skim};
 use crate::stream::{self, Reader, Writer};
 
 /// How much is read at once, at first.
@@ -39,6 +41,8 @@ pub(crate) struct Wire {
 struct Shared {
     state: Mutex<State>,
     gone: CancellationToken,
+    /// Until then, answers must be small.
+    handshake_is_done: AtomicBool,
 }
 
 struct State {
@@ -54,28 +58,30 @@ struct State {
 }
 
 impl Wire {
-    /// Connects, and logs in. With RESP2, a connection that hears messages takes no requests but those about channels.
+    /// Connects, and logs in. Answers must be small until [`end_handshake`](Self::end_handshake). With RESP2, a connection that hears messages takes no requests but those about channels.
     pub(crate) async fn open(
         config: &Config,
         address: &Address,
+        places: &[SocketAddr],
         protocol: ProtocolVersion,
         hear: Option<Hear>,
         gone: &CancellationToken,
     ) -> Result<Self> {
-        let wire = Self::connect(config, address, protocol, hear, gone).await?;
+        let wire = Self::connect(config, address, places, protocol, hear, gone).await?;
         wire.log_in(config, protocol).await.map_err(translate)?;
         Ok(wire)
     }
 
-    /// Connects. Nothing has been said yet.
+    /// Connects to the first of the host's addresses that answers. Nothing has been said yet.
     pub(crate) async fn connect(
         config: &Config,
         address: &Address,
+        places: &[SocketAddr],
         protocol: ProtocolVersion,
         hear: Option<Hear>,
         gone: &CancellationToken,
     ) -> Result<Self> {
-        let (reader, writer) = stream::connect(config, address).await?;
+        let (reader, writer) = stream::connect(config, address, places).await?;
         let state = State {
             writer: Some(writer),
             has_ended: false,
@@ -83,7 +89,11 @@ impl Wire {
             waiting: VecDeque::new(),
             pump: Waker::noop().clone(),
         };
-        let shared = Arc::new(Shared { state: Mutex::new(state), gone: gone.clone() });
+        let shared = Arc::new(Shared {
+            state: Mutex::new(state),
+            gone: gone.clone(),
+            handshake_is_done: AtomicBool::new(false),
+        });
         let listens = hear.is_some() && protocol == ProtocolVersion::RESP2;
         let (bytes, skim) = (vec![0; BUFFER], Skim::default());
         let heard = Heard { bytes, filled: 0, skim, listens, hear };
@@ -115,6 +125,11 @@ impl Wire {
             self.ask(redis::cmd("SELECT").arg(config.database)).await?;
         }
         Ok(())
+    }
+
+    /// Allows large answers from now on. Call it when the server has proved to be what it should be.
+    pub(crate) fn end_handshake(&self) {
+        self.shared.handshake_is_done.store(true, Ordering::Relaxed);
     }
 
     /// Sends a command and awaits its answer, which may be an error, too.
@@ -277,7 +292,9 @@ impl Heard {
     /// Gives everything that has been said in full to whom it is for.
     fn sort(&mut self, shared: &Shared) -> RedisResult<()> {
         let mut done = 0;
-        while let Some(length) = self.skim.end(&self.bytes[done..self.filled])? {
+        let is_ready = shared.handshake_is_done.load(Ordering::Relaxed);
+        let limits = if is_ready { Limits::READY } else { Limits::HANDSHAKE };
+        while let Some(length) = self.skim.end(&self.bytes[done..self.filled], limits)? {
             let said = resp::parse(&self.bytes[done..done + length], self.listens)?;
             self.skim = Skim::default();
             done += length;

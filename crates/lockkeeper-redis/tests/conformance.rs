@@ -8,7 +8,9 @@ use std::time::Duration;
 use lockkeeper_core::{Backend, BoxFuture};
 use lockkeeper_redis::{Config, Redis, redlock};
 use lockkeeper_testkit::conformance::Subject;
-use lockkeeper_testkit::server::{RedisCluster, RedisSentinel, RedisServer, RedlockNodes};
+use lockkeeper_testkit::server::{
+    RedisCluster, RedisMake, RedisSentinel, RedisServer, RedlockNodes,
+};
 
 /// Long enough to be renewed in time on a machine that is busy with other tests.
 const TTL: Duration = Duration::from_secs(2);
@@ -32,6 +34,8 @@ impl<T> Shared<T> {
 }
 
 static ONE: Shared<RedisServer> = Shared::new();
+static REDIS_62: Shared<RedisServer> = Shared::new();
+static VALKEY: Shared<RedisServer> = Shared::new();
 static SENTINEL: Shared<RedisSentinel> = Shared::new();
 static CLUSTER: Shared<RedisCluster> = Shared::new();
 static REDLOCK: Shared<RedlockNodes> = Shared::new();
@@ -63,7 +67,22 @@ fn another(url: &str) -> impl Fn() -> BoxFuture<'static, Arc<dyn Backend>> + Sen
 }
 
 async fn single(options: &str) -> Subject {
-    let server = ONE.get(RedisServer::start_or_panic);
+    on(ONE.get(RedisServer::start_or_panic), options).await
+}
+
+async fn redis_62() -> Subject {
+    on(REDIS_62.get(|| start(RedisMake::Redis62)), "").await
+}
+
+async fn valkey() -> Subject {
+    on(VALKEY.get(|| start(RedisMake::Valkey)), "").await
+}
+
+fn start(make: RedisMake) -> RedisServer {
+    RedisServer::builder().make(make).start_or_panic()
+}
+
+async fn on(server: Arc<RedisServer>, options: &str) -> Subject {
     let url = format!("{}{options}", server.url());
     Subject::new(store(&url).await, {
         let server = server.clone();
@@ -154,6 +173,17 @@ mod on_one_node_with_resp2 {
     lockkeeper_testkit::conformance!(super::resp2);
     mod across_processes {
         lockkeeper_testkit::conformance_across_processes!(super::super::resp2);
+    }
+}
+
+mod on_redis_6_2 {
+    lockkeeper_testkit::conformance!(super::redis_62);
+}
+
+mod on_valkey {
+    lockkeeper_testkit::conformance!(super::valkey);
+    mod across_processes {
+        lockkeeper_testkit::conformance_across_processes!(super::super::valkey);
     }
 }
 

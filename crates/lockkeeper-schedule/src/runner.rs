@@ -186,8 +186,10 @@ impl Runner {
         tell_start(&self.job.name, tick, guard.fence(), guard.label().as_str());
         let context = Context::new(self.job.name.clone(), tick, &guard);
         let work = self.job.work.clone();
-        // A task of its own, so that its panic is its own.
-        let mut task = tokio::spawn(async move { work(context).await });
+        // A task of its own, so that its panic is its own. It checks the deadline itself: after a stall it may run
+        // before this task does.
+        let work = guard.while_held_owned(async move { work(context).await });
+        let mut task = tokio::spawn(work);
         let limit = async {
             match self.job.at_most_for {
                 Some(limit) => sleep(limit).await,
@@ -199,7 +201,7 @@ impl Runner {
             () = guard.lost() => |took| Outcome::Lost { took },
             () = limit => |took| Outcome::TimedOut { took },
             ended = &mut task => {
-                let outcome = ended_as(ended, started.elapsed(), &guard);
+                let outcome = ended_as(ended, started.elapsed());
                 self.tell(tick, &outcome);
                 return self.leave(guard, started).await;
             }
@@ -237,18 +239,16 @@ async fn keep_for(guard: Guard, time: Duration) {
     drop(guard);
 }
 
-/// What a run that ended by itself came to.
+/// What a run that ended by itself came to. The outer result is the task's, the next one tells of a lost lock.
 fn ended_as(
-    ended: Result<Result<(), String>, JoinError>,
+    ended: Result<Result<Result<(), String>, Error>, JoinError>,
     took: Duration,
-    guard: &Guard,
 ) -> Outcome {
     match ended {
         Err(error) if error.is_panic() => Outcome::Panicked { took },
-        // The runtime is being shut down.
-        Err(_) => Outcome::Lost { took },
-        _ if !guard.is_held() => Outcome::Lost { took },
-        Ok(Err(error)) => Outcome::Failed { took, error },
-        Ok(Ok(())) => Outcome::Ran { took },
+        // The runtime is being shut down, or the lock is lost.
+        Err(_) | Ok(Err(_)) => Outcome::Lost { took },
+        Ok(Ok(Err(error))) => Outcome::Failed { took, error },
+        Ok(Ok(Ok(()))) => Outcome::Ran { took },
     }
 }

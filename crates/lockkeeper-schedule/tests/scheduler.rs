@@ -3,15 +3,17 @@
 
 mod kit;
 
-use std::future::pending;
+use std::future::{pending, poll_fn};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::Poll;
 
 use kit::{Ledger, OnDrop, Wall, hours, mins, secs};
 use lockkeeper::{ErrorKind, Keeper, Memory};
 use lockkeeper_schedule::{Misfire, Schedule, Scheduler};
 use lockkeeper_testkit::log::Log;
-use lockkeeper_testkit::wait::soon;
+use lockkeeper_testkit::wait::{eventually, soon};
 use lockkeeper_testkit::{Fault, Faulty, Op};
 use tokio::time::sleep;
 
@@ -178,6 +180,43 @@ async fn a_run_whose_lock_is_lost_is_dropped_and_what_it_spawned_hears_of_it() {
     assert_eq!(said, ["dropped", "heard"]);
     assert_eq!(tokio::time::timeout(mins(2), told.recv()).await.unwrap().unwrap(), "runs");
     log.assert_has(&["WARN", "its lock is lost", "job=\"x\"", "scheduled_at=2026-03-01T00:01:00Z"]);
+    drop(running);
+}
+
+/// As a process that was stopped past its lease: the clock has passed the deadline, and the run is polled before the
+/// task that reports the loss.
+#[tokio::test(start_paused = true)]
+async fn no_step_of_a_run_begins_after_the_deadline() {
+    let (store, log) = (store(), Log::start());
+    let steps = Arc::new(AtomicUsize::new(0));
+    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let (counted, dropped) = (steps.clone(), Arc::new(AtomicUsize::new(0)));
+    let drops = dropped.clone();
+    let job = every_minute().job("x", move |_| {
+        let (steps, tell, drops) = (counted.clone(), tell.clone(), drops.clone());
+        let drops = OnDrop(move || {
+            drops.fetch_add(1, Ordering::SeqCst);
+        });
+        async move {
+            let _drops = drops;
+            poll_fn(|cx| {
+                steps.fetch_add(1, Ordering::SeqCst);
+                tell.send(cx.waker().clone()).unwrap();
+                Poll::<()>::Pending
+            })
+            .await;
+        }
+    });
+    let scheduler = Scheduler::new(keeper(&store).ttl(secs(30))).job(job);
+    let running = scheduler.clock(Wall::at(START).skewed(0)).start().unwrap();
+    let waker = told.recv().await.unwrap();
+    // `advance` sets the clock in its first poll, and lets other tasks run after that.
+    let mut advance = pin!(tokio::time::advance(secs(30)));
+    assert!(poll_fn(|cx| Poll::Ready(advance.as_mut().poll(cx).is_pending())).await);
+    waker.wake();
+    eventually("the run ends", async || dropped.load(Ordering::SeqCst) == 1).await;
+    assert_eq!(steps.load(Ordering::SeqCst), 1);
+    eventually("it is told", async || log.count(&["its lock is lost", "job=\"x\""]) == 1).await;
     drop(running);
 }
 

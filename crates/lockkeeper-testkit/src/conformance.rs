@@ -39,6 +39,7 @@ mod locks;
 #[cfg(unix)]
 mod processes;
 mod rest;
+mod traces;
 
 use std::fmt;
 use std::future::Future;
@@ -58,6 +59,7 @@ pub use locks::*;
 #[cfg(unix)]
 pub use processes::*;
 pub use rest::*;
+pub use traces::*;
 
 /// A store under test, fresh for each case or shared by all: every case uses names of its own.
 pub struct Subject {
@@ -289,6 +291,8 @@ macro_rules! __cases {
             of_clients_that_try_at_the_same_moment_exactly_one_gets_a_free_lock
             two_guards_of_one_mutex_exclude_each_other
             a_try_that_fails_is_none_and_a_bounded_wait_ends
+            a_wait_that_timed_out_has_left_the_queue
+            a_set_that_was_not_locked_is_free_at_once
             waiters_enter_and_in_order_where_declared
             a_waiter_is_handed_the_lock_when_it_is_released
             a_lock_is_renewed_for_as_long_as_it_is_held

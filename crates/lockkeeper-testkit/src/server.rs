@@ -26,7 +26,7 @@ pub use binaries::Binaries;
 pub use clock_shim::ServerClock;
 pub use pgbouncer::PgBouncer;
 pub use postgres::PostgresServer;
-pub use redis::{RedisBuilder, RedisCluster, RedisSentinel, RedisServer, RedlockNodes};
+pub use redis::{RedisBuilder, RedisCluster, RedisMake, RedisSentinel, RedisServer, RedlockNodes};
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};

@@ -9,7 +9,9 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lockkeeper_testkit::server::{RedisCluster, RedisSentinel, RedisServer, RedlockNodes};
+use lockkeeper_testkit::server::{
+    Binaries, RedisCluster, RedisMake, RedisSentinel, RedisServer, RedlockNodes,
+};
 
 #[track_caller]
 fn wait_until(what: &str, so: impl Fn() -> bool) {
@@ -96,6 +98,21 @@ fn a_restart_loses_data_unless_it_is_persistent() {
 fn an_argument_is_passed_on() {
     let redis = RedisServer::builder().arg("--maxmemory", "1mb").start_or_panic();
     assert_eq!(redis.command(&["CONFIG", "GET", "maxmemory"]), "maxmemory\n1048576");
+}
+
+#[test]
+fn servers_of_other_makes_are_started() {
+    for (make, says) in [
+        (RedisMake::Installed, "redis_version:"),
+        (RedisMake::Redis62, "redis_version:6.2."),
+        (RedisMake::Valkey, "valkey_version:"),
+    ] {
+        let server = RedisServer::builder().make(make).start_or_panic();
+        let info = server.command(&["INFO", "server"]);
+        assert!(info.lines().any(|line| line.starts_with(says)), "{make:?}: {info}");
+    }
+    let error = Binaries::downloaded("redis-6.2", "no-such-server").unwrap_err().to_string();
+    assert!(error.ends_with("no-such-server is missing: run `./check servers`"), "{error}");
 }
 
 #[test]

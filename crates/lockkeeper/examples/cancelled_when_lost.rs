@@ -32,7 +32,7 @@ async fn main() -> Result<()> {
     while rows.recv().await.is_some_and(|row| row < 3) {}
     let inspect = keeper.inspect()?;
     for lock in inspect.list("").await? {
-        println!("operator: {} is held by {}", lock.name, lock.holders[0].label);
+        println!("operator: {} is held by {}", lock.name, lock.holders[0].who());
     }
     let broken = inspect.break_lock("nightly-export").await?;
     println!("operator: taken away from {broken} holder");

@@ -30,7 +30,7 @@ async fn main() -> Result<()> {
     }
 
     let first = observe.next().await?.expect("somebody leads");
-    println!("{} leads, and is deposed", first.label);
+    println!("{} leads, and is deposed", first.who());
     keeper.inspect()?.break_lock("election/service").await?;
 
     while let Some(node) = nodes.join_next().await {

@@ -33,7 +33,9 @@ async fn main() -> Result<()> {
     for lock in one.inspect()?.list("orders/").await? {
         println!(
             "{}: held by {:?}, awaited by {:?}",
-            lock.name, lock.holders[0].label, lock.waiters[0].label
+            lock.name,
+            lock.holders[0].who(),
+            lock.waiters[0].who()
         );
     }
 

@@ -2,9 +2,9 @@
 //!
 //! # The promise
 //!
-//! 1. **It knows when it has lost.** A guard says "lost" *before* the store could have given the lock
-//!    to someone else, whatever hangs, and work can be cancelled at that moment. Every grant carries a
-//!    fencing token that only grows.
+//! 1. **Loss is known in time.** A guard reports "lost" *before* the store can grant the lock to another
+//!    client, even while requests hang, and work can be cancelled at that moment. Every exclusive grant
+//!    carries a fencing token that rises. Exceptions: see [`Guard`].
 //! 2. **It leaks nothing.** Drop a future at any await, kill a process at any instruction, restart the
 //!    store: no lock stays held past its lease, no waiter stays queued, no key stays behind.
 //! 3. **It hands over at wire speed.** Releasing gives the lock to the next in line, in order, and
@@ -110,6 +110,9 @@ pub use lockkeeper_core::plugin;
 
 // Errors.
 pub use lockkeeper_core::{Error, ErrorKind, Result};
+// For the command, which shows what others wrote.
+#[doc(hidden)]
+pub use lockkeeper_core::text;
 
 // Fences, on the side of what a lock protects.
 pub use lockkeeper_core::{FenceCheck, FenceRegister, FenceStore};

@@ -1,19 +1,24 @@
 //! Locks that are lost, clients that go away, handlers that panic, stores that are down.
 
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::extract::State;
-use axum::http::StatusCode;
+use axum::http::{Method, StatusCode};
 use axum::routing::post as post_route;
 use lockkeeper::{Keeper, Memory};
 use lockkeeper_axum::{Held, LockLayer};
 use lockkeeper_testkit::wait::{eventually, soon};
 use lockkeeper_testkit::{Fault, Faults, Faulty, Op};
 use tokio::sync::Notify;
+use tower::ServiceExt as _;
 
-use crate::kit::{Room, at_work, keeper, nothing_left, post, queued, refused, secs};
+use crate::kit::{Room, at_work, keeper, nothing_left, post, queued, refused, request, secs};
 
 fn app(keeper: &Keeper, room: &Room) -> Router {
     app_with_ttl(keeper, room, secs(600))
@@ -66,6 +71,38 @@ async fn a_handler_is_cancelled_when_the_store_falls_silent_and_the_lease_ends()
     let answer = tokio::time::timeout(secs(10), working).await.unwrap().unwrap();
     assert_eq!(room.inside(), 0);
     refused(answer, StatusCode::SERVICE_UNAVAILABLE, "lost").await;
+}
+
+/// As a process that was stopped past its lease: the clock has passed the deadline, and the request is polled before
+/// the task that reports the loss.
+#[tokio::test(start_paused = true)]
+async fn no_step_of_a_handler_runs_after_the_deadline_even_if_it_took_the_guard() {
+    for takes_guard in [false, true] {
+        let (keeper, steps) = (keeper(), Arc::new(AtomicUsize::new(0)));
+        let counted = steps.clone();
+        let lock = LockLayer::new(keeper.clone()).key("order:{id}").ttl(secs(30));
+        let handler = async move |held: Held| {
+            let _guard = takes_guard.then(|| held.take());
+            poll_fn(|_| {
+                counted.fetch_add(1, Ordering::SeqCst);
+                Poll::<()>::Pending
+            })
+            .await;
+        };
+        let app: Router = Router::new().route("/{id}", post_route(handler)).route_layer(lock);
+        let mut call = pin!(app.oneshot(request(Method::POST, "/1")));
+        assert!(poll_once(call.as_mut()).await.is_pending());
+        assert_eq!(steps.load(Ordering::SeqCst), 1);
+        // `advance` sets the clock in its first poll, and lets other tasks run after that.
+        assert!(poll_once(pin!(tokio::time::advance(secs(30)))).await.is_pending());
+        let answer = call.await.unwrap();
+        assert_eq!(steps.load(Ordering::SeqCst), 1, "takes_guard: {takes_guard}");
+        refused(answer, StatusCode::SERVICE_UNAVAILABLE, "lost").await;
+    }
+}
+
+async fn poll_once<F: Future>(mut future: Pin<&mut F>) -> Poll<F::Output> {
+    poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx))).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

@@ -3,6 +3,7 @@
 
 mod fences;
 mod http;
+mod keys;
 mod kit;
 mod layers;
 mod loss;

@@ -5,7 +5,7 @@ use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::process::Command;
 
 use lockkeeper_testkit::server::{
-    PgBouncer, PostgresServer, RedisCluster, RedisSentinel, RedisServer, RedlockNodes,
+    PgBouncer, PostgresServer, RedisCluster, RedisSentinel, RedisServer, RedlockNodes, ServerClock,
 };
 
 use crate::world::{Running, Said, World};
@@ -26,7 +26,7 @@ fn finds(said: &Said, code: i32, verdict: &str, text: &str) {
 fn a_healthy_directory_is_well_and_sick_ones_are_not() {
     let world = World::new();
     let said = world.say(&["doctor"]);
-    assert_eq!((said.code, lines(&said, "OK").len()), (Some(0), 4), "{said:?}");
+    assert_eq!((said.code, lines(&said, "OK").len()), (Some(0), 5), "{said:?}");
 
     let dir = world.path("open to all");
     fs::create_dir(&dir).unwrap();
@@ -39,6 +39,14 @@ fn a_healthy_directory_is_well_and_sick_ones_are_not() {
     fs::set_permissions(&dir, fs::Permissions::from_mode(0o755)).unwrap();
     let url = format!("file:{}", dir.display());
     finds(&world.say(&["doctor", "--store", &url]), 1, "WARN", "others may read");
+
+    let temporary = tempfile::tempdir().unwrap();
+    let url = format!("file:{}", temporary.path().display());
+    finds(&world.say(&["doctor", "--store", &url]), 1, "WARN", "where old files are removed");
+
+    let mut command = world.command(&["doctor"]);
+    command.env("XDG_RUNTIME_DIR", world.path(""));
+    finds(&Running::start(command).end(), 1, "WARN", "last session ends");
 
     fs::write(world.path("plain"), "").unwrap();
     let url = format!("file:{}", world.path("plain").display());
@@ -212,6 +220,67 @@ fn replicas_are_told_of() {
     let quorum = format!("redlock://{},{},{}", master.addr(), replica.addr(), other.addr());
     let said = world.say(&["doctor", "--store", &quorum]);
     finds(&said, 2, "FAIL", "must know nothing of each other");
+}
+
+/// A failover may go to any of them.
+#[test]
+fn replicas_that_grants_do_not_wait_for_are_told_of() {
+    let master = RedisServer::start_or_panic();
+    let replica = || RedisServer::builder().replica_of(&master);
+    let (one, two) = (replica().start_or_panic(), replica().start_or_panic());
+    let world = World::new();
+    let say = |wanted: &str| {
+        let url = format!("{}?min_replicas={wanted}", master.url());
+        world.say(&["doctor", "--store", &url])
+    };
+    finds(&say("0"), 1, "WARN", "put ?min_replicas=2 into the URL");
+    finds(&say("1"), 1, "WARN", "2 replicas, and grants wait for only 1 of them");
+    finds(&say("1"), 1, "WARN", "put ?min_replicas=2 into the URL");
+    finds(&say("2"), 1, "OK", "2 replicas, and grants wait for 2 of them");
+    finds(&say("3"), 2, "FAIL", "min_replicas is 3");
+    // One that is never promoted need not have every grant.
+    two.command(&["CONFIG", "SET", "replica-priority", "0"]);
+    finds(
+        &say("1"),
+        1,
+        "OK",
+        "2 replicas, 1 of which may be promoted, and grants wait for 1 of them",
+    );
+    drop((one, two));
+}
+
+#[test]
+fn clocks_of_replicas_are_compared_with_the_masters() {
+    let (masters, replicas) = (ServerClock::new().unwrap(), ServerClock::new().unwrap());
+    let master = RedisServer::builder().clock(&masters).user("ann", "secret").start_or_panic();
+    let replica = RedisServer::builder().clock(&replicas).user("ann", "secret");
+    let replica = replica.replica_of(&master).start_or_panic();
+    let world = World::on(&master.url());
+    finds(&world.say(&["doctor"]), 1, "OK", "the clocks of its replicas agree with its own");
+    // Both of the same: the one here is not asked.
+    masters.set_ahead(1_500_000);
+    replicas.set_ahead(1_500_000);
+    finds(&world.say(&["doctor"]), 1, "OK", "the clocks of its replicas agree with its own");
+    for (master_ahead, replica_ahead, text) in
+        [(400_000, 0, "behind its own"), (0, 400_000, "ahead of its own")]
+    {
+        masters.set_ahead(master_ahead);
+        replicas.set_ahead(replica_ahead);
+        let said = world.say(&["doctor"]);
+        finds(&said, 1, "WARN", &format!("the clock of its replica {} is", replica.addr()));
+        finds(&said, 1, "WARN", text);
+    }
+    // Nobody can say what its clock shows.
+    masters.set_ahead(0);
+    replica.command(&["ACL", "SETUSER", "ann", ">other", "<secret"]);
+    let said = world.say(&["doctor"]);
+    finds(&said, 1, "WARN", &format!("the clock of its replica {} cannot be read", replica.addr()));
+    replica.stop();
+    let silent = format!("{}?connect_timeout=500ms", master.url());
+    let said = world.say(&["doctor", "--store", &silent]);
+    replica.cont();
+    finds(&said, 1, "WARN", "cannot be read: no answer in time");
+    assert!(!format!("{said:?}").contains("secret"), "{said:?}");
 }
 
 #[test]

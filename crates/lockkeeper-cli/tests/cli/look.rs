@@ -2,7 +2,7 @@
 
 use std::process::Stdio;
 
-use lockkeeper_testkit::server::RedisServer;
+use lockkeeper_testkit::server::{PostgresServer, RedisServer};
 use rexpect::session::spawn_command;
 use rustix::process::Signal;
 use serde_json::Value;
@@ -62,6 +62,21 @@ fn a_table_shows_holders_and_waiters_in_order() {
 }
 
 #[test]
+fn a_holder_without_a_label_is_shown_as_unknown() {
+    let dir = tempfile::tempdir().unwrap();
+    let world = World::on(&format!("file:{}", dir.path().display()));
+    let file = std::fs::File::create(dir.path().join("a.lock")).unwrap();
+    file.lock().unwrap();
+    let table = world.say(&["ls"]).out;
+    let row = table.lines().nth(1).unwrap().split_whitespace().collect::<Vec<_>>();
+    assert_eq!(row, ["a", "held", "exclusive", "(unknown)", "-", "-", "-"]);
+    let json: Value = serde_json::from_str(&world.say(&["show", "a", "--json"]).out).unwrap();
+    assert_eq!(json[0]["holders"][0]["label"], Value::Null);
+    let said = world.say(&["run", "a", "--wait", "10ms", "true"]);
+    assert!(said.err.contains("held by (unknown)"), "{said:?}");
+}
+
+#[test]
 fn a_watch_tells_what_happens() {
     let world = World::new();
     let watch = world.spawn(&["watch", "a", "--json"]);
@@ -115,6 +130,73 @@ fn what_others_wrote_into_the_store_does_not_reach_the_terminal_as_it_is() {
             !said.out.contains(['\x1b', '\x07']) && !said.err.contains(['\x1b', '\x07']),
             "{said:?}"
         );
+    }
+}
+
+/// What a terminal would obey, or not show: `ESC`, `BEL`, a C1 control, bidirectional controls, zero-width characters.
+const HIDDEN: [char; 9] = [
+    '\x1b', '\x07', '\u{9b}', '\u{202e}', '\u{2066}', '\u{200f}', '\u{200b}', '\u{feff}',
+    '\u{2060}',
+];
+
+#[test]
+fn invisible_characters_in_names_and_labels_are_shown_escaped() {
+    let server = RedisServer::start_or_panic();
+    let world = World::on(&server.url());
+    let (name, label) = ("pay\u{200b}\u{9b}ments\u{2060}", "web\u{202e}1\u{feff}\u{2066}");
+    let watch = world.spawn(&["watch"]);
+    let watch_json = world.spawn(&["watch", "--json"]);
+    watch_json.wait_out("[]");
+    let _holder = world.hold(name, &["--label", label]);
+    let waiter = world.spawn(&["run", name, "--label", label, "true"]);
+    waiter.wait_err("waiting");
+    let waiter_json = world.spawn(&["run", name, "--json", "true"]);
+    waiter_json.wait_err("waiting");
+    watch.wait_out("acquired");
+    watch_json.wait_out("acquired");
+    let mut shown = vec![watch.out(), watch_json.out(), waiter.err(), waiter_json.err()];
+    for args in [
+        &["ls"][..],
+        &["ls", "--json"],
+        &["show", name],
+        &["show", name, "--json"],
+        &["show", "\u{202e}free"],
+        &["run", name, "--no-wait", "true"],
+        &["run", name, "--no-wait", "--json", "true"],
+        &["run", name, "--wait", "\u{202e}", "true"],
+        &["break", name],
+        &["break", name, "--yes"],
+    ] {
+        let said = world.say(args);
+        shown.push(said.out + &said.err);
+    }
+    for text in &shown {
+        assert!(!text.is_empty() && !text.contains(HIDDEN), "{text:?}");
+    }
+    assert!(
+        shown[0].contains(r#""pay\u{200b}\u{9b}ments\u{2060}"  web\u{202e}1\u{feff}\u{2066}"#),
+        "{shown:?}"
+    );
+    // For programs it is still the same text.
+    let line = shown[1].lines().find(|line| line.contains("acquired")).unwrap();
+    let event: Value = serde_json::from_str(line).unwrap();
+    assert_eq!((&event["name"], &event["who"]["label"]), (&name.into(), &label.into()));
+    let listed: Value = serde_json::from_str(&shown[5]).unwrap();
+    assert_eq!(listed[0]["name"], name);
+}
+
+#[test]
+fn what_a_server_says_in_an_error_is_shown_escaped() {
+    let server = PostgresServer::start_or_panic();
+    // The server repeats the name of the database that it does not have.
+    let (server, _) =
+        server.url().rsplit_once('/').map(|(a, b)| (a.to_owned(), b.to_owned())).unwrap();
+    let world = World::on(&format!("{server}/%1B%5B2Jboo%C2%9B%E2%80%AE"));
+    for args in [&["run", "a", "true"][..], &["run", "a", "--json", "true"], &["ls"], &["doctor"]] {
+        let said = world.say(args);
+        let text = said.out.clone() + &said.err;
+        assert!(text.contains("boo") && !text.contains(HIDDEN), "{said:?}");
+        assert!(text.contains(r"\u{1b}[2Jboo") || args.contains(&"--json"), "{said:?}");
     }
 }
 

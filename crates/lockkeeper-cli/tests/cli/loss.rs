@@ -1,17 +1,15 @@
 //! Loss: the command is dead before another can hold the lock.
 
+use std::time::Duration;
+
 use lockkeeper_testkit::proxy::Proxy;
 use lockkeeper_testkit::server::{PostgresServer, RedisServer};
 
-use crate::world::{World, eventually};
+use crate::world::{Said, World, eventually};
 
 /// Writes down the time again and again, also after TERM.
 const STUBBORN: &str =
     "trap 'echo told > told' TERM; echo ready; while :; do date +%s%N >> beats; sleep 0.02; done";
-
-fn last_beat(world: &World) -> u128 {
-    world.read("beats").lines().filter_map(|line| line.parse().ok()).max().unwrap()
-}
 
 #[test]
 fn a_command_that_will_not_end_is_dead_before_the_lock_goes_to_another() {
@@ -28,13 +26,67 @@ fn a_command_that_will_not_end_is_dead_before_the_lock_goes_to_another() {
     let next = next.end();
     assert_eq!(next.code, Some(0));
     let entered: u128 = next.out.trim().parse().unwrap();
-    let last = last_beat(&far);
+    let last = far.last_beat();
     assert!(last < entered, "last beat {last}, entered {entered}");
     let said = run.end();
     assert_eq!(said.code, Some(70), "{said:?}");
-    assert!(said.err.contains("the command was stopped"), "{said:?}");
+    assert!(said.err.contains("could not be renewed: the command was killed"), "{said:?}");
     assert_eq!(far.read("told"), "told\n", "it was asked first");
-    assert_eq!(last_beat(&far), last, "it is dead");
+    assert_eq!(far.last_beat(), last, "it is dead");
+}
+
+/// Takes the lock away from a command that ignores TERM while another waits for it. Returns how long the command ran
+/// beside its successor, what its wrapper printed, and whether it received TERM.
+fn overlap(world: &World, options: &[&str], take_away: impl FnOnce()) -> (Duration, Said, bool) {
+    let run = world.spawn(&[&["run", "a"], options, &["--", "sh", "-c", STUBBORN]].concat());
+    run.wait_out("ready");
+    world.wait_for("beats");
+    let next = world.spawn(&["run", "a", "--", "date", "+%s%N"]);
+    next.wait_err("waiting");
+    take_away();
+    let next = next.end();
+    assert_eq!(next.code, Some(0), "{next:?}");
+    let entered: u128 = next.out.trim().parse().unwrap();
+    let said = run.end();
+    assert_eq!(said.code, Some(70), "{said:?}");
+    let beside = world.last_beat().saturating_sub(entered);
+    let beside = Duration::from_nanos(u64::try_from(beside).unwrap());
+    (beside, said, world.path("told").exists())
+}
+
+/// The longest overlap that is accepted after a certain loss: far below `--kill-after` (5 s), and long enough for the
+/// notice of the loss on a busy machine.
+const AT_ONCE: Duration = Duration::from_secs(2);
+
+#[test]
+fn a_command_that_ignores_term_does_not_run_beside_its_successor_after_a_restart_of_postgres() {
+    let mut server = PostgresServer::start_or_panic();
+    let world = World::on(&server.url());
+    let (beside, said, told) = overlap(&world, &[], || server.restart().unwrap());
+    assert!(beside < AT_ONCE, "it ran for {beside:?} beside its successor: {said:?}");
+    assert!(!told, "there is no time for TERM: {said:?}");
+    assert!(said.err.contains("the command was killed"), "{said:?}");
+}
+
+#[test]
+fn a_command_that_ignores_term_does_not_run_beside_its_successor_after_a_break() {
+    let server = RedisServer::start_or_panic();
+    for world in [World::on(&server.url()), World::new()] {
+        let broken = || assert_eq!(world.say(&["break", "a", "--yes"]).code, Some(0));
+        let (beside, said, told) = overlap(&world, &[], broken);
+        assert!(beside < AT_ONCE, "it ran for {beside:?} beside its successor: {said:?}");
+        assert!(!told, "there is no time for TERM: {said:?}");
+    }
+}
+
+#[test]
+fn an_overlap_grace_lets_the_command_run_beside_its_successor() {
+    let server = RedisServer::start_or_panic();
+    let world = World::on(&server.url());
+    let broken = || assert_eq!(world.say(&["break", "a", "--yes"]).code, Some(0));
+    let (beside, said, told) = overlap(&world, &["--overlap-grace", "3s"], broken);
+    assert!(told, "it is asked first: {said:?}");
+    assert!(beside > Duration::from_secs(1), "it had {beside:?}: {said:?}");
 }
 
 #[test]
@@ -42,7 +94,9 @@ fn a_lock_that_is_taken_away_ends_the_command() {
     let server = RedisServer::start_or_panic();
     let world = World::on(&server.url());
     let work = "trap 'echo told > told; exit 0' TERM; echo ready; while :; do sleep 0.05; done";
-    let run = world.spawn(&["run", "a", "--ttl", "9s", "--json", "--", "sh", "-c", work]);
+    let grace = ["--ttl", "9s", "--overlap-grace", "5s"];
+    let run =
+        world.spawn(&[&["run", "a", "--json"], &grace[..], &["--", "sh", "-c", work]].concat());
     run.wait_out("ready");
     // Somebody else's key in its place: nobody enters while that is there.
     server.command(&["SET", "lockkeeper:{a}", "foreign", "PX", "600000"]);
@@ -90,7 +144,7 @@ fn a_session_that_postgres_terminates_ends_the_command() {
     assert_eq!(world.say(&["break", "a", "--yes"]).code, Some(0));
     let said = run.end();
     assert_eq!(said.code, Some(70), "{said:?}");
-    assert!(said.err.contains("the command was stopped"), "{said:?}");
+    assert!(said.err.contains("or its session ended): the command was killed"), "{said:?}");
     assert_eq!(world.say(&["run", "a", "--no-wait", "--", "true"]).code, Some(0));
 }
 

@@ -5,6 +5,7 @@ mod doctor;
 mod help;
 mod look;
 mod loss;
+mod namespaces;
 mod quorum;
 mod run;
 mod secrets;

@@ -173,8 +173,12 @@ fn a_guardian_that_is_killed_is_replaced() {
 fn a_wrapper_that_is_stopped_does_not_keep_the_command_alive_past_its_lease() {
     let server = RedisServer::start_or_panic();
     let world = World::on(&server.url());
-    let run = script(&world, &["--ttl", "15s", "--kill-after", "1s"], FAMILY);
+    // One that has left the group writes down the time, again and again.
+    let beats = "while :; do date +%s%N >> beats; sleep 0.02; done";
+    let work = format!("setsid sh -c '{beats}' & {FAMILY}");
+    let run = script(&world, &["--ttl", "15s", "--kill-after", "1s"], &work);
     let family = family(&world);
+    world.wait_for("beats");
     let next = world.spawn(&["run", "a", "--", "sh", "-c", "date +%s%N > entered"]);
     next.wait_err("waiting");
     run.signal(Signal::STOP);
@@ -182,6 +186,9 @@ fn a_wrapper_that_is_stopped_does_not_keep_the_command_alive_past_its_lease() {
         eventually("it is dead", || !lives(*pid));
     }
     assert_eq!(next.end().code, Some(0));
+    let entered: u128 = world.read("entered").trim().parse().unwrap();
+    let last = world.last_beat();
+    assert!(last < entered, "last beat {last}, entered {entered}");
     run.signal(Signal::CONT);
     let said = run.end();
     assert_eq!(said.code, Some(70), "{said:?}");
@@ -313,8 +320,7 @@ fn if_the_wrapper_is_killed_nobody_enters_before_the_command_is_dead() {
         next.wait_err("waiting");
         run.signal(Signal::KILL);
         let entered: u128 = next.end().out.trim().parse().unwrap();
-        let beats = world.read("beats");
-        let last: u128 = beats.lines().filter_map(|line| line.parse().ok()).max().unwrap();
+        let last = world.last_beat();
         assert!(last < entered, "round {round}: last beat {last}, entered {entered}");
     }
 }

@@ -182,7 +182,7 @@ fn a_job_that_is_stopped_for_longer_than_its_lease_is_dead_and_says_so_when_it_i
     shell.expect("<ready>");
     eventually("the command is dead", || !lives(pid));
     shell.line("fg");
-    shell.expect("the lock was not renewed in time: the command was stopped");
+    shell.expect("the lock was not renewed in time: the command was killed");
     shell.expect("<ready>");
     shell.line("echo code $?");
     shell.expect("code 70");

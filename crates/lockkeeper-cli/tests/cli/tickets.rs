@@ -130,3 +130,46 @@ fn what_is_not_a_ticket_is_refused() {
         assert!(said.err.contains(right), "{said:?}");
     }
 }
+
+#[test]
+fn a_ticket_that_was_altered_is_refused_at_once_and_touches_nothing() {
+    let server = RedisServer::start_or_panic();
+    let world = World::on(&server.url());
+    let said = world.say(&["acquire", "a", "--ttl", "10m"]);
+    fs::write(world.path("ticket"), &said.out).unwrap();
+    let ticket: serde_json::Value = serde_json::from_str(&said.out).unwrap();
+    let before = server.command(&["GET", "lockkeeper:{a}:x"]);
+    let json = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
+    for (field, value, code, why) in [
+        ("ttl", r#"{"secs":0,"nanos":0}"#, 64, "a ttl of 0ns is too short"),
+        ("ttl", r#"{"secs":18446744073709551615,"nanos":0}"#, 64, "too long"),
+        ("mode", r#"{"permits":{"take":0,"of":3}}"#, 64, "it takes no permits"),
+        ("mode", r#"{"permits":{"take":4,"of":3}}"#, 64, "4 permits, of 3"),
+        ("mode", r#"{"permits":{"take":1,"of":3}}"#, 70, "lost"),
+        ("mode", r#""shared""#, 70, "lost"),
+        ("mode", r#""root""#, 64, "not a ticket"),
+        ("label", r#""\u001b[2J""#, 64, "control characters"),
+        ("name", r#""""#, 64, "must not be empty"),
+        ("name", r#""b""#, 70, "lost"),
+        ("owner", r#""00000000000000000000000000000000""#, 70, "lost"),
+        ("owner", r#""nobody""#, 64, "32 hexadecimal digits"),
+        ("fence", "null", 64, "it has no fence"),
+        ("fence", "0", 64, "a fence is from 1"),
+        ("fence", "9007199254740990", 70, "the ticket is not that of a hold"),
+        ("fence", "9223372036854775807", 70, "the ticket is not that of a hold"),
+        ("fence", "9223372036854775808", 64, "a fence is from 1"),
+    ] {
+        let mut altered = ticket.clone();
+        altered[field] = json(value);
+        fs::write(world.path("altered"), altered.to_string()).unwrap();
+        for command in ["renew", "release"] {
+            let said = world.say(&[command, "altered"]);
+            assert_eq!(said.code, Some(code), "{command} {field} {value}: {said:?}");
+            assert_eq!(said.err.lines().count(), 1, "{said:?}");
+            assert!(said.err.contains(why), "{command} {field} {value}: {said:?}");
+        }
+    }
+    assert_eq!(server.command(&["GET", "lockkeeper:{a}:x"]), before);
+    assert_eq!(server.command(&["DBSIZE"]), "2", "the lock's own two keys, and nothing else");
+    assert_eq!(world.say(&["release", "ticket"]).code, Some(0));
+}

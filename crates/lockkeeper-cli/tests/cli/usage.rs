@@ -1,9 +1,13 @@
 //! Wrong usage gets one line that says what is right, and the default store is safe.
 
 use std::fs;
-use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
+use std::os::unix::process::CommandExt as _;
+use std::process::Command;
 
-use crate::world::{Running, World};
+use rustix::process::Signal;
+
+use crate::world::{Running, Said, World};
 
 #[test]
 fn wrong_usage_is_told_in_one_line_with_what_is_right() {
@@ -52,36 +56,125 @@ fn a_store_that_cannot_be_used_is_69() {
     }
 }
 
+/// A user that is not root, with a home of their own and no store named.
+struct User(World);
+
+impl User {
+    const ID: u32 = 12_345;
+
+    fn new() -> Self {
+        let world = World::new();
+        fs::set_permissions(world.path(""), fs::Permissions::from_mode(0o755)).unwrap();
+        let user = Self(world);
+        for dir in ["home", "session"] {
+            user.make(dir);
+        }
+        user
+    }
+
+    /// Makes a directory that belongs to the user.
+    fn make(&self, dir: &str) {
+        fs::create_dir(self.0.path(dir)).unwrap();
+        if rustix::process::geteuid().is_root() {
+            chown(self.0.path(dir), Some(Self::ID), None).unwrap();
+        }
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = self.0.command(args);
+        command.env_remove("LOCKKEEPER_STORE").env("HOME", self.0.path("home"));
+        command.env("XDG_RUNTIME_DIR", self.0.path("session"));
+        if rustix::process::geteuid().is_root() {
+            command.uid(Self::ID);
+        }
+        command
+    }
+
+    fn say(&self, args: &[&str]) -> Said {
+        Running::start(self.command(args)).end()
+    }
+}
+
 #[test]
 fn the_default_store_is_a_directory_for_its_owner_only() {
-    let world = World::new();
-    assert_eq!(world.say(&["run", "a", "true"]).code, Some(0));
-    let dir = world.path("run/lockkeeper");
+    let user = User::new();
+    let said = user.say(&["run", "a", "true"]);
+    assert_eq!((said.code, said.err.as_str()), (Some(0), ""));
+    let dir = user.0.path("home/.local/state/lockkeeper");
     assert_eq!(fs::metadata(&dir).unwrap().permissions().mode() & 0o777, 0o700);
     assert!(dir.join("a.lock").exists());
+    let said = user.say(&["doctor"]);
+    assert_eq!(said.code, Some(0), "{said:?}");
 
     fs::set_permissions(&dir, fs::Permissions::from_mode(0o755)).unwrap();
-    let said = world.say(&["run", "a", "true"]);
+    let said = user.say(&["run", "a", "true"]);
     assert_eq!(said.code, Some(69), "{said:?}");
     assert!(said.err.contains("its mode should be 0700"), "{said:?}");
 
-    let world = World::new();
-    symlink(world.path("elsewhere"), world.path("run/lockkeeper")).unwrap();
-    fs::create_dir(world.path("elsewhere")).unwrap();
-    let said = world.say(&["run", "a", "true"]);
+    let user = User::new();
+    user.make("state");
+    user.make("elsewhere");
+    symlink(user.0.path("elsewhere"), user.0.path("state/lockkeeper")).unwrap();
+    let mut command = user.command(&["run", "a", "true"]);
+    command.env("XDG_STATE_HOME", user.0.path("state"));
+    let said = Running::start(command).end();
     assert_eq!(said.code, Some(69), "{said:?}");
     assert!(said.err.contains("not a directory"), "{said:?}");
 }
 
 #[test]
-fn without_a_runtime_directory_the_default_store_is_in_the_one_for_temporary_files() {
-    let world = World::new();
-    let mut command = world.command(&["run", "a", "true"]);
-    fs::create_dir(world.path("a tmp")).unwrap();
-    command.env_remove("XDG_RUNTIME_DIR").env("TMPDIR", world.path("a tmp"));
+fn the_default_store_outlives_the_users_session() {
+    let user = User::new();
+    let work = ["run", "a", "--", "sh", "-c", "echo held; exec sleep 600"];
+    let run = Running::start(user.command(&work));
+    run.wait_out("held");
+    // What a logout does.
+    fs::remove_dir_all(user.0.path("session")).unwrap();
+    let mut elsewhere = user.command(&["run", "a", "--no-wait", "true"]);
+    elsewhere.env_remove("XDG_RUNTIME_DIR");
+    assert_eq!(Running::start(elsewhere).end().code, Some(75), "cron meets it there");
+    run.signal(Signal::TERM);
+    let said = run.end();
+    assert_eq!(said.code, Some(143), "{said:?}");
+}
+
+#[test]
+fn the_default_store_is_below_the_state_home_and_there_is_none_without_one() {
+    let user = User::new();
+    user.make("state");
+    let mut command = user.command(&["run", "a", "true"]);
+    command.env("XDG_STATE_HOME", user.0.path("state"));
     assert_eq!(Running::start(command).end().code, Some(0));
-    let user = rustix::process::geteuid().as_raw();
-    assert!(world.path(&format!("a tmp/lockkeeper-{user}/a.lock")).exists());
+    assert!(user.0.path("state/lockkeeper/a.lock").exists());
+    // A relative path is not one, by the specification of these variables.
+    let mut command = user.command(&["run", "b", "true"]);
+    command.env("XDG_STATE_HOME", "state");
+    assert_eq!(Running::start(command).end().code, Some(0));
+    assert!(user.0.path("home/.local/state/lockkeeper/b.lock").exists());
+    let mut command = user.command(&["run", "a", "touch", "ran"]);
+    command.env_remove("HOME");
+    let said = Running::start(command).end();
+    assert_eq!(said.code, Some(64), "{said:?}");
+    assert!(said.err.contains("set HOME, or name a store with --store"), "{said:?}");
+}
+
+#[test]
+fn the_default_store_of_root_does_not_depend_on_the_environment() {
+    let world = World::new();
+    let mut command = Command::new("unshare");
+    if !rustix::process::geteuid().is_root() {
+        command.args(["--user", "--map-root-user"]);
+    }
+    let work = "mount -t tmpfs none /run && \"$0\" run a true && stat -c %a /run/lockkeeper && ls /run/lockkeeper";
+    command.args(["--mount", "sh", "-c", work, crate::world::PROGRAM]);
+    world.environ(&mut command);
+    command.env_remove("LOCKKEEPER_STORE").env("HOME", world.path("home"));
+    command.env("XDG_STATE_HOME", world.path("state")).env("XDG_RUNTIME_DIR", world.path(""));
+    let said = Running::start(command).end();
+    let permitted = "(this test needs mount namespaces: run it as root, or allow user namespaces)";
+    assert_eq!(said.code, Some(0), "{said:?} {permitted}");
+    assert_eq!(said.out, "700\na.lock\n", "{said:?}");
+    assert!(!world.path("home").exists() && !world.path("state").exists());
 }
 
 #[test]

@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read, Write as _};
-use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
@@ -27,10 +26,10 @@ pub(crate) fn eventually(what: &str, mut so: impl FnMut() -> bool) {
     }
 }
 
-/// A directory with a default store, and perhaps another one.
+/// A directory, and a store: one of files in that directory, or another.
 pub(crate) struct World {
     dir: TempDir,
-    store: Option<String>,
+    store: String,
 }
 
 /// What a command that has ended has said.
@@ -42,16 +41,18 @@ pub(crate) struct Said {
 }
 
 impl World {
-    /// With the default store.
+    /// With a store of files. Not below `/tmp`, where `doctor` warns.
     pub(crate) fn new() -> Self {
-        let dir = tempfile::Builder::new().prefix("lockkeeper-cli-").tempdir().unwrap();
-        fs::DirBuilder::new().mode(0o700).create(dir.path().join("run")).unwrap();
-        Self { dir, store: None }
+        let mut dir = tempfile::Builder::new();
+        dir.prefix("lockkeeper-cli-");
+        let dir = dir.tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let store = format!("file:{}", dir.path().join("locks").display());
+        Self { dir, store }
     }
 
     /// With a store.
     pub(crate) fn on(url: &str) -> Self {
-        Self { store: Some(url.to_owned()), ..Self::new() }
+        Self { store: url.to_owned(), ..Self::new() }
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -61,6 +62,12 @@ impl World {
     /// What a file contains; nothing if it is not there.
     pub(crate) fn read(&self, name: &str) -> String {
         fs::read_to_string(self.path(name)).unwrap_or_default()
+    }
+
+    /// The last of the times, in nanoseconds, that a command has written into the file `beats`.
+    #[track_caller]
+    pub(crate) fn last_beat(&self) -> u128 {
+        self.read("beats").lines().filter_map(|line| line.parse().ok()).max().unwrap()
     }
 
     #[track_caller]
@@ -78,11 +85,8 @@ impl World {
     /// Sets up the environment of the command: nothing of the one that the tests run in but the path.
     pub(crate) fn environ(&self, command: &mut Command) {
         command.env_clear().env("PATH", std::env::var_os("PATH").unwrap());
-        command.env("XDG_RUNTIME_DIR", self.path("run")).env("LC_ALL", "C.UTF-8");
+        command.env("LOCKKEEPER_STORE", &self.store).env("LC_ALL", "C.UTF-8");
         command.current_dir(self.dir.path());
-        if let Some(url) = &self.store {
-            command.env("LOCKKEEPER_STORE", url);
-        }
     }
 
     pub(crate) fn command(&self, args: &[&str]) -> Command {

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use super::{Granted, Job, LEAST_PAUSE, Left, asked, at_once, boxed, within};
-use crate::backend::{Attempt, BoxFuture, Change, Grant, Mode, Renewal};
+use super::{Granted, Job, LEAST_PAUSE, LEAVE_WITHIN, Left, asked, at_once, boxed, within};
+use crate::backend::{Attempt, BoxFuture, Change, Fences, Grant, Kind, Mode, Renewal};
 use crate::backoff::Backoff;
 use crate::clock::{Moment, sleep_until};
 use crate::error::{Error, ErrorKind, Result};
-use crate::hold::{Hold, LEASE_RAN_OUT, Verdict};
+use crate::hold::{Hold, LEASE_RAN_OUT, NO_SUCH_HOLD, Verdict};
 use crate::keeper::Shared;
 use crate::observe;
 
@@ -134,9 +134,11 @@ impl Job {
         waiting_since: Option<Moment>,
     ) -> Result<Attempt> {
         let floor = match self.hold.mode() {
-            Mode::Exclusive => self.hold.shared.next_fence(),
+            Mode::Exclusive if self.has_floors() => {
+                self.hold.shared.floors.next(&self.hold.name, sent)?
+            }
             // Those who hold together should have the same fence: nothing to raise.
-            Mode::Shared | Mode::Permits { .. } => None,
+            Mode::Exclusive | Mode::Shared | Mode::Permits { .. } => None,
         };
         let until = until.filter(|_| self.plan.wait != Some(Duration::ZERO));
         let mut attempt = self.claim.attempt(floor);
@@ -177,20 +179,34 @@ impl Job {
         let now = Moment::now();
         if until.is_some_and(|until| now >= until) {
             let waited = now.since(start);
-            self.hold.fail(match contended {
-                Some(_) => Verdict::NotInTime { waited },
-                // No answer said that another claim holds the lock.
-                None => Verdict::Failed(self.hold.error("lock", Error::undecided(waited))),
-            });
+            if contended.is_some() {
+                return Err(Left::Place { waited });
+            }
+            // No answer said that another claim holds the lock.
+            self.hold.fail(Verdict::Failed(self.hold.error("lock", Error::undecided(waited))));
             return Err(Left::Something);
         }
         Ok(if change.is_some() { Waited::Noticed } else { Waited::Elapsed })
     }
 
+    /// Whether the store honours floors. Then each grant of a lock is the floor of the next.
+    fn has_floors(&self) -> bool {
+        self.capabilities().fences == Fences::Raisable
+    }
+
+    /// Takes note of what the store granted; false if nothing of the lease is left.
     fn accepts(&self, sent: Moment, grant: Grant) -> bool {
-        if let Some(fence) = grant.fence {
-            self.hold.shared.saw_fence(fence);
+        if let Some(fence) = grant.fence
+            && self.has_floors()
+            && self.hold.asked_mode.kind() == Kind::Lock
+        {
+            self.hold.shared.floors.granted(&self.hold.name, fence, sent);
         }
+        self.believes(sent, grant)
+    }
+
+    /// The same for a grant that is known from a ticket: its fence is not the store's word, and no floor.
+    fn believes(&self, sent: Moment, grant: Grant) -> bool {
         self.hold.granted(sent, grant.fence, grant.valid_for, self.plan.max_hold)
     }
 
@@ -232,17 +248,17 @@ impl Job {
         let error = match answer {
             Some(Ok(Renewal::Renewed { valid_for })) => {
                 let grant = Grant { fence, valid_for: Some(valid_for) };
-                if self.accepts(sent, grant) {
+                if self.believes(sent, grant) {
                     return Ok(Granted { sent, grant });
                 }
                 Error::lost(LEASE_RAN_OUT)
             }
             Some(Ok(Renewal::Held)) => {
                 let grant = Grant { fence, valid_for: None };
-                self.accepts(sent, grant);
+                self.believes(sent, grant);
                 return Ok(Granted { sent, grant });
             }
-            Some(Ok(Renewal::Lost)) => Error::lost(LEASE_RAN_OUT),
+            Some(Ok(Renewal::Lost)) => Error::lost(NO_SUCH_HOLD),
             Some(Err(error)) => error,
             None => Error::no_answer(longest),
         };
@@ -290,7 +306,8 @@ impl Spread {
 /// grants.
 ///
 /// Of a waiter it is known that others hold the lock, and that the store answered before: it does not
-/// wait for this answer for long.
+/// wait for this answer for long. Past the end of its time it still does for a moment, since only the answer
+/// says whether it has the lock or has to leave the queue.
 async fn answer(
     mut attempt: BoxFuture<'_, Result<Attempt>>,
     hold: &Hold,
@@ -299,7 +316,7 @@ async fn answer(
     waiting_since: Option<Moment>,
 ) -> Result<Attempt> {
     let (longest, caller) = match waiting_since {
-        Some(_) => (hold.ttl() / 3, until),
+        Some(_) => (hold.ttl() / 3, until.map(|until| until.add(LEAVE_WITHIN))),
         None => (hold.ttl(), until.map(|until| until.max(sent.add(LEAST_ANSWER)))),
     };
     let longest = longest.min(LONGEST_ANSWER);

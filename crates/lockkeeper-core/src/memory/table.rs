@@ -97,7 +97,7 @@ impl Place {
     fn party(&self, now: Instant, fence: Option<Fence>) -> Party {
         Party {
             owner: Some(self.owner),
-            label: self.label.clone(),
+            label: Some(self.label.clone()),
             mode: self.mode,
             fence,
             age: Some(now.saturating_duration_since(self.since)),
@@ -197,6 +197,9 @@ impl Table {
         let holder = entry.holders.iter_mut().find(|holder| holder.owner == spec.owner);
         // A hold that was downgraded is not brought back by a claim that does not know of it.
         let holder = holder.filter(|holder| downgrade || holder.mode == spec.mode);
+        // Neither is one whose ticket was altered. (Those who hold together may have been raised since.)
+        let is_altered = spec.ticket.is_some_and(|fence| fence != entry.fence);
+        let holder = holder.filter(|_| spec.mode != Mode::Exclusive || !is_altered);
         let renewed = holder.is_some();
         if let Some(holder) = holder {
             holder.end = now.checked_add(ttl);

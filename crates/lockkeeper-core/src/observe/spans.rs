@@ -8,6 +8,7 @@ use tracing::field::Empty;
 use super::watch::mode_name;
 use crate::fence::Fence;
 use crate::hold::Hold;
+use crate::text::visible;
 
 #[derive(Debug, Clone)]
 pub(super) struct Span(tracing::Span);
@@ -40,7 +41,7 @@ pub(super) fn wait(hold: &Hold) -> Span {
         store = hold.shared.backend.name(),
         name = %hold.name.escape_debug(),
         mode = mode_name(hold.asked_mode),
-        label = %hold.label,
+        label = %visible(hold.label.as_str()),
         fence = Empty,
         outcome = Empty,
     ))
@@ -54,7 +55,7 @@ pub(super) fn hold(hold: &Hold) -> Span {
         store = hold.shared.backend.name(),
         name = %hold.name.escape_debug(),
         mode = mode_name(hold.asked_mode),
-        label = %hold.label,
+        label = %visible(hold.label.as_str()),
         fence = hold.fence().map(Fence::get),
         outcome = Empty,
         reason = Empty,
@@ -70,7 +71,7 @@ pub(super) fn renew(hold: &Hold, parent: &Span) -> Span {
         store = hold.shared.backend.name(),
         name = %hold.name.escape_debug(),
         mode = mode_name(hold.asked_mode),
-        label = %hold.label,
+        label = %visible(hold.label.as_str()),
         fence = hold.fence().map(Fence::get),
         outcome = Empty,
     ))

@@ -1,9 +1,9 @@
 //! What one process sees of another's locks.
 
-use lockkeeper_core::{ErrorKind, Mode};
+use lockkeeper_core::{ErrorKind, Label, Mode};
 use lockkeeper_postgres::Key;
 
-use crate::kit::{eventually, keeper, name, soon};
+use crate::kit::{client, eventually, keeper, name, soon};
 
 /// Two stores of one process know as little of each other as two processes do.
 #[tokio::test]
@@ -15,7 +15,7 @@ async fn locks_of_others_are_shown_with_their_labels() {
     let shown = inspect.show(name.clone()).await.unwrap();
     assert_eq!(shown.len(), 1);
     assert_eq!(*shown[0].name, *name);
-    assert_eq!(shown[0].holders[0].label.as_str(), "the other");
+    assert_eq!(shown[0].holders[0].who(), "the other");
     assert_eq!((shown[0].holders[0].mode, shown[0].holders[0].owner), (Mode::Exclusive, None));
 
     // Nobody but its user knows the name that a key was made of: in a list it stands as the key.
@@ -31,7 +31,7 @@ async fn locks_of_others_are_shown_with_their_labels() {
     let theirs = one.inspect().unwrap();
     eventually("it waits", async || {
         let shown = theirs.show(name.clone()).await.unwrap();
-        shown[0].waiters.iter().any(|party| party.label.as_str() == "who waits")
+        shown[0].waiters.iter().any(|party| party.who() == "who waits")
     })
     .await;
     guard.release().await.unwrap();
@@ -62,4 +62,21 @@ async fn anothers_lock_can_be_broken() {
         ErrorKind::Lost
     );
     soon("lock", other.mutex(name).lock()).await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_foreign_session_is_shown_by_its_application_name_and_without_one_as_unknown() {
+    let (name, keeper, client) = (name("foreign"), keeper(""), client().await);
+    let key = Key::of(&name).to_string();
+    let key = key.strip_prefix("pg:").unwrap();
+    client.batch_execute(&format!("SELECT pg_advisory_lock({key})")).await.unwrap();
+    let inspect = keeper.inspect().unwrap();
+    for (application, label) in [("nightly import", Some("nightly import")), ("", None)] {
+        client.batch_execute(&format!("SET application_name = '{application}'")).await.unwrap();
+        let shown = inspect.show(name.clone()).await.unwrap();
+        let [holder] = &shown[0].holders[..] else { panic!("{shown:?}") };
+        assert_eq!(holder.label.as_ref().map(Label::as_str), label);
+        assert_eq!(holder.who(), label.unwrap_or("(unknown)"));
+        assert_eq!(holder.owner, None);
+    }
 }

@@ -1,4 +1,5 @@
--- Takes a lock or semaphore away from all who hold it, tells them, and hands over. Answers how many held.
+-- Takes a lock or semaphore away from all who hold it, tells them, and hands over. Answers how many held. If there is
+-- more to clean up than one call may, the queue does not move on as far as it could: call steps.lua after it.
 --   ARGV: kind (lock, semaphore), '1' if others may listen without a place in the queue
 local is_lock = ARGV[1] == 'lock'
 local broken = 0
@@ -9,11 +10,16 @@ local function take_from(owner, p)
   if p and p.channel ~= '-' then say(p.channel, 'look ' .. owner) end
 end
 
-for _, owner in ipairs(call('ZRANGE', SHARERS, 0, -1)) do
+for _, owner in ipairs(call('ZRANGEBYSCORE', SHARERS, '(' .. text(now), '+inf')) do
   take_from(owner, read(call('HGET', INFO, owner)))
   call('HDEL', INFO, owner)
 end
 call('DEL', SHARERS)
+if not is_lock then
+  call('HDEL', INFO, TALLY)
+  tally = nil
+  read_tally()
+end
 if is_lock then
   local holder = call('GET', HOLDER)
   if holder and holder ~= READERS then

@@ -1,12 +1,13 @@
--- Turns an exclusive hold into a shared one, with a new lease. Answers 1 if the owner holds, else 0.
+-- Turns an exclusive hold into a shared one, with a new lease. Answers 1 if the owner holds, else 0; 2 if it
+-- holds, and the queue takes another call to move on.
 --   ARGV: owner, ttl in ms, '1' if others may listen without a place in the queue
 local owner, ttl = ARGV[1], ARGV[2]
 clear_sharers(true)
 local p
 if call('GET', HOLDER) == owner then
-  p = read(call('GET', HELD)) or {since = us_text, fence = mint('s', 0), tail = ' 0 - '}
+  p = read(call('GET', HELD)) or {since = us_text, fence = mint_or_fail('s', 0), tail = ' 0 - '}
   call('DEL', HOLDER, HELD)
-elseif call('ZSCORE', SHARERS, owner) then
+elseif shares(owner, true) then
   p = read(call('HGET', INFO, owner))
 end
 if not p then return 0 end
@@ -14,4 +15,4 @@ p.mode, p.ttl, p.head = 's', ttl, ' s 1 1 ' .. ttl .. ' '
 hold(owner, p)
 move_on('')
 if ARGV[3] == '1' then say(HOLDER, 'free') end
-return 1
+return more and 2 or 1

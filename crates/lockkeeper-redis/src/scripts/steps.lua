@@ -7,7 +7,7 @@ local function held(owner, p)
     if call('GET', HOLDER) ~= owner then return nil end
     before = read(call('GET', HELD))
   else
-    if not call('ZSCORE', SHARERS, owner) then return nil end
+    if not shares(owner, p.mode == 's') then return nil end
     before = read(call('HGET', INFO, owner))
   end
   if before then
@@ -15,7 +15,7 @@ local function held(owner, p)
     p.since = before.since
     if floor > tonumber(before.fence) then remember(floor) else p.fence = before.fence end
   else
-    p.fence = mint(p.mode, p.fence)
+    p.fence = mint_or_fail(p.mode, p.fence)
   end
   hold(owner, p)
   return p.fence
@@ -27,14 +27,19 @@ local function in_the_way(mode, is_lock)
   -- A writer needs all readers gone, a permit only one.
   local which = is_lock and -1 or 0
   local ends = call('ZRANGE', SHARERS, which, which, 'WITHSCORES')[2]
-  return ends and tonumber(ends) - now or -1
+  return ends and math.max(tonumber(ends) - now, 0) or -1
 end
 
--- Where nobody waits: those who died while they did have left their records.
-local function forget_the_dead()
-  for _, other in ipairs(call('HKEYS', INFO)) do
-    if not call('ZSCORE', SHARERS, other) then call('HDEL', INFO, other) end
+-- Where nobody waits: removes records of waiters that died. Looks at some of all records at random, so the cost does not
+-- depend on how many hold.
+local function forget_the_dead(is_lock)
+  local needed = call('ZCARD', SHARERS) + (is_lock and 0 or call('HEXISTS', INFO, TALLY))
+  if call('HLEN', INFO) <= needed then return end
+  local some, dead = call('HRANDFIELD', INFO, 64), {}
+  for i, ends in ipairs(call('ZMSCORE', SHARERS, unpack(some))) do
+    if not ends and some[i] ~= TALLY then dead[#dead + 1] = some[i] end
   end
+  if #dead > 0 then call('HDEL', INFO, unpack(dead)) end
 end
 
 -- A place in the queue; the one that the owner has, if it has one.
@@ -42,7 +47,7 @@ local function join(owner, p, waits)
   if not waits then
     local last = call('ZREVRANGE', QUEUE, 0, 0, 'WITHSCORES')[2]
     if not last then
-      forget_the_dead()
+      forget_the_dead(p.mode ~= 'p')
     elseif last % 16 == 0 then
       -- Now and then, because those who would otherwise see to it may all be dead: see who still waits.
       move_on(owner)
@@ -59,9 +64,10 @@ local function ask(step, owner)
   local p = {mode = string.sub(step, 1, 1), ttl = ARGV[arg + 2], fence = ARGV[arg + 3],
     head = ARGV[arg + 4], tail = ARGV[arg + 5], since = us_text}
   p.ends = text(now + p.ttl)
+  check_floor(p.fence)
   local is_lock = p.mode ~= 'p'
   if p.mode == 'x' and call('EXISTS', HOLDER, QUEUE) == 0 then
-    p.fence = mint('x', p.fence)
+    p.fence = mint_or_fail('x', p.fence)
     hold(owner, p)
     return p.fence
   end
@@ -90,18 +96,21 @@ local function ask(step, owner)
     answer = held(owner, p)
     if answer then return answer end
     if call('EXISTS', QUEUE) == 0 and admits(p) then
-      p.fence = mint(p.mode, p.fence)
+      p.fence = mint_or_fail(p.mode, p.fence)
       hold(owner, p)
       return p.fence
     end
   end
   if queue then
     join(owner, p, waits)
-    return in_the_way(p.mode, is_lock)
+  elseif call('EXISTS', QUEUE) == 0 then
+    forget_the_dead(is_lock)
   end
-  if call('EXISTS', QUEUE) == 0 then forget_the_dead() end
+  if more then return 'again' end
+  local left = in_the_way(p.mode, is_lock)
+  if queue then return left end
   -- A node of a quorum tells who holds, so that a lock that is taken can be told from a split vote.
-  return {in_the_way(p.mode, is_lock), is_lock and call('GET', HOLDER) or '-'}
+  return {left, is_lock and call('GET', HOLDER) or '-'}
 end
 
 -- Gives up whatever an owner has, a hold or a place in the queue, and hands over.
@@ -117,9 +126,9 @@ local function give_back(step, owner)
     held = 1
   else
     clear_sharers(is_lock)
-    if call('ZREM', SHARERS, owner) == 1 then
-      call('HDEL', INFO, owner)
-      if is_lock and call('EXISTS', SHARERS) == 0 then call('DEL', HOLDER) end
+    if shares(owner, is_lock) then
+      remove_sharers({owner}, is_lock)
+      if is_lock then end_reading() end
       held = 1
     elseif call('ZREM', QUEUE, owner) == 1 then
       call('HDEL', INFO, owner)
@@ -127,12 +136,13 @@ local function give_back(step, owner)
   end
   move_on('')
   if step == 'lt' or step == 'mt' then say(HOLDER, 'free') end
-  return held
+  return more and held .. ' again' or held
 end
 
 while key <= #KEYS do
   HOLDER, HELD, SHARERS, QUEUE, INFO, FENCE = unpack(KEYS, key, key + 5)
   local step, owner = ARGV[arg], ARGV[arg + 1]
+  tally, more = nil, false
   local gives_back = step == 'l' or step == 'lt' or step == 'm' or step == 'mt'
   local taken, answer = pcall(gives_back and give_back or ask, step, owner)
   -- An error is a table since Redis 7, and a text before.

@@ -9,8 +9,9 @@
 --         listen without a place in the queue; owner
 -- Answers for each step. To an ask: the fence, as text, if the owner holds now; else, as a number, how many
 -- milliseconds are left of the lease in the way, or -1, and for an ask that does not queue also the value of the
--- holder key ('-' if there is none). To what gives back: 1 if the owner held, else 0. Or
--- an error: one does not keep the others from what they want.
+-- holder key ('-' if there is none); or 'again' if there is more to clean up than one call may, and the answer may be
+-- another then. To what gives back: 1 if the owner held, else 0, with ' again' behind it if the queue
+-- could not move on as far as it should for that reason. Or an error: one does not keep the others from what they want.
 local call, try = redis.call, redis.pcall
 local HOLDER, HELD, SHARERS, QUEUE, INFO, FENCE
 -- The last fence that each lock is known to have had: the clock may not have gone on since.
@@ -35,15 +36,16 @@ while true do
     look_at_clock()
     local ttl, floor = ARGV[arg + 2], ARGV[arg + 3]
     local there = call('EXISTS', HOLDER, SHARERS, QUEUE, INFO, FENCE)
+    -- Texts of the same length compare as the numbers do.
+    local is_past = #floor < #clock or #floor == #clock and floor <= clock
     if there == 0 then
-      -- Texts of the same length compare as the numbers do.
-      if not minted[HOLDER] and (#floor < #clock or #floor == #clock and floor <= clock)
+      if not minted[HOLDER] and is_past
         and try('SET', HOLDER, owner, 'PX', ttl).ok then
         call('SET', HELD, clock .. ' ' .. clock .. ARGV[arg + 4] .. '0' .. ARGV[arg + 5], 'PX', ttl)
         minted[HOLDER] = clock
         answer = clock
       end
-    elseif step == 'xq' then
+    elseif step == 'xq' and is_past then
       local holder, last = try('GET', HOLDER), try('ZREVRANGE', QUEUE, 0, 0, 'WITHSCORES')[2]
       -- Somebody has it for himself, and the only others are in line. (Every sixteenth sees who still waits.)
       if type(holder) == 'string' and holder ~= '(readers)' and holder ~= owner
@@ -73,7 +75,7 @@ while true do
       local held, line = try('GET', HELD), try('ZRANGE', QUEUE, 0, 1)
       local heir, after = line[1], line[2]
       local records = heir and try('HMGET', INFO, heir, after or heir)
-      local floor, before, ttl, ends, behind, seq, channel = string.match(
+      local floor, before, ttl, ends, behind, secret, channel = string.match(
         records and records[1] or '', '^%S+ (%S+)( x 1 1 (%S+) )(%S+)( (%S+) (%S+) .*)$')
       local rest, rest_ends = string.match(
         after and records and records[2] or '', '^%S+ %S+( x 1 1 %S+ )(%S+)')
@@ -92,7 +94,7 @@ while true do
           call('SET', HOLDER, heir, 'PX', ttl)
           call('SET', HELD, clock .. ' ' .. clock .. before .. '0' .. behind, 'PX', ttl)
           minted[HOLDER] = clock
-          try('PUBLISH', channel, 'granted ' .. heir .. ' ' .. seq .. ' ' .. clock)
+          try('PUBLISH', channel, 'granted ' .. heir .. ' ' .. secret .. ' ' .. clock)
           answer = 1
         end
       end

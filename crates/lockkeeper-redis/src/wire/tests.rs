@@ -20,7 +20,8 @@ async fn pair(
     let address = Address { host: "127.0.0.1".into(), port: listener.local_addr().unwrap().port() };
     let config = Config::from_url(&format!("redis://{address}/")).unwrap();
     let gone = CancellationToken::new();
-    let wire = Wire::connect(&config, &address, protocol, hear, &gone);
+    let places = [listener.local_addr().unwrap()];
+    let wire = Wire::connect(&config, &address, &places, protocol, hear, &gone);
     let (wire, accepted) = tokio::join!(wire, listener.accept());
     (Arc::new(wire.unwrap()), accepted.unwrap().0, gone)
 }
@@ -112,6 +113,7 @@ async fn what_the_network_does_not_take_at_once_follows_though_nobody_awaits_it(
 #[tokio::test]
 async fn an_answer_may_be_larger_than_the_buffer() {
     let (wire, mut server, _gone) = plain().await;
+    wire.end_handshake();
     let asked = ask(&wire, "GET");
     let text = "x".repeat(BUFFER * 5 + 1);
     says(&mut server, &format!("${}\r\n{text}\r\n:1\r\n", text.len())).await;
@@ -143,6 +145,87 @@ async fn what_makes_no_sense_ends_the_connection() {
         let answer = soon("the answer", one).await.unwrap();
         assert_eq!(answer.is_ok(), nonsense.starts_with(':'), "{answer:?}");
         hung_up(&mut server).await;
+    }
+}
+
+/// Answers that are too large: what they are, and as much of them as should end the connection.
+fn floods(limits: Limits) -> Vec<(&'static str, String)> {
+    let (bytes, values, line) = (limits.bytes, limits.values, limits.line);
+    let half = bytes / 2;
+    let text = "x".repeat(half);
+    vec![
+        ("a text that is announced to be too long", format!("${}\r\n", bytes + 1)),
+        ("two texts that are too long together", format!("*2\r\n${half}\r\n{text}\r\n${half}\r\n")),
+        ("more values than are allowed", format!("*{}\r\n", values + 1)),
+        ("more pairs than are allowed", format!("%{}\r\n", values / 2 + 1)),
+        ("arrays in arrays without end", "*1\r\n".repeat(values + 1)),
+        ("attributes without end", "|0\r\n".repeat(values + 1)),
+        ("a line without end", format!("+{}", "x".repeat(line + 1))),
+        ("a number without end", format!(":{}", "1".repeat(line + 1))),
+        ("a push without end", format!(">{}\r\n", values + 1)),
+    ]
+}
+
+#[tokio::test]
+async fn an_answer_that_is_too_large_ends_the_connection_and_is_not_kept() {
+    for (is_ready, limits) in [(false, Limits::HANDSHAKE), (true, Limits::READY)] {
+        for (what, start) in floods(limits) {
+            let (wire, mut server, gone) = plain().await;
+            if is_ready {
+                wire.end_handshake();
+            }
+            let one = ask(&wire, "ONE");
+            waiting(&wire, 1).await;
+            // It may have hung up before it has read all of it.
+            let _ = server.write_all(start.as_bytes()).await;
+            let case = format!("{what}, after the handshake: {is_ready}");
+            soon(&case, gone.cancelled()).await;
+            let error = soon(&case, one).await.unwrap().expect_err(&case);
+            assert!(error.to_string().contains("limit"), "{case}: {error}");
+            hung_up(&mut server).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn answers_within_the_limits_pass() {
+    for (is_ready, limits) in [(false, Limits::HANDSHAKE), (true, Limits::READY)] {
+        let (wire, mut server, _gone) = plain().await;
+        if is_ready {
+            wire.end_handshake();
+        }
+        let (one, two) = (ask(&wire, "ONE"), ask(&wire, "TWO"));
+        waiting(&wire, 2).await;
+        let text = "x".repeat(limits.bytes - 100);
+        says(&mut server, &format!("${}\r\n{text}\r\n", text.len())).await;
+        says(&mut server, &format!("+{}\r\n", "x".repeat(limits.line - 100))).await;
+        assert_eq!(soon("one", one).await.unwrap().unwrap(), Value::BulkString(text.into_bytes()));
+        soon("two", two).await.unwrap().unwrap();
+    }
+}
+
+/// A server that floods whatever connects to it.
+#[tokio::test]
+async fn a_flood_instead_of_a_login_is_refused() {
+    for protocol in ["resp2", "resp3"] {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let flood = tokio::spawn(async move {
+            let mut sent = 0_usize;
+            while let Ok((mut client, _)) = listener.accept().await {
+                let chunk = [b'x'; 4096];
+                let _ = client.write_all(b"+").await;
+                while client.write_all(&chunk).await.is_ok() {
+                    sent += chunk.len();
+                    assert!(sent < MUCH * 4, "it reads on and on");
+                }
+            }
+        });
+        let url = format!("redis://:secret@{address}/?protocol={protocol}&connect_timeout=60s");
+        let opened = crate::Redis::connect(Config::from_url(&url).unwrap());
+        let error = soon("the refusal", opened).await.unwrap_err();
+        assert!(error.to_string().contains("limit"), "{error}");
+        flood.abort();
     }
 }
 

@@ -1,8 +1,9 @@
 //! The clocks of clients play no part.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Stdio;
 
+use lockkeeper_testkit::server::ServerClock;
 use lockkeeper_testkit::wait::{eventually, soon};
 use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
@@ -28,43 +29,6 @@ fn no_wall_clock_is_read() {
     assert!(files >= 10, "{files}");
 }
 
-/// Puts the wall clock of a program forward by an hour, and leaves its other clocks alone.
-const SHIM: &str = r"
-#define _GNU_SOURCE
-#include <sys/syscall.h>
-#include <sys/time.h>
-#include <time.h>
-#include <unistd.h>
-int clock_gettime(clockid_t which, struct timespec *at) {
-    int failed = syscall(SYS_clock_gettime, which, at);
-    if (!failed && which == CLOCK_REALTIME) at->tv_sec += 3600;
-    return failed;
-}
-int gettimeofday(struct timeval *at, void *zone) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    at->tv_sec = now.tv_sec;
-    at->tv_usec = now.tv_nsec / 1000;
-    return 0;
-}
-time_t time(time_t *at) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    if (at) *at = now.tv_sec;
-    return now.tv_sec;
-}
-";
-
-async fn shim(folder: &Path) -> PathBuf {
-    let (source, made) = (folder.join("shim.c"), folder.join("shim.so"));
-    std::fs::write(&source, SHIM).unwrap();
-    let mut compiler = Command::new("cc");
-    compiler.args(["-shared", "-fPIC", "-o"]).arg(&made).arg(&source);
-    let done = soon("the compiler", compiler.output()).await.unwrap();
-    assert!(done.status.success(), "{done:?}");
-    made
-}
-
 /// A process that takes locks, an hour ahead.
 struct Ahead {
     child: Child,
@@ -72,12 +36,12 @@ struct Ahead {
 }
 
 impl Ahead {
-    fn start(shim: &Path, url: &str, name: &str) -> Self {
+    fn start(clock: &ServerClock, url: &str, name: &str) -> Self {
         let mut program = std::env::current_exe().unwrap();
         program.pop();
         program.pop();
         let mut command = Command::new(program.join("examples/redis_helper"));
-        command.args([url, name, "6000", "hold"]).env("LD_PRELOAD", shim);
+        command.args([url, name, "6000", "hold"]).envs(clock.environment());
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
         let mut child = command.spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
@@ -102,8 +66,9 @@ impl Ahead {
 #[tokio::test]
 async fn clients_whose_clocks_are_an_hour_apart_exclude_and_follow_each_other() {
     let (server, keeper) = server().await;
-    let shim = shim(server.dir()).await;
-    let date = Command::new("date").arg("+%s").env("LD_PRELOAD", &shim).output();
+    let hour = ServerClock::new().unwrap();
+    hour.set_ahead(3_600_000_000);
+    let date = Command::new("date").arg("+%s").envs(hour.environment()).output();
     let date = String::from_utf8(date.await.unwrap().stdout).unwrap();
     let clock = server.command(&["TIME"]);
     let clock: u64 = clock.lines().next().unwrap().parse().unwrap();
@@ -111,7 +76,7 @@ async fn clients_whose_clocks_are_an_hour_apart_exclude_and_follow_each_other() 
     assert!((3590..4200).contains(&ahead), "the shim does nothing: {ahead}");
 
     // It holds, and we wait for longer than its lease: it is renewed, and nobody takes it for dead.
-    let mut other = Ahead::start(&shim, &server.url(), "a");
+    let mut other = Ahead::start(&hour, &server.url(), "a");
     let first = other.held().await;
     assert!(keeper.mutex("a").try_lock().await.unwrap().is_none());
     let mutex = keeper.mutex("a");
@@ -139,7 +104,7 @@ async fn clients_whose_clocks_are_an_hour_apart_exclude_and_follow_each_other() 
     assert!(second > first);
 
     // We hold, and it waits in the queue, and then gets it.
-    let mut other = Ahead::start(&shim, &server.url(), "a");
+    let mut other = Ahead::start(&hour, &server.url(), "a");
     queued(&keeper, "a", 1).await;
     assert!(guard.is_held());
     guard.release().await.unwrap();

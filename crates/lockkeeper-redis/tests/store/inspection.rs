@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkeeper_core::{ErrorKind, Kind, Mode, What};
+use lockkeeper_core::{ErrorKind, Kind, Mode, Party, What};
 use lockkeeper_testkit::wait::{eventually, soon};
 
 use crate::kit::{got, lock, nothing_left, open, read, secs, server, waiter, write};
@@ -22,7 +22,7 @@ async fn holders_show_label_fence_age_and_lease() {
     assert_eq!((info.name.as_str(), info.kind), ("a", Kind::Lock));
     assert!(info.waiters.is_empty());
     let [holder] = info.holders.as_slice() else { panic!("{info:?}") };
-    assert_eq!(holder.label.as_str(), label);
+    assert_eq!(holder.who(), label);
     assert_eq!(holder.owner, Some(guard.owner()));
     assert_eq!((holder.fence, holder.mode), (guard.fence(), Mode::Exclusive));
     let left = holder.remaining.unwrap();
@@ -48,7 +48,7 @@ async fn a_label_has_no_control_characters() {
     for label in ["", " ", "x 1 1 30000 0 0 1 - 1 x"] {
         let guard = keeper.mutex("a").label(label).lock().await.unwrap();
         let info = keeper.inspect().unwrap().show("a").await.unwrap();
-        assert_eq!(info[0].holders[0].label.as_str(), label);
+        assert_eq!(info[0].holders[0].who(), label);
         guard.release().await.unwrap();
     }
     nothing_left(&keeper, &server).await;
@@ -67,7 +67,7 @@ async fn the_queue_is_shown_in_its_order() {
         waiters.push(waiter(&keeper, "a", place, ask).await);
     }
     let infos = keeper.inspect().unwrap().list("a").await.unwrap();
-    let labels: Vec<&str> = infos[0].waiters.iter().map(|waiter| waiter.label.as_str()).collect();
+    let labels: Vec<&str> = infos[0].waiters.iter().map(Party::who).collect();
     let expected: Vec<String> = (1..=12).map(|place| format!("number {place}")).collect();
     assert_eq!(labels, expected);
     for (waiter, place) in infos[0].waiters.iter().zip(1..) {
@@ -94,7 +94,7 @@ async fn readers_and_permits_are_all_shown() {
     let [lock, permit_info] = infos.as_slice() else { panic!("{infos:?}") };
     assert_eq!((lock.kind, permit_info.kind), (Kind::Lock, Kind::Semaphore));
     let mut readers: Vec<_> =
-        lock.holders.iter().map(|reader| (reader.label.to_string(), reader.mode)).collect();
+        lock.holders.iter().map(|reader| (reader.who().to_owned(), reader.mode)).collect();
     readers.sort_by(|a, b| a.0.cmp(&b.0));
     let expected = [("one".to_owned(), Mode::Shared), ("two".to_owned(), Mode::Shared)];
     assert_eq!(readers, expected);
@@ -188,7 +188,7 @@ async fn a_ticket_is_carried_from_keeper_to_keeper() {
         let infos = keeper.inspect().unwrap().show(name.as_str()).await.unwrap();
         assert_eq!(infos[0].holders[0].owner, Some(owner));
         if name == "a" {
-            assert_eq!(infos[0].holders[0].label.as_str(), "carried along");
+            assert_eq!(infos[0].holders[0].who(), "carried along");
         }
         adopted.release().await.unwrap();
         assert!(keeper.inspect().unwrap().show(name.as_str()).await.unwrap().is_empty());

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use lockkeeper_core::{Error, Guard, Keeper, Result};
 use lockkeeper_redis::{Config, Redis};
-use lockkeeper_testkit::server::RedisServer;
+use lockkeeper_testkit::server::{RedisMake, RedisServer};
 use lockkeeper_testkit::wait::{eventually, soon};
 use tokio::task::JoinHandle;
 
@@ -20,7 +20,12 @@ pub(crate) async fn try_open(url: &str) -> Result<Keeper> {
 
 /// A server and a keeper on it.
 pub(crate) async fn server() -> (RedisServer, Keeper) {
-    let server = RedisServer::start_or_panic();
+    server_of(RedisMake::Installed).await
+}
+
+/// A server of this make and a keeper on it.
+pub(crate) async fn server_of(make: RedisMake) -> (RedisServer, Keeper) {
+    let server = RedisServer::builder().make(make).start_or_panic();
     let keeper = open(&server.url()).await;
     (server, keeper)
 }

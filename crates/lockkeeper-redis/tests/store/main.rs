@@ -1,6 +1,7 @@
 //! What is Redis's own, on real servers: keys, scripts, fences, refusals, inspection.
 #![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 
+mod cleanup;
 mod clocks;
 mod cluster;
 mod fences;
@@ -8,6 +9,7 @@ mod inspection;
 mod kit;
 mod leftovers;
 mod many;
+mod permits;
 mod plain_key;
 mod proxies;
 mod pushes;
@@ -19,4 +21,5 @@ mod replicas;
 mod requests;
 mod scripts;
 mod sharing;
+mod skew;
 mod urls;

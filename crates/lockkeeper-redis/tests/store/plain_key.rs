@@ -128,7 +128,7 @@ async fn inspection_shows_a_foreign_holder_and_can_break_it() {
     assert_eq!(infos[0].name.as_str(), "a");
     let [holder] = infos[0].holders.as_slice() else { panic!("{infos:?}") };
     assert_eq!((holder.owner, holder.fence, holder.age), (None, None, None));
-    assert_eq!((holder.label.as_str(), holder.mode), ("somebody else", Mode::Exclusive));
+    assert_eq!((holder.who(), holder.mode), ("somebody else", Mode::Exclusive));
     let left = holder.remaining.unwrap();
     assert!(left > secs(500) && left <= secs(600), "{left:?}");
 
@@ -148,7 +148,7 @@ async fn a_foreign_client_that_takes_over_is_not_taken_for_who_held_before() {
     assert!(foreign_lock(&server, "a", "600000"));
     let infos = keeper.inspect().unwrap().show("a").await.unwrap();
     let [holder] = infos[0].holders.as_slice() else { panic!("{infos:?}") };
-    assert_eq!((holder.label.as_str(), holder.fence), ("somebody else", None));
+    assert_eq!((holder.who(), holder.fence), ("somebody else", None));
     assert_eq!(guard.release().await.unwrap(), ReleaseOutcome::AlreadyLost);
     assert_eq!(server.command(&["GET", &key("a")]), "somebody else");
     assert!(foreign_release(&server, "a", "somebody else"));
@@ -163,5 +163,40 @@ async fn a_value_that_is_no_text_is_still_a_holder() {
     let infos = keeper.inspect().unwrap().show("a").await.unwrap();
     assert_eq!(infos[0].holders.len(), 1);
     assert_eq!(keeper.inspect().unwrap().break_lock("a").await.unwrap(), 1);
+    nothing_left(&keeper, &server).await;
+}
+
+#[tokio::test]
+async fn a_foreign_client_that_says_nothing_of_itself_has_no_label() {
+    let (server, keeper) = server().await;
+    for value in ["''", "'\\n\\0\\27'"] {
+        let command = format!("return redis.call('SET', KEYS[1], {value}, 'NX', 'PX', '60000')");
+        assert_eq!(server.command(&["EVAL", &command, "1", &key("a")]), "OK");
+        let infos = keeper.inspect().unwrap().show("a").await.unwrap();
+        let [holder] = infos[0].holders.as_slice() else { panic!("{infos:?}") };
+        assert_eq!((holder.label.as_ref(), holder.who()), (None, "(unknown)"), "{value}");
+        server.command(&["DEL", &key("a")]);
+    }
+    nothing_left(&keeper, &server).await;
+}
+
+/// As a client of another version, or of another make, could write it.
+#[tokio::test]
+async fn a_record_whose_label_cannot_be_shown_has_none_and_not_that_of_who_looks() {
+    let (server, keeper) = server().await;
+    let guard = keeper.mutex("a").label("billing").lock().await.unwrap();
+    for label in ["'two\\nlines'", "string.rep('x', 257)"] {
+        let command = format!(
+            "local record = string.gsub(redis.call('GET', KEYS[1]), 'billing', {label})
+             return redis.call('SET', KEYS[1], record, 'KEEPTTL', 'GET')"
+        );
+        let record = format!("{}:x", key("a"));
+        let before = server.command(&["EVAL", &command, "1", &record]);
+        let infos = keeper.inspect().unwrap().show("a").await.unwrap();
+        let [holder] = infos[0].holders.as_slice() else { panic!("{infos:?}") };
+        assert_eq!((holder.label.as_ref(), holder.owner), (None, Some(guard.owner())), "{label}");
+        server.command(&["SET", &record, &before, "KEEPTTL"]);
+    }
+    guard.release().await.unwrap();
     nothing_left(&keeper, &server).await;
 }

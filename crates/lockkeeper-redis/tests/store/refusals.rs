@@ -3,11 +3,11 @@
 use std::net::{Ipv4Addr, TcpListener};
 
 use lockkeeper_core::{Error, ErrorKind, Keeper};
-use lockkeeper_testkit::server::RedisServer;
-use lockkeeper_testkit::wait::soon;
+use lockkeeper_testkit::server::{RedisMake, RedisServer};
+use lockkeeper_testkit::wait::{eventually, soon};
 
 use crate::kit::{
-    all_of, got, key, lock, nothing_left, number, open, read, secs, server, try_open, waiter,
+    all_of, got, key, lock, nothing_left, number, open, read, secs, server_of, try_open, waiter,
 };
 
 const SECRET: &str = "hunter2";
@@ -35,9 +35,8 @@ async fn lock_refused(keeper: &Keeper, kind: ErrorKind, says: &str) {
     assert!(text.starts_with("redis: lock \"a\": ") || text.starts_with("redis: "), "{text}");
 }
 
-#[tokio::test]
-async fn wrong_credentials_are_refused() {
-    let server = RedisServer::builder().password("right").start_or_panic();
+async fn wrong_credentials_are_refused(make: RedisMake) {
+    let server = RedisServer::builder().make(make).password("right").start_or_panic();
     let port = server.port();
     let wrong = "refuses the user name or the password";
     for protocol in ["resp2", "resp3"] {
@@ -50,11 +49,11 @@ async fn wrong_credentials_are_refused() {
 }
 
 /// Such a server quotes what it was sent.
-#[tokio::test]
-async fn a_server_that_knows_no_passwords_is_not_quoted() {
+async fn a_server_that_knows_no_passwords_is_not_quoted(make: RedisMake) {
     for unknown in [&["AUTH"][..], &["AUTH", "HELLO"]] {
         let unknown = unknown.iter().flat_map(|word| ["--rename-command", *word, ""]);
-        let server = RedisServer::with_args(&unknown.collect::<Vec<_>>()).unwrap();
+        let server = RedisServer::builder().make(make).args(&unknown.collect::<Vec<_>>());
+        let server = server.start_or_panic();
         for user in ["", "ann"] {
             let url = format!("redis://{user}:{SECRET}@127.0.0.1:{}/", server.port());
             for url in [format!("{url}?protocol=resp2"), url] {
@@ -68,9 +67,8 @@ async fn a_server_that_knows_no_passwords_is_not_quoted() {
     }
 }
 
-#[tokio::test]
-async fn a_password_for_a_server_without_one_is_not_told() {
-    let server = RedisServer::start_or_panic();
+async fn a_password_for_a_server_without_one_is_not_told(make: RedisMake) {
+    let server = RedisServer::builder().make(make).start_or_panic();
     // Redis 6 and later let the default user in with any password.
     let url = format!("redis://:{SECRET}@127.0.0.1:{}/", server.port());
     match try_open(&url).await {
@@ -81,9 +79,8 @@ async fn a_password_for_a_server_without_one_is_not_told() {
     refused(&url, ErrorKind::Config, "refuses the user name or the password").await;
 }
 
-#[tokio::test]
-async fn a_user_without_permission_for_scripts_is_told_so() {
-    let server = RedisServer::start_or_panic();
+async fn a_user_without_permission_for_scripts_is_told_so(make: RedisMake) {
+    let server = RedisServer::builder().make(make).start_or_panic();
     let rules = ["~*", "&*", "+@all", "-@scripting"];
     let rule = format!(">{SECRET}");
     let mut command = vec!["ACL", "SETUSER", "ann", "on", &rule];
@@ -97,9 +94,22 @@ async fn a_user_without_permission_for_scripts_is_told_so() {
     nothing_left(&keeper, &server).await;
 }
 
-#[tokio::test]
-async fn a_user_without_permission_for_the_keys_is_told_so() {
-    let server = RedisServer::start_or_panic();
+/// One that may run scripts, but not what they do.
+async fn a_user_without_permission_for_a_command_of_a_script_is_told_so(make: RedisMake) {
+    let server = RedisServer::builder().make(make).start_or_panic();
+    let rule = format!(">{SECRET}");
+    for lacks in ["-set", "-time", "-exists"] {
+        server
+            .command(&["ACL", "SETUSER", "ann", "reset", "on", &rule, "~*", "&*", "+@all", lacks]);
+        let url = format!("redis://ann:{SECRET}@127.0.0.1:{}/", server.port());
+        let keeper = open(&url).await;
+        lock_refused(&keeper, ErrorKind::Config, "lacks a permission that locks need").await;
+        nothing_left(&keeper, &server).await;
+    }
+}
+
+async fn a_user_without_permission_for_the_keys_is_told_so(make: RedisMake) {
+    let server = RedisServer::builder().make(make).start_or_panic();
     let rule = format!(">{SECRET}");
     server.command(&["ACL", "SETUSER", "ann", "on", &rule, "~shop:*", "&*", "+@all"]);
     let url = format!("redis://ann:{SECRET}@127.0.0.1:{}/", server.port());
@@ -110,9 +120,8 @@ async fn a_user_without_permission_for_the_keys_is_told_so() {
     nothing_left(&keeper, &server).await;
 }
 
-#[tokio::test]
-async fn a_user_without_permission_for_channels_polls_and_hands_over() {
-    let (server, keeper) = server().await;
+async fn a_user_without_permission_for_channels_polls_and_hands_over(make: RedisMake) {
+    let (server, keeper) = server_of(make).await;
     let rule = format!(">{SECRET}");
     server.command(&["ACL", "SETUSER", "ann", "on", &rule, "~*", "resetchannels", "+@all"]);
     let url = format!("redis://ann:{SECRET}@127.0.0.1:{}/", server.port());
@@ -134,6 +143,53 @@ async fn a_user_without_permission_for_channels_polls_and_hands_over() {
     guard.release().await.unwrap();
     got(waiting).await.release().await.unwrap();
     nothing_left(&mute, &server).await;
+    nothing_left(&keeper, &server).await;
+}
+
+/// Its waiters were told at first: they must not wait for that any longer than until they are connected again.
+async fn waiters_of_a_user_that_loses_its_channels_poll(make: RedisMake) {
+    for protocol in ["resp3", "resp2"] {
+        let (server, keeper) = server_of(make).await;
+        let rule = format!(">{SECRET}");
+        server.command(&["ACL", "SETUSER", "ann", "on", &rule, "~*", "allchannels", "+@all"]);
+        let url = format!("redis://ann:{SECRET}@127.0.0.1:{}/?protocol={protocol}", server.port());
+        let mute = open(&url).await.ttl(secs(36_000));
+        assert!(mute.capabilities().push);
+        let guard = lock(&keeper.clone().ttl(secs(36_000)), "a").await;
+        let mutex = mute.mutex("a");
+        let waiting = waiter(&keeper, "a", 1, async move { mutex.lock().await }).await;
+        // Which also ends the connections that listen.
+        server.command(&["ACL", "SETUSER", "ann", "resetchannels"]);
+        let info = format!("{}:i", key("a"));
+        eventually("a place without a channel", async || {
+            server.command(&["HVALS", &info]).contains(" - ")
+        })
+        .await;
+        guard.release().await.unwrap();
+        got(waiting).await.release().await.unwrap();
+        nothing_left(&mute, &server).await;
+        nothing_left(&keeper, &server).await;
+    }
+}
+
+/// A lost channel is noticed at once, whichever of two connections it was on.
+async fn waiters_look_again_when_the_connection_that_listens_is_killed(make: RedisMake) {
+    let (server, keeper) = server_of(make).await;
+    let other = open(&format!("{}?protocol=resp2", server.url())).await.ttl(secs(36_000));
+    let guard = lock(&keeper.clone().ttl(secs(36_000)), "a").await;
+    let mutex = other.mutex("a");
+    let waiting = waiter(&keeper, "a", 1, async move { mutex.lock().await }).await;
+    let holder = key("a");
+    // In one go, so that nobody is there to be told.
+    let hand_over = format!(
+        "redis.call('SET', '{holder}', redis.call('ZRANGE', '{holder}:q', 0, 0)[1], 'PX', 600000)
+        return redis.call('DEL', '{holder}:q', '{holder}:i', '{holder}:x')"
+    );
+    server.command(&["EVAL", &hand_over, "0"]);
+    server.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+    got(waiting).await.release().await.unwrap();
+    drop(guard);
+    nothing_left(&other, &server).await;
     nothing_left(&keeper, &server).await;
 }
 
@@ -162,10 +218,9 @@ async fn a_server_that_never_answers_is_given_up_in_time() {
     }
 }
 
-#[tokio::test]
-async fn a_read_only_replica_is_refused() {
-    let master = RedisServer::start_or_panic();
-    let replica = RedisServer::builder().replica_of(&master).start_or_panic();
+async fn a_read_only_replica_is_refused(make: RedisMake) {
+    let master = RedisServer::builder().make(make).start_or_panic();
+    let replica = RedisServer::builder().make(make).replica_of(&master).start_or_panic();
     refused(&replica.url(), ErrorKind::Unavailable, "read-only replica").await;
     // One that becomes a replica while it is used.
     let keeper = open(&master.url()).await;
@@ -177,12 +232,12 @@ async fn a_read_only_replica_is_refused() {
 
 /// Makes the server refuse everything that takes memory.
 fn fill_up(server: &RedisServer) {
-    server.command(&["CONFIG", "SET", "maxmemory-policy", "noeviction", "maxmemory", "1"]);
+    server.command(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
+    server.command(&["CONFIG", "SET", "maxmemory", "1"]);
 }
 
-#[tokio::test]
-async fn a_full_server_refuses_locks_and_takes_them_back() {
-    let (server, keeper) = server().await;
+async fn a_full_server_refuses_locks_and_takes_them_back(make: RedisMake) {
+    let (server, keeper) = server_of(make).await;
     let other = open(&server.url()).await;
     let held = lock(&keeper, "held").await;
     let waiting = waiter(&keeper, "held", 1, read(&other, "held")).await;
@@ -209,9 +264,8 @@ async fn a_full_server_refuses_locks_and_takes_them_back() {
     nothing_left(&keeper, &server).await;
 }
 
-#[tokio::test]
-async fn a_full_server_still_renews_readers_of_different_ttls() {
-    let (server, keeper) = server().await;
+async fn a_full_server_still_renews_readers_of_different_ttls(make: RedisMake) {
+    let (server, keeper) = server_of(make).await;
     let long = keeper.rw_lock("a").ttl(secs(600)).read().await.unwrap();
     let short = keeper.rw_lock("a").ttl(secs(60)).read().await.unwrap();
     let exclusive = lock(&keeper, "b").await;
@@ -229,9 +283,8 @@ async fn a_full_server_still_renews_readers_of_different_ttls() {
     nothing_left(&keeper, &server).await;
 }
 
-#[tokio::test]
-async fn a_key_that_is_used_for_something_else_is_told() {
-    let (server, keeper) = server().await;
+async fn a_key_that_is_used_for_something_else_is_told(make: RedisMake) {
+    let (server, keeper) = server_of(make).await;
     server.command(&["RPUSH", &key("a"), "not", "a", "lock"]);
     lock_refused(&keeper, ErrorKind::Config, "used for something else").await;
     let error = keeper.rw_lock("a").try_read().await.unwrap_err();
@@ -250,9 +303,8 @@ async fn a_key_that_is_used_for_something_else_is_told() {
     assert_eq!(number(&server, &["LLEN", &key("a")]), 3);
 }
 
-#[tokio::test]
-async fn a_database_that_is_not_there_is_refused() {
-    let server = RedisServer::start_or_panic();
+async fn a_database_that_is_not_there_is_refused(make: RedisMake) {
+    let server = RedisServer::builder().make(make).start_or_panic();
     let url = format!("redis://:{SECRET}@127.0.0.1:{}/16", server.port());
     refused(&url, ErrorKind::Config, "no database of that number").await;
 }
@@ -281,4 +333,41 @@ async fn a_server_that_nobody_vouches_for_is_refused() {
     refused(&server.url(), ErrorKind::Unavailable, "certificate").await;
     let missing = format!("{}?ca_file=/nowhere/ca.pem", server.url());
     refused(&missing, ErrorKind::Config, "the CA file /nowhere/ca.pem").await;
+}
+
+/// Servers word their refusals in different ways.
+macro_rules! on_every_make {
+    ($($test:ident)+) => {
+        on_every_make! { on_redis Installed: $($test)+ }
+        on_every_make! { on_redis_6_2 Redis62: $($test)+ }
+        on_every_make! { on_valkey Valkey: $($test)+ }
+    };
+    ($name:ident $make:ident: $($test:ident)+) => {
+        mod $name {
+            use lockkeeper_testkit::server::RedisMake;
+            $(
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                async fn $test() {
+                    super::$test(RedisMake::$make).await;
+                }
+            )+
+        }
+    };
+}
+
+on_every_make! {
+    wrong_credentials_are_refused
+    a_server_that_knows_no_passwords_is_not_quoted
+    a_password_for_a_server_without_one_is_not_told
+    a_user_without_permission_for_scripts_is_told_so
+    a_user_without_permission_for_a_command_of_a_script_is_told_so
+    a_user_without_permission_for_the_keys_is_told_so
+    a_user_without_permission_for_channels_polls_and_hands_over
+    waiters_of_a_user_that_loses_its_channels_poll
+    waiters_look_again_when_the_connection_that_listens_is_killed
+    a_read_only_replica_is_refused
+    a_full_server_refuses_locks_and_takes_them_back
+    a_full_server_still_renews_readers_of_different_ttls
+    a_key_that_is_used_for_something_else_is_told
+    a_database_that_is_not_there_is_refused
 }

@@ -129,10 +129,13 @@ async fn the_records_of_waiters_that_died_go() {
     let guard = keeper.semaphore("gpu", 2).acquire().await.unwrap();
     // As a waiter leaves it whose place has ended.
     let record = "1794842320775257 0 p 2 2 1000 1 1 - somebody";
-    server.command(&["HSET", "lockkeeper:{gpu}:s:i", "0123456789abcdef0123456789abcdef", record]);
-    assert_eq!(server.command(&["HLEN", "lockkeeper:{gpu}:s:i"]), "2");
+    let (info, dead) = ("lockkeeper:{gpu}:s:i", "0123456789abcdef0123456789abcdef");
+    server.command(&["HSET", info, dead, record]);
+    // The holder's, the dead waiter's and the tally.
+    assert_eq!(server.command(&["HLEN", info]), "3");
     assert!(keeper.semaphore("gpu", 2).try_acquire_many(2).await.unwrap().is_none());
-    assert_eq!(server.command(&["HLEN", "lockkeeper:{gpu}:s:i"]), "1");
+    assert_eq!(server.command(&["HLEN", info]), "2");
+    assert_eq!(server.command(&["HEXISTS", info, dead]), "0");
     guard.release().await.unwrap();
 }
 

@@ -1,6 +1,8 @@
 //! The scripts, run by hand: twice is once, every key has an expiry and the hash tag.
 
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use lockkeeper_testkit::server::RedisServer;
 
@@ -31,7 +33,7 @@ const CHANNEL: &str = "lockkeeper:wake:test";
 /// A script with its keys and arguments.
 #[derive(Debug, Clone)]
 pub(crate) struct Step {
-    what: String,
+    pub(crate) what: String,
     script: &'static str,
     keys: Vec<String>,
     args: Vec<String>,
@@ -59,6 +61,19 @@ pub(crate) fn attempt(owner: &str, mode: &str, queue: bool, floor: &str) -> Step
     let head = format!(" {mode} {take} {all} {TTL} ");
     let args = [&word, owner, TTL, floor, &head, " 7 - a label"];
     Step::new("attempt", STEPS, of, &args)
+}
+
+/// An attempt for permits, by a client that knows of so many.
+pub(crate) fn permits(owner: &str, queue: bool, take: u32, of: u32) -> Step {
+    let mut step = attempt(owner, "p", queue, "0");
+    step.args[4] = format!(" p {take} {of} {TTL} ");
+    step.what = format!("permits {take} of {of} for {owner}");
+    step
+}
+
+/// Code to be run by hand, with the keys of a lock or semaphore.
+pub(crate) fn by_hand(of: &str, code: &'static str, args: &[&str]) -> Step {
+    Step::new("by hand", code, of, args)
 }
 
 /// The same for a waiter whose process listens on a channel, with a ttl of its own.
@@ -137,6 +152,23 @@ fn same(once: &BTreeMap<String, Vec<String>>, twice: &BTreeMap<String, Vec<Strin
             .all(|(once, twice)| once.len() == twice.len() && once.iter().zip(twice).all(close))
 }
 
+/// A fence that is ahead of the clock, and yet plausible.
+fn ahead() -> &'static str {
+    static AHEAD: LazyLock<String> = LazyLock::new(|| minutes_ahead(30));
+    &AHEAD
+}
+
+/// One that is further ahead.
+fn further_ahead() -> &'static str {
+    static AHEAD: LazyLock<String> = LazyLock::new(|| minutes_ahead(40));
+    &AHEAD
+}
+
+fn minutes_ahead(minutes: u128) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    (now.as_micros() + minutes * 60_000_000).to_string()
+}
+
 /// States that a step may meet: how they come about.
 fn states() -> Vec<(&'static str, Vec<Step>)> {
     let x = |owner| attempt(owner, "x", true, "0");
@@ -151,11 +183,11 @@ fn states() -> Vec<(&'static str, Vec<Step>)> {
         ("read, writer and reader wait", vec![s("one"), x("two"), s("three")]),
         ("permits held", vec![p("one")]),
         ("permits held, others wait", vec![p("one"), p("two"), p("three")]),
-        ("a fence ahead", vec![attempt("one", "x", true, "4000000000000000"), x("two")]),
-        ("held, with a fence ahead", vec![attempt("one", "x", true, "4000000000000000")]),
+        ("a fence ahead", vec![attempt("one", "x", true, ahead()), x("two")]),
+        ("held, with a fence ahead", vec![attempt("one", "x", true, ahead())]),
         (
             "free, with a fence ahead",
-            vec![attempt("one", "x", true, "4000000000000000"), release("one", "lock")],
+            vec![attempt("one", "x", true, ahead()), release("one", "lock")],
         ),
     ]
 }
@@ -166,7 +198,7 @@ fn steps() -> Vec<Step> {
         for mode in ["x", "s", "p"] {
             steps.push(attempt(owner, mode, true, "0"));
             steps.push(attempt(owner, mode, false, "0"));
-            steps.push(attempt(owner, mode, true, "5000000000000000"));
+            steps.push(attempt(owner, mode, true, further_ahead()));
             steps.push(renew(owner, mode));
         }
         steps.push(release(owner, "lock"));
@@ -253,7 +285,7 @@ fn states_to_hand_over() -> Vec<(&'static str, Vec<Step>)> {
     let x = |owner| listening(owner, "x", TTL);
     let by_hand = |code| Step::new("by hand", code, LOCK, &[TTL]);
     let mut wants_a_fence = x("two");
-    "5000000000000000".clone_into(&mut wants_a_fence.args[3]);
+    further_ahead().clone_into(&mut wants_a_fence.args[3]);
     // Looks like an heir's record, but is a label.
     let mut strange = listening("three", "x", LONG);
     strange.args[5] = format!(" 7 {CHANNEL} z x 1 1 {TTL} z");
@@ -312,7 +344,7 @@ fn states_to_hand_over() -> Vec<(&'static str, Vec<Step>)> {
         ("held, the clock went back", vec![x("one"), x("two"), clock_back]),
         (
             "its holder's lease has ended, a fence was ahead, one waits",
-            vec![attempt("one", "x", true, "4000000000000000"), x("two"), ended],
+            vec![attempt("one", "x", true, ahead()), x("two"), ended],
         ),
         ("held by readers who are gone, one waits", vec![x("one"), x("two"), no_readers]),
     ]

@@ -1,8 +1,9 @@
 //! Ways to say where the server is and who asks.
 
-use lockkeeper_core::Keeper;
+use lockkeeper_core::{ErrorKind, Keeper};
 use lockkeeper_redis::{Config, Protocol, Redis};
 use lockkeeper_testkit::server::RedisServer;
+use lockkeeper_testkit::wait::eventually;
 
 use crate::kit::{key, lock, nothing_left, number, open, server};
 
@@ -24,6 +25,68 @@ async fn locks_over_tls() {
         nothing_left(&two, &server).await;
         nothing_left(&one, &server).await;
     }
+}
+
+/// They are kept for later connections, so that a store that connects again and again does not parse them each time.
+#[cfg(feature = "tls")]
+#[tokio::test(flavor = "multi_thread")]
+async fn certificates_are_read_once_for_several_connections() {
+    let server = RedisServer::builder().tls().start_or_panic();
+    let dir = tempfile::tempdir().unwrap();
+    let ca = dir.path().join("ca.pem");
+    std::fs::copy(server.ca_file(), &ca).unwrap();
+    let keeper = open(&format!("{}?ca_file={}", server.url(), ca.display())).await;
+    std::fs::remove_file(&ca).unwrap();
+    let before = number(&server, &["CLIENT", "ID"]);
+    for kind in ["normal", "pubsub"] {
+        server.command(&["CLIENT", "KILL", "TYPE", kind]);
+    }
+    eventually("a lock on another connection", async || {
+        match keeper.mutex("a").try_lock().await {
+            Ok(guard) => guard.is_some(),
+            // The connection may not be known to be dead yet.
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+                false
+            }
+        }
+    })
+    .await;
+    assert!(number(&server, &["CLIENT", "ID"]) > before + 1, "it connected again");
+    nothing_left(&keeper, &server).await;
+}
+
+/// Files may be on a network that hangs. A pipe stands for one: it is not read before somebody writes.
+#[cfg(feature = "tls")]
+#[test]
+fn certificates_that_are_slow_to_read_hold_up_no_other_task() {
+    let server = RedisServer::builder().tls().start_or_panic();
+    let dir = tempfile::tempdir().unwrap();
+    let pipe = dir.path().join("ca.pem");
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status().unwrap();
+    assert!(made.success());
+    let certificates = std::fs::read(server.ca_file()).unwrap();
+    let url = format!("{}?ca_file={}&connect_timeout=60s", server.url(), pipe.display());
+    let (done, finished) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let opening = tokio::spawn(async move { open(&url).await });
+            // Opened for writing only when it has been opened for reading.
+            let write = tokio::task::spawn_blocking(move || {
+                std::fs::OpenOptions::new().write(true).open(&pipe).unwrap()
+            });
+            let mut file = write.await.unwrap();
+            // Only the one thread of this runtime goes on from here.
+            tokio::task::yield_now().await;
+            std::io::Write::write_all(&mut file, &certificates).unwrap();
+            drop(file);
+            opening.await.unwrap().close().await;
+        });
+        let _ = done.send(());
+    });
+    let finished = finished.recv_timeout(std::time::Duration::from_secs(30));
+    assert!(finished.is_ok(), "the runtime's only thread waits for a file");
 }
 
 #[tokio::test]

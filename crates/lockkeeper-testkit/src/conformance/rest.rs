@@ -232,10 +232,10 @@ pub async fn inspection_shows_holders_and_waiters(subject: Subject) {
     assert_eq!(shown.len(), 1);
     assert_eq!(*shown[0].name, *name);
     let holder = &shown[0].holders[0];
-    assert_eq!(holder.label.as_str(), "the holder");
+    assert_eq!(holder.who(), "the holder");
     assert!(holder.owner.is_none_or(|owner| owner == guard.owner()));
     assert!(holder.fence.is_none() || holder.fence == guard.fence());
-    let waiters: Vec<_> = shown[0].waiters.iter().map(|waiter| waiter.label.as_str()).collect();
+    let waiters: Vec<_> = shown[0].waiters.iter().map(lockkeeper_core::Party::who).collect();
     let expected: &[_] = if subject.shows_waiters { &["the waiter"] } else { &[] };
     assert_eq!(waiters, expected);
     let listed = inspect.list(&subject.space).await.unwrap();

@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::StartError;
 
@@ -30,6 +30,24 @@ impl Binaries {
     /// These directories only.
     pub fn within(dirs: impl IntoIterator<Item = PathBuf>) -> Self {
         Self(dirs.into_iter().collect())
+    }
+
+    /// A server that `./check servers` keeps in `target/servers`, or in the directory that the environment variable
+    /// `LOCKKEEPER_SERVERS` names.
+    ///
+    /// # Errors
+    ///
+    /// If it is not there.
+    pub fn downloaded(server: &str, program: &str) -> Result<PathBuf, StartError> {
+        let dir = std::env::var_os("LOCKKEEPER_SERVERS").map(PathBuf::from);
+        let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        // Cargo runs tests in the directory of their crate, and `./check` is run in that of the workspace.
+        let dir = workspace.join(dir.unwrap_or_else(|| "target/servers".into()));
+        let path = dir.join(server).join(program);
+        if path.is_file() {
+            return Ok(path);
+        }
+        Err(StartError(format!("{} is missing: run `./check servers`", path.display())))
     }
 
     /// The path of a program.

@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use super::StartError;
 
-/// The wall clock of a server, which a test can set. Clones are the same clock.
+/// The wall clock of a server or another process, which a test can set. Clones are the same clock.
 ///
 /// It moves `CLOCK_REALTIME` of the server's process only, by a library that is preloaded into it. The library is
 /// compiled when the clock is made, so a C compiler must be installed.
@@ -78,8 +78,8 @@ impl ServerClock {
             .expect("the clock's file can be written");
     }
 
-    /// What the server's environment needs.
-    pub(super) fn environment(&self) -> [(&'static str, PathBuf); 2] {
+    /// What the environment of a process must have to run on this clock.
+    pub fn environment(&self) -> [(&'static str, PathBuf); 2] {
         let dir = self.0.dir.path();
         [("LD_PRELOAD", dir.join("shim.so")), ("LOCKKEEPER_CLOCK", dir.join("ahead"))]
     }

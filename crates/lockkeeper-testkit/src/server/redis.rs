@@ -64,6 +64,7 @@ impl RedisServer {
         RedisBuilder {
             args: Vec::new(),
             login: None,
+            make: RedisMake::Installed,
             mode: Mode::Single,
             replica: false,
             clock: None,
@@ -173,18 +174,38 @@ impl fmt::Debug for RedisServer {
 pub struct RedisBuilder {
     args: Vec<String>,
     login: Option<Login>,
+    make: RedisMake,
     mode: Mode,
     replica: bool,
     clock: Option<ServerClock>,
 }
 
+/// Which server to start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum RedisMake {
+    /// The `redis-server` of the system.
+    #[default]
+    Installed,
+    /// Redis 6.2, from `./check servers`.
+    Redis62,
+    /// Valkey, from `./check servers`.
+    Valkey,
+}
+
 impl RedisBuilder {
+    /// Chooses the server.
+    pub fn make(mut self, make: RedisMake) -> Self {
+        self.make = make;
+        self
+    }
+
     /// Adds an argument, such as `"--maxmemory", "1mb"`.
     pub fn arg(self, name: &str, value: &str) -> Self {
         self.args(&[name, value])
     }
 
-    fn args(mut self, args: &[&str]) -> Self {
+    /// Adds arguments, such as `["--maxmemory", "1mb"]`.
+    pub fn args(mut self, args: &[&str]) -> Self {
         self.args.extend(args.iter().map(ToString::to_string));
         self
     }
@@ -256,9 +277,14 @@ impl RedisBuilder {
     }
 
     fn start_from(self, binaries: &Binaries) -> Result<RedisServer, StartError> {
-        let program = binaries.find("redis-server", "redis-server")?;
-        let Self { args, login, mode, replica, clock } = self;
-        let server = Server::launch(Redis { program, args, login: login.clone(), mode, clock })?;
+        let Self { args, login, make, mode, replica, clock } = self;
+        let program = match make {
+            RedisMake::Installed => binaries.find("redis-server", "redis-server")?,
+            RedisMake::Redis62 => Binaries::downloaded("redis-6.2", "redis-server")?,
+            RedisMake::Valkey => Binaries::downloaded("valkey", "valkey-server")?,
+        };
+        let recipe = Redis { program, args, login: login.clone(), make, mode, clock };
+        let server = Server::launch(recipe)?;
         let server = RedisServer { server, login };
         if replica {
             server.wait_for(&["INFO", "replication"], "master_link_status:up")?;
@@ -325,6 +351,7 @@ struct Redis {
     program: PathBuf,
     args: Vec<String>,
     login: Option<Login>,
+    make: RedisMake,
     mode: Mode,
     clock: Option<ServerClock>,
 }
@@ -380,8 +407,12 @@ impl Recipe for Redis {
             }
         }
         command.args(["--save", "", "--appendonly", "no"]);
-        // For `DEBUG SLEEP`; and a replica need not wait for others that might come.
-        command.args(["--enable-debug-command", "yes", "--repl-diskless-sync-delay", "0"]);
+        // A replica need not wait for others that might come.
+        command.args(["--repl-diskless-sync-delay", "0"]);
+        if self.make != RedisMake::Redis62 {
+            // For `DEBUG SLEEP`, which older servers always allow.
+            command.args(["--enable-debug-command", "yes"]);
+        }
         command.args(&self.args);
         command
     }

@@ -5,13 +5,13 @@
 mod cases;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lockkeeper::blocking::Keeper;
 use lockkeeper::plugin::{KeeperPlugin, LockPlugin};
-use lockkeeper::{Backend, Memory};
+use lockkeeper::{Backend, Memory, Quorum, ReleaseOutcome};
 use lockkeeper_testkit::server::{PostgresServer, RedisServer};
-use lockkeeper_testkit::{Fault, Faulty, Flock};
+use lockkeeper_testkit::{Fault, Faulty, Flock, Op};
 
 use crate::cases::{Store, check};
 
@@ -28,6 +28,16 @@ fn it_does_what_it_must_on_memory() {
 async fn it_does_what_it_must_on_the_twin_of_an_async_keeper() {
     let keeper = lockkeeper::Keeper::new(Memory::new());
     let plugin = || -> Box<dyn LockPlugin> { Box::new(KeeperPlugin::new(&keeper)) };
+    check(&Store { plugin: &plugin, leases: true });
+}
+
+#[test]
+fn it_does_what_it_must_on_a_quorum() {
+    let nodes = [Memory::new(), Memory::new(), Memory::new()];
+    let plugin = || -> Box<dyn LockPlugin> {
+        let nodes = nodes.clone().map(|node| Arc::new(node) as Arc<dyn Backend>);
+        Box::new(KeeperPlugin::new(Keeper::new(Quorum::new(nodes.to_vec()).unwrap())))
+    };
     check(&Store { plugin: &plugin, leases: true });
 }
 
@@ -75,14 +85,50 @@ fn a_store_that_is_down_is_an_error_and_not_contention_nor_a_loss() {
     let ttl = Duration::from_secs(60);
     let handle = plugin.try_lock("a", ttl).unwrap().unwrap();
     faults.everything(Fault::Refused);
-    for error in [
-        plugin.try_lock("b", ttl).unwrap_err(),
-        plugin.renew(&handle, ttl).unwrap_err(),
-        plugin.release(handle.clone()).unwrap_err(),
-    ] {
+    let refused = |error: String| {
         assert!(error.contains("connection refused") && !error.contains('\n'), "{error}");
-    }
+    };
+    refused(plugin.try_lock("b", ttl).unwrap_err());
+    refused(plugin.renew(&handle, ttl).unwrap_err());
     faults.none();
     assert_eq!(plugin.try_lock("a", ttl).unwrap(), None, "held all the while");
-    plugin.release(handle).unwrap();
+    faults.everything(Fault::Refused);
+    refused(plugin.release(handle).unwrap_err());
+}
+
+#[test]
+fn a_release_sends_no_renewal_and_one_that_fails_leaves_the_lease_as_it_was() {
+    let memory = Memory::new();
+    let (store, faults) = Faulty::new(memory.clone());
+    let plugin = KeeperPlugin::new(Keeper::new(store));
+    let handle = plugin.try_lock("a", Duration::from_secs(60)).unwrap().unwrap();
+    assert_eq!(plugin.release(handle.clone()).unwrap(), ReleaseOutcome::Released);
+    assert_eq!(plugin.release(handle).unwrap(), ReleaseOutcome::AlreadyLost);
+    assert_eq!(faults.asked(Op::Renew), 0);
+    assert_eq!(faults.asked(Op::Release), 2);
+
+    let ttl = Duration::from_secs(5);
+    let handle = plugin.try_lock("a", ttl).unwrap().unwrap();
+    faults.always(Op::Release, Fault::Refused);
+    let error = plugin.release(handle).unwrap_err();
+    assert!(error.starts_with("memory: release \"a\": connection refused"), "{error}");
+    let shown = Keeper::new(memory).inspect().unwrap().show("a").unwrap();
+    let remaining = shown.first().map(|info| info.holders[0].remaining.unwrap());
+    assert!(remaining.is_none_or(|remaining| remaining <= ttl), "{remaining:?}");
+    assert_eq!(faults.asked(Op::Renew), 0);
+}
+
+#[test]
+fn a_release_that_failed_is_sent_again_in_the_background() {
+    let (store, faults) = Faulty::new(Memory::new());
+    let plugin = KeeperPlugin::new(Keeper::new(store));
+    let ttl = Duration::from_secs(60);
+    let handle = plugin.try_lock("a", ttl).unwrap().unwrap();
+    faults.once(Op::Release, Fault::Refused);
+    plugin.release(handle).unwrap_err();
+    let start = Instant::now();
+    while plugin.try_lock("a", ttl).unwrap().is_none() {
+        assert!(start.elapsed() < Duration::from_secs(30), "not released");
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }

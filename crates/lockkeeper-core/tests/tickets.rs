@@ -1,0 +1,134 @@
+//! Tickets that were altered: refused, or without effect on anything but their own lock.
+#![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
+
+mod common;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{Uncounting, secs};
+use lockkeeper_core::{
+    Backend, ErrorKind, Fence, Keeper, Memory, Mode, Owner, Quorum, Slots, Ticket,
+};
+
+async fn ticket(keeper: &Keeper) -> Ticket {
+    keeper.mutex("a").lock().await.unwrap().detach().unwrap()
+}
+
+/// Adopts what an altered ticket says.
+async fn altered(keeper: &Keeper, ticket: &Ticket, alter: impl FnOnce(&mut Ticket)) -> ErrorKind {
+    let mut altered = ticket.clone();
+    alter(&mut altered);
+    let error = keeper.adopt(altered).await.unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("adopt \"a\"") && text.contains("ticket"), "{text}");
+    error.kind()
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_field_that_was_altered_is_found_out_and_the_hold_stays_as_it_was() {
+    let keeper = Keeper::new(Memory::new());
+    let ticket = ticket(&keeper).await;
+    let permits = |take, of| move |ticket: &mut Ticket| ticket.mode = Mode::Permits { take, of };
+    for kind in [
+        altered(&keeper, &ticket, |ticket| ticket.ttl = Duration::ZERO).await,
+        altered(&keeper, &ticket, |ticket| ticket.ttl = Duration::from_millis(9)).await,
+        altered(&keeper, &ticket, |ticket| ticket.ttl = Duration::MAX).await,
+        altered(&keeper, &ticket, |ticket| ticket.fence = None).await,
+        altered(&keeper, &ticket, permits(0, 3)).await,
+        altered(&keeper, &ticket, permits(0, 0)).await,
+        altered(&keeper, &ticket, permits(4, 3)).await,
+        altered(&keeper, &ticket, permits(u32::MAX, 1)).await,
+    ] {
+        assert_eq!(kind, ErrorKind::InvalidOption);
+    }
+    for kind in [
+        altered(&keeper, &ticket, |ticket| ticket.owner = Owner::random()).await,
+        altered(&keeper, &ticket, |ticket| ticket.mode = Mode::Shared).await,
+        altered(&keeper, &ticket, permits(1, 3)).await,
+        altered(&keeper, &ticket, |ticket| ticket.fence = Fence::new(1 << 52)).await,
+        altered(&keeper, &ticket, |ticket| ticket.fence = Some(Fence::MAX)).await,
+    ] {
+        assert_eq!(kind, ErrorKind::Lost);
+    }
+    assert!(keeper.mutex("a").try_lock().await.unwrap().is_none(), "it is still held");
+    keeper.adopt(ticket).await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_permits_of_a_ticket_are_checked_like_those_of_a_semaphore() {
+    let keeper = Keeper::new(Memory::new());
+    let ticket = keeper.semaphore("a", 3).acquire_many(2).await.unwrap().detach().unwrap();
+    for (take, of) in [(0, 3), (4, 3), (1, 0)] {
+        let alter = |ticket: &mut Ticket| ticket.mode = Mode::Permits { take, of };
+        assert_eq!(altered(&keeper, &ticket, alter).await, ErrorKind::InvalidOption);
+    }
+    let alter = |ticket: &mut Ticket| ticket.mode = Mode::Permits { take: 1, of: 3 };
+    assert_eq!(altered(&keeper, &ticket, alter).await, ErrorKind::Lost);
+    let guard = keeper.adopt(ticket).await.unwrap();
+    assert!(keeper.semaphore("a", 3).try_acquire_many(2).await.unwrap().is_none());
+    guard.release().await.unwrap();
+}
+
+#[cfg(feature = "serde")]
+#[tokio::test(start_paused = true)]
+async fn a_ticket_with_a_field_that_cannot_be_is_not_even_read() {
+    let keeper = Keeper::new(Memory::new());
+    let ticket = serde_json::to_value(ticket(&keeper).await).unwrap();
+    let long = "x".repeat(2000);
+    let bad = [
+        ("name", serde_json::json!("")),
+        ("name", serde_json::json!("a\0b")),
+        ("name", serde_json::json!(long)),
+        ("owner", serde_json::json!("")),
+        ("owner", serde_json::json!("zz000000000000000000000000000000")),
+        ("label", serde_json::json!("a\nb")),
+        ("label", serde_json::json!("\u{1b}[2J")),
+        ("label", serde_json::json!(long)),
+        ("mode", serde_json::json!("root")),
+        ("mode", serde_json::json!({"permits": {"take": -1, "of": 1}})),
+        ("mode", serde_json::json!({"permits": {"take": 4_294_967_296_u64, "of": 1}})),
+        ("ttl", serde_json::json!({"secs": -1, "nanos": 0})),
+        ("ttl", serde_json::json!({"secs": u64::MAX, "nanos": 4_000_000_000_u32})),
+        ("fence", serde_json::json!(0)),
+        ("fence", serde_json::json!(1_u64 << 63)),
+        ("fence", serde_json::json!("7")),
+    ];
+    for (field, value) in bad {
+        let mut altered = ticket.clone();
+        altered[field] = value.clone();
+        assert!(serde_json::from_value::<Ticket>(altered).is_err(), "{field}: {value}");
+    }
+    assert!(serde_json::from_value::<Ticket>(ticket).is_ok());
+}
+
+/// The fence of a ticket is not a floor: neither of its own name nor of another.
+#[tokio::test(start_paused = true)]
+async fn an_altered_fence_spreads_to_no_lock_and_to_no_other_keeper() {
+    // Stores that cannot compare the fence of a ticket with their own.
+    let nodes = (0..3).map(|_| Arc::new(Memory::new()) as Arc<dyn Backend>);
+    let quorum: Arc<dyn Backend> = Arc::new(Quorum::new(nodes).unwrap());
+    let (adopter, witness) =
+        (Keeper::from_backend(quorum.clone()), Keeper::from_backend(quorum.clone()));
+    let mut ticket = ticket(&adopter).await;
+    ticket.fence = Fence::new((1 << 53) - 2);
+    adopter.adopt(ticket).await.unwrap().release().await.unwrap();
+    for name in ["a", "b", "c"] {
+        for keeper in [&adopter, &witness, &adopter] {
+            let guard = keeper.mutex(name).lock().await.unwrap();
+            assert!(guard.fence() < Fence::new(1000), "{:?} of {name:?}", guard.fence());
+            guard.release().await.unwrap();
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hold_made_of_several_is_adopted_though_each_has_a_fence_of_its_own() {
+    let keeper = Keeper::new(Slots::new(Arc::new(Uncounting(Memory::new()))));
+    let ticket = keeper.semaphore("a", 3).acquire_many(2).await.unwrap().detach().unwrap();
+    keeper.mutex("a").lock().await.unwrap().release().await.unwrap();
+    let guard = keeper.adopt(ticket).await.unwrap();
+    tokio::time::sleep(secs(60)).await;
+    assert!(guard.is_held());
+    guard.release().await.unwrap();
+}

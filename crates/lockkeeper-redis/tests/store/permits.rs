@@ -1,0 +1,106 @@
+//! Never more permits are in use than the smallest number that any holder knows of, whatever happens to the keys.
+
+use std::collections::BTreeMap;
+
+use lockkeeper_testkit::server::RedisServer;
+
+use crate::scripts::{SEMAPHORE, break_it, by_hand, permits, release};
+
+/// Owners, how many permits each takes, and of how many.
+const OWNERS: [(&str, u32, u32); 6] =
+    [("a", 1, 3), ("b", 2, 4), ("c", 3, 4), ("d", 1, 5), ("e", 2, 6), ("f", 3, 6)];
+
+/// The holders whose leases have not ended: how many permits each has, and of how many.
+fn holders(server: &RedisServer) -> BTreeMap<String, (u32, u32)> {
+    let code = "local found = {}
+        for _, owner in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '2', '+inf')) do
+            found[#found + 1] = owner .. ' ' .. (redis.call('HGET', KEYS[5], owner) or '')
+        end
+        return found";
+    let found = by_hand(SEMAPHORE, code, &[]).run(server);
+    let holder = |line: &str| {
+        let words: Vec<&str> = line.split(' ').collect();
+        (words[0].to_owned(), (words[4].parse().unwrap(), words[5].parse().unwrap()))
+    };
+    found.lines().map(holder).collect()
+}
+
+/// What the tally says: holders and permits.
+fn tally(server: &RedisServer) -> (usize, u32) {
+    let text = server.command(&["HGET", &format!("{SEMAPHORE}:i"), "(tally)"]);
+    if text == "(nil)" {
+        return (0, 0);
+    }
+    let mut numbers = text.split(' ').map(|number| number.parse::<u32>().unwrap());
+    (numbers.next().unwrap() as usize, numbers.next().unwrap())
+}
+
+#[test]
+fn random_steps_never_grant_too_much_and_refuse_nothing_that_fits() {
+    let server = RedisServer::start_or_panic();
+    let seed = fastrand::u64(..);
+    let mut random = fastrand::Rng::with_seed(seed);
+    let (mut grants, mut refusals) = (0, 0);
+    for step in 0..3000 {
+        let case = format!("seed {seed}, step {step}");
+        let (owner, take, of) = OWNERS[random.usize(..OWNERS.len())];
+        let before = holders(&server);
+        match random.u32(..100) {
+            0..50 => {
+                let queue = random.u32(..4) == 0;
+                let answer = permits(owner, queue, take, of).run(&server);
+                let after = holders(&server);
+                if answer.len() >= 16 {
+                    grants += 1;
+                    assert!(after.contains_key(owner), "{case}");
+                } else {
+                    refusals += 1;
+                    // The step may have let in a waiter before it.
+                    let used: u32 = after.values().map(|held| held.0).sum();
+                    let limit = after.values().map(|held| held.1).min().unwrap_or(of).min(of);
+                    let waiters = server.command(&["ZRANGE", &format!("{SEMAPHORE}:q"), "0", "-1"]);
+                    let others = waiters.lines().any(|waiter| waiter != owner);
+                    assert!(
+                        used + take > limit || others,
+                        "{case}: {after:?} refuse {take} of {of}"
+                    );
+                }
+            }
+            50..80 => {
+                let answer = release(owner, "semaphore").run(&server);
+                assert_eq!(
+                    answer == "1",
+                    before.contains_key(owner),
+                    "{case}: {answer} {before:?}"
+                );
+            }
+            80..92 => {
+                let end = "return redis.call('ZADD', KEYS[3], 'XX', '1', ARGV[1])";
+                by_hand(SEMAPHORE, end, &[owner]).run(&server);
+                continue;
+            }
+            // What other clients and expiry do to keys.
+            92..94 => drop(server.command(&["DEL", &format!("{SEMAPHORE}:r")])),
+            94..96 => drop(server.command(&["DEL", &format!("{SEMAPHORE}:i")])),
+            96..97 => drop(server.command(&["HDEL", &format!("{SEMAPHORE}:i"), "(tally)"])),
+            97..98 => drop(server.command(&["ZREM", &format!("{SEMAPHORE}:r"), owner])),
+            _ => drop(break_it("semaphore").run(&server)),
+        }
+        // A hold without a record is one that the server knows nothing of.
+        let lost = "for _, owner in ipairs(redis.call('ZRANGE', KEYS[3], 0, -1)) do
+                if redis.call('HEXISTS', KEYS[5], owner) == 0 then redis.call('ZREM', KEYS[3], owner) end
+            end
+            return 1";
+        by_hand(SEMAPHORE, lost, &[]).run(&server);
+        let held = holders(&server);
+        let used: u32 = held.values().map(|held| held.0).sum();
+        let limit = held.values().map(|held| held.1).min().unwrap_or(u32::MAX);
+        assert!(used <= limit, "{case}: {held:?}");
+        // After a step of ours, the tally is right.
+        release("nobody", "semaphore").run(&server);
+        let held = holders(&server);
+        let used = held.values().map(|held| held.0).sum();
+        assert_eq!(tally(&server), (held.len(), used), "{case}: {held:?}");
+    }
+    assert!(grants > 200 && refusals > 100, "seed {seed}: {grants} grants, {refusals} refusals");
+}
