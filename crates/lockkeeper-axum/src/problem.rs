@@ -27,7 +27,7 @@ const OF_THE_OLD_BODY: [HeaderName; 5] =
 /// | kind | status |
 /// |---|---|
 /// | `TimedOut`: others hold the lock | 409 Conflict, or what a [`ProblemLayer`](crate::ProblemLayer) says |
-/// | `Unavailable`, `Closed`, `Lost` | 503 Service Unavailable |
+/// | `Unavailable`, `Undecided`, `Closed`, `Lost` | 503 Service Unavailable |
 /// | `InvalidName` | 400 Bad Request |
 /// | all else | 500 Internal Server Error |
 ///

@@ -384,9 +384,10 @@ async fn fences_rise_whichever_majority_gives_them() {
 #[tokio::test(start_paused = true)]
 async fn a_failed_try_of_a_quorum_has_given_back_what_it_got() {
     let five = five();
+    let background = Background::new(tokio::runtime::Handle::current());
+    let other = ClaimSpec::new(Name::new("a").unwrap(), secs(30), background);
     for memory in &five.memories[2..] {
-        let other = Keeper::new(memory.clone());
-        let _held = other.mutex("a").lock().await.unwrap().detach().unwrap();
+        memory.claim(other.clone()).unwrap().attempt(None).await.unwrap();
     }
     for faults in &five.faults {
         faults.always(Op::Release, Fault::SlowRequest(millis(20)));

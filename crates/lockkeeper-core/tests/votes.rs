@@ -265,3 +265,65 @@ fn requests_for_each_hold_stay_bounded_as_tasks_grow() {
         assert!(requests <= 60, "{requests} requests for each hold with {tasks} tasks");
     }
 }
+
+/// Two clients of three nodes that can forget. The first cannot reach the third, and so holds a bare majority.
+struct Forgetting {
+    servers: Vec<Faults>,
+    held: Guard,
+    other: Keeper,
+    _one: Keeper,
+}
+
+impl Forgetting {
+    async fn new() -> Self {
+        let (mut nodes, mut servers) = (Vec::new(), Vec::new());
+        for _ in 0..3 {
+            let (node, server) = Faulty::forgetting(Memory::new);
+            nodes.push(Arc::new(node));
+            servers.push(server);
+        }
+        let client = |reaches_third: bool| {
+            let links = nodes.iter().enumerate().map(|(i, node)| {
+                let (link, faults) = Faulty::around(node.clone());
+                if i == 2 && !reaches_third {
+                    faults.everything(Fault::Refused);
+                }
+                Arc::new(link) as Arc<dyn Backend>
+            });
+            Keeper::new(Quorum::new(links).unwrap()).ttl(TTL)
+        };
+        let (one, other) = (client(false), client(true));
+        let held = one.mutex("a").lock().await.unwrap();
+        Self { servers, held, other, _one: one }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_that_restarts_without_its_data_does_not_vote_for_a_ttl() {
+    let Forgetting { servers, held, other, _one } = Forgetting::new().await;
+    servers[1].restart();
+    let restarted = Instant::now();
+    let mutex = other.mutex("a");
+    while restarted.elapsed() < TTL - secs(1) {
+        match mutex.try_lock().await {
+            Ok(guard) => assert!(guard.is_none() || !held.is_held(), "two hold"),
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Undecided, "{error}"),
+        }
+        tokio::time::sleep(millis(500)).await;
+    }
+    tokio::time::sleep(secs(2)).await;
+    assert!(!held.is_held(), "without a majority it is not renewed");
+    assert!(mutex.try_lock().await.unwrap().is_some(), "the node votes again");
+}
+
+/// The exception that the documentation of `Quorum` states.
+#[tokio::test(start_paused = true)]
+async fn a_node_that_forgets_unnoticed_gives_a_lock_with_a_bare_majority_away() {
+    let Forgetting { servers, held, other, _one } = Forgetting::new().await;
+    servers[1].forget();
+    let second = other.mutex("a").try_lock().await.unwrap();
+    assert!(
+        second.is_some() && held.is_held(),
+        "if this is noticed now, correct the documentation"
+    );
+}

@@ -78,6 +78,12 @@ impl Identity {
     pub(crate) fn address(&self) -> &Address {
         &self.address
     }
+
+    #[cfg(test)]
+    pub(crate) fn of(host: &str, run: Option<&str>) -> Self {
+        let address = Address { host: host.to_owned(), port: 6379 };
+        Self { address, run: run.map(str::to_owned), client: None }
+    }
 }
 
 impl Connection {

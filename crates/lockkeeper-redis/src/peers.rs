@@ -75,3 +75,29 @@ impl Peer {
         self.nodes().iter().find_map(|node| node.duplicate.clone())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn server(host: &str, run: &str) -> Identity {
+        Identity::of(host, Some(run))
+    }
+
+    #[test]
+    fn a_server_has_one_vote_until_one_of_its_names_leads_elsewhere() {
+        let peers = Peer::all(3);
+        peers[0].connected(&server("a", "run-1")).unwrap();
+        peers[1].connected(&server("b", "run-2")).unwrap();
+        // Again, after its connection was lost.
+        peers[0].connected(&server("a", "run-1")).unwrap();
+        let error = peers[2].connected(&server("alias", "run-1")).unwrap_err();
+        assert!(error.to_string().contains("a:6379 and alias:6379"), "{error}");
+        assert!(peers[0].refusal().is_some() && peers[1].refusal().is_some());
+        assert!(peers[2].refusal().is_none(), "it has to connect to find out whether it still is");
+        peers[2].connected(&server("alias", "run-3")).unwrap();
+        assert!(peers.iter().all(|peer| peer.refusal().is_none() && peer.duplicate().is_none()));
+        // A server that does not tell is not compared.
+        peers[0].connected(&Identity::of("a", None)).unwrap();
+    }
+}

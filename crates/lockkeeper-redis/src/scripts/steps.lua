@@ -110,7 +110,7 @@ local function ask(step, owner)
   local left = in_the_way(p.mode, is_lock)
   if queue then return left end
   -- A node of a quorum tells who holds, so that a lock that is taken can be told from a split vote.
-  return {left, is_lock and call('GET', HOLDER) or ''}
+  return {left, is_lock and call('GET', HOLDER) or '-'}
 end
 
 -- Gives up whatever an owner has, a hold or a place in the queue, and hands over.

@@ -9,7 +9,7 @@
 --         listen without a place in the queue; owner
 -- Answers for each step. To an ask: the fence, as text, if the owner holds now; else, as a number, how many
 -- milliseconds are left of the lease in the way, or -1, and for an ask that does not queue also the value of the
--- holder key ('' if there is none); or 'again' if there is more to clean up than one call may, and the answer may be
+-- holder key ('-' if there is none); or 'again' if there is more to clean up than one call may, and the answer may be
 -- another then. To what gives back: 1 if the owner held, else 0, with ' again' behind it if the queue
 -- could not move on as far as it should for that reason. Or an error: one does not keep the others from what they want.
 local call, try = redis.call, redis.pcall

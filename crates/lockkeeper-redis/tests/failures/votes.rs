@@ -133,6 +133,22 @@ async fn nodes_vote_when_they_have_been_up_for_as_long_as_was_asked() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nodes_that_do_not_tell_their_uptime_are_a_config_error_that_says_what_to_do() {
+    let servers = RedlockNodes::start_or_panic(3);
+    for node in servers.nodes() {
+        node.command(&["ACL", "SETUSER", "shop", "on", ">pw", "~*", "&*", "+@all", "-info"]);
+    }
+    let url = servers.cautious_url().replace("redlock://", "redlock://shop:pw@");
+    let keeper = keeper_at(&url).await;
+    let error = soon("an answer", keeper.mutex("a").lock()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+    assert!(error.to_string().contains("(ACL +info), or set min_uptime=0s"), "{error}");
+    let trusting = keeper_at(&format!("{url}?min_uptime=0s")).await;
+    trusting.mutex("a").lock().await.unwrap().release().await.unwrap();
+    close(&trusting).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_named_twice_is_refused_also_if_that_shows_late() {
     let servers = RedlockNodes::start_or_panic(2);
     let [a, b] = servers.nodes() else { panic!("two") };
@@ -200,11 +216,15 @@ async fn fences_rise_across_majorities_of_nodes_whose_clocks_are_minutes_apart()
     let pairs = [(0, 1), (2, 3), (0, 4), (1, 2), (3, 4), (0, 2), (1, 3), (2, 4), (0, 3), (1, 4)];
     for (a, b) in pairs {
         let away = [&cables[a], &cables[b]];
-        away.iter().for_each(|cable| cable.cut());
+        for cable in away {
+            cable.cut();
+        }
         let (fence, keeper) = next_fence(&url).await;
         assert!(fence > last, "without {a} and {b}: {fence:?} after {last:?}");
         last = fence;
-        away.iter().for_each(|cable| cable.heal());
+        for cable in away {
+            cable.heal();
+        }
         close(&keeper).await;
     }
 }
