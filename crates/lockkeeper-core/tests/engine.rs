@@ -665,16 +665,22 @@ async fn the_fences_of_one_name_are_no_floor_for_another() {
     assert!(next("a").await > 100, "its own floor");
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_floor_ends_an_hour_after_the_last_grant() {
-    let store = Forgetful::default();
-    let keeper = Keeper::new(store.clone());
+/// The fence of "a" after ten locks.
+async fn tenth_fence(keeper: &Keeper) -> Option<Fence> {
     let mut last = None;
     for _ in 0..10 {
         let guard = keeper.mutex("a").lock().await.unwrap();
         last = guard.fence();
         guard.release().await.unwrap();
     }
+    last
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_floor_ends_an_hour_after_the_last_grant() {
+    let store = Forgetful::default();
+    let keeper = Keeper::new(store.clone());
+    let last = tenth_fence(&keeper).await;
     store.forget();
     sleep(Fence::MAX_AHEAD - secs(1)).await;
     let guard = keeper.mutex("a").lock().await.unwrap();
@@ -690,12 +696,7 @@ async fn a_floor_ends_an_hour_after_the_last_grant() {
 async fn a_keeper_and_its_blocking_twin_have_the_same_floors() {
     let store = Forgetful::default();
     let keeper = Keeper::new(store.clone());
-    let mut last = None;
-    for _ in 0..10 {
-        let guard = keeper.mutex("a").lock().await.unwrap();
-        last = guard.fence();
-        guard.release().await.unwrap();
-    }
+    let last = tenth_fence(&keeper).await;
     store.forget();
     let guard = blocking::Keeper::of(&keeper).mutex("a").lock().unwrap();
     assert!(guard.fence() > last, "{:?} after {last:?}", guard.fence());
