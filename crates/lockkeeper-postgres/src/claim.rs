@@ -199,8 +199,10 @@ impl PgClaim {
     /// Sends the wait; false if there is no connection for it.
     async fn begin_to_wait(&mut self) -> Result<bool> {
         let Some(seat) = self.store.links.own(self.guest()).await? else { return Ok(false) };
+        let waited = self.began.elapsed();
+        // The caller chooses `max_wait`: it may be `Duration::MAX`.
         let limit =
-            self.spec.max_wait.map(|limit| limit.saturating_sub(self.began.elapsed()) + GRACE);
+            self.spec.max_wait.map(|limit| limit.saturating_sub(waited).saturating_add(GRACE));
         if let Some(entry) = &self.entry {
             entry.waits_on(Some(seat.link.pid));
         }

@@ -446,8 +446,10 @@ impl Link {
 
     /// Takes note of how long a wait took: the session has been idle since its end, at the earliest.
     pub(crate) fn waited(&self, sent: Instant, waited: Duration) -> Instant {
-        // The server's clock may be a little faster than ours, all the while.
-        let since = (sent + waited.mul_f64(0.99)).min(Instant::now());
+        // The server's clock may be a little faster than ours, all the while. The server states the duration,
+        // so the sum may be past the end of our clock.
+        let (now, ended) = (Instant::now(), sent.checked_add(waited.mul_f64(0.99)));
+        let since = ended.map_or(now, |ended| ended.min(now));
         self.answered(since);
         since
     }

@@ -39,6 +39,7 @@ mod locks;
 #[cfg(unix)]
 mod processes;
 mod rest;
+mod waits;
 
 use std::fmt;
 use std::future::Future;
@@ -58,6 +59,7 @@ pub use locks::*;
 #[cfg(unix)]
 pub use processes::*;
 pub use rest::*;
+pub use waits::*;
 
 /// A store under test, fresh for each case or shared by all: every case uses names of its own.
 pub struct Subject {
@@ -260,6 +262,8 @@ macro_rules! __cases {
             one_at_a_time_under_contention
             two_guards_of_one_mutex_exclude_each_other
             a_try_that_fails_is_none_and_a_bounded_wait_ends
+            extreme_waits_are_granted_or_refused_and_never_fail
+            a_contended_lock_all_waits_for_all_its_names
             waiters_enter_and_in_order_where_declared
             a_waiter_is_handed_the_lock_when_it_is_released
             a_lock_is_renewed_for_as_long_as_it_is_held
