@@ -20,6 +20,9 @@ use crate::queue::Entry;
 const LAST_WORDS: Duration = Duration::from_secs(10);
 /// How much longer the server lets a waiter wait than it wants to: its own clock is to be the first.
 const GRACE: Duration = Duration::from_millis(200);
+/// How long a wait may be unknown to the server, at the least and at the most, before it is given up.
+const LEAST_DOUBT: Duration = Duration::from_millis(250);
+const MOST_DOUBT: Duration = Duration::from_secs(2);
 /// How often an ask is repeated whose connection turned out to be dead.
 const TRIES: usize = 3;
 
@@ -124,7 +127,11 @@ impl PgClaim {
                         Poll::Pending => Poll::Ready(None),
                     });
                     match look.await {
-                        None => return Ok(contended(None)),
+                        None => {
+                            if let Some(retry_after) = self.confirm().await? {
+                                return Ok(contended(retry_after));
+                            }
+                        }
                         // What it has is found out below, or asked for again.
                         Some(answer) => drop(self.landed(answer)?),
                     }
@@ -209,6 +216,37 @@ impl PgClaim {
         let flight = Flight::wait(seat, self.shared(), self.store.fenced, limit);
         self.state = State::Waiting(flight.send(&mut Context::from_waker(Waker::noop())));
         Ok(true)
+    }
+
+    /// Asks the server, on another connection, whether the wait is still under way there, and says when to ask
+    /// again. `None` if the wait was given up: the statement was lost, the session has ended, or the grant was
+    /// lost on the way back. None of these can be told from a long wait on a line that is silent in one
+    /// direction, even if TCP's own probes are answered, as a proxy in between does.
+    ///
+    /// The engine asks every third of the TTL, and fails a waiter whose asks have had no answer for a TTL.
+    async fn confirm(&mut self) -> Result<Option<Option<Duration>>> {
+        let State::Waiting(flight) = &self.state else { return Ok(None) };
+        let link = flight.seat.link.clone();
+        let at_work = self.store.links.is_at_work(&link, self.guest()).await?;
+        let State::Waiting(flight) = &mut self.state else { return Ok(None) };
+        if at_work {
+            flight.doubted = None;
+            return Ok(Some(None));
+        }
+        // The statement may be on its way to the server, or its answer on its way back.
+        let grace = (link.session() / 6).clamp(LEAST_DOUBT, MOST_DOUBT);
+        let doubted = *flight.doubted.get_or_insert_with(Instant::now);
+        if let Some(left) = grace.checked_sub(doubted.elapsed()).filter(|left| !left.is_zero()) {
+            return Ok(Some(Some(left)));
+        }
+        tracing::debug!(name = %self.spec.name, pid = link.pid, "the line of a waiter is dead: it waits again");
+        self.store.links.end_session(&link, self.guest()).await;
+        // The line was cut above: the answer is an error.
+        self.state = State::Nothing;
+        if let Some(entry) = &self.entry {
+            entry.waits_on(None);
+        }
+        Ok(None)
     }
 
     /// Leaves the queue, and sends the wait of whoever is first then. What had been sent for this one is

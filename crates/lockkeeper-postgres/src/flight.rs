@@ -40,6 +40,8 @@ pub(crate) struct Granted {
 pub(crate) struct Flight {
     pub(crate) seat: Seat,
     pub(crate) answer: BoxFuture<'static, Result<Option<Granted>>>,
+    /// Since when the server has not confirmed that it is under way there.
+    pub(crate) doubted: Option<Instant>,
 }
 
 impl fmt::Debug for Flight {
@@ -81,7 +83,7 @@ impl Flight {
             unlock(&link, shared, key).await?;
             Err(translate(error))
         });
-        Self { seat, answer }
+        Self { seat, answer, doubted: None }
     }
 
     /// Waits for the lock, on the server; for at most `limit`, if there is one.
@@ -109,7 +111,7 @@ impl Flight {
             unlock(&link, shared, key).await?;
             if gave_up(&error) { Ok(None) } else { Err(translate(error)) }
         });
-        Self { seat, answer }
+        Self { seat, answer, doubted: None }
     }
 
     /// Sends it now, and not when somebody next looks for the answer.
@@ -122,7 +124,7 @@ impl Flight {
 
     /// Ends it, whatever it was, so that the session has not got the lock.
     pub(crate) async fn abandon(self, links: &Links, shared: bool, waits: bool) -> Result<Release> {
-        let Self { seat, mut answer } = self;
+        let Self { seat, mut answer, .. } = self;
         let mut cancels = 0;
         let answer = if waits {
             loop {

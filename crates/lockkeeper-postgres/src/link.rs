@@ -33,7 +33,13 @@ const LONGEST_SESSION: Duration = Duration::from_millis(i32::MAX as u64);
 /// The oldest version that can end a silent session.
 const OLDEST_VERSION: i32 = 140_000;
 /// A command that has had no answer for this long makes others look for another connection.
-const STUCK: Duration = Duration::from_secs(5);
+pub(crate) const STUCK: Duration = Duration::from_secs(5);
+
+/// How long a command for a lease of `ttl` may go unanswered before another connection is preferred. A third of
+/// the lease leaves time for two more tries.
+pub(crate) fn patience_for(ttl: Duration) -> Duration {
+    STUCK.min(session_for(ttl) / 3)
+}
 
 /// How long a session must last in silence to carry a lease of `ttl`.
 pub(crate) fn session_for(ttl: Duration) -> Duration {
@@ -48,6 +54,8 @@ pub(crate) struct Link {
     wire: Wire,
     /// The session's process on the server.
     pub(crate) pid: i32,
+    /// When the session began, by the server's clock, in seconds: with the process id, what identifies it.
+    pub(crate) started: f64,
     /// The server's timeline: it cannot change while the connection lasts.
     pub(crate) timeline: u64,
     /// Where the connection's task runs. It ends with that runtime.
@@ -97,15 +105,17 @@ struct State {
     label: String,
     /// The keys that are, or may be, locked by this session.
     seats: HashSet<Key>,
+    /// How many questions about no lock of this session are under way.
+    visitors: usize,
     /// Whether it waits for a lock: then it can do nothing else.
     waits: bool,
     lock_timeout: Duration,
 }
 
 impl State {
-    fn seats(&self) -> Option<usize> {
-        let stuck = self.unanswered.is_some_and(|sent| sent.elapsed() > STUCK);
-        (!self.waits && !stuck).then_some(self.seats.len())
+    fn seats(&self, patience: Duration) -> Option<usize> {
+        let stuck = self.unanswered.is_some_and(|sent| sent.elapsed() > patience);
+        (!self.waits && !stuck).then_some(self.seats.len() + self.visitors)
     }
 }
 
@@ -142,6 +152,8 @@ impl Link {
         let now = Instant::now();
         Ok(Self {
             pid,
+            // A role that may not see its own session cannot see others of its store, either.
+            started: hello.get::<_, Option<f64>>("started").unwrap_or_default(),
             timeline: timeline.unsigned_abs(),
             runtime: runtime::Handle::current(),
             closed,
@@ -152,6 +164,7 @@ impl Link {
                 unanswered: None,
                 label: String::new(),
                 seats: HashSet::new(),
+                visitors: 0,
                 waits: false,
                 lock_timeout: Duration::ZERO,
             }),
@@ -190,18 +203,27 @@ impl Link {
     /// Whether nobody sits here or waits, whether it answers or not.
     pub(crate) fn is_unused(&self) -> bool {
         let state = self.state();
-        !state.waits && state.seats.is_empty()
+        !state.waits && state.seats.is_empty() && state.visitors == 0
     }
 
-    /// How many sit here, unless none may join them: it waits, or does not answer.
-    pub(crate) fn seats(&self) -> Option<usize> {
-        self.state().seats()
+    /// How many sit here, unless none may join them: it waits, or has not answered for longer than `patience`.
+    pub(crate) fn seats(&self, patience: Duration) -> Option<usize> {
+        self.state().seats(patience)
     }
 
     /// The same, unless one of them has this key.
-    pub(crate) fn seats_without(&self, key: Key) -> Option<usize> {
+    pub(crate) fn seats_without(&self, key: Key, patience: Duration) -> Option<usize> {
         let state = self.state();
-        state.seats().filter(|_| !state.seats.contains(&key))
+        state.seats(patience).filter(|_| !state.seats.contains(&key))
+    }
+
+    /// Keeps waiters away while a question about no lock of this session is under way. `None` if the session
+    /// waits, or has not answered for longer than `patience`.
+    pub(crate) fn visit(self: &Arc<Self>, patience: Duration) -> Option<Visit> {
+        let mut state = self.state();
+        state.seats(patience)?;
+        state.visitors += 1;
+        Some(Visit(self.clone()))
     }
 
     pub(crate) fn is_waiting(&self) -> bool {
@@ -475,6 +497,16 @@ pub(crate) struct Seat {
     pub(crate) link: Arc<Link>,
     pub(crate) key: Key,
     left: Left,
+}
+
+/// A question about no lock of the session that answers it.
+#[derive(Debug)]
+pub(crate) struct Visit(pub(crate) Arc<Link>);
+
+impl Drop for Visit {
+    fn drop(&mut self) {
+        self.0.state().visitors -= 1;
+    }
 }
 
 /// How a seat is given up.

@@ -12,18 +12,22 @@ use deadpool_postgres::Pool;
 use lockkeeper_core::{Label, Result};
 use tokio::runtime::{self, Handle};
 use tokio::sync::{Notify, watch};
-use tokio_postgres::{Config, NoTls};
+use tokio_postgres::types::Type;
+use tokio_postgres::{Config, NoTls, Row};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Options;
 use crate::error::{translate, unavailable};
-use crate::key::Key;
-use crate::link::{Link, Seat, Wire, gone, session_for};
+use crate::key::{Key, NO_KEY};
+use crate::link::{Argument, Link, STUCK, Seat, Visit, Wire, gone, patience_for, session_for};
 use crate::pooled::{self, Pooled};
+use crate::sql;
 use crate::tls::Tls;
 
 /// The ttl that a connection is made for when it is not known for whom.
 const USUAL_TTL: Duration = Duration::from_secs(30);
+/// How long it may take to end a session from another connection.
+const END_WITHIN: Duration = Duration::from_secs(2);
 /// How many locks share a connection, if there may be another.
 const SHARE: usize = 64;
 
@@ -179,6 +183,65 @@ impl Links {
         Ok(link)
     }
 
+    /// Whether the session of `waiting` still waits for its lock on the server, or is at work. The question is sent
+    /// on another connection, since a session that waits answers nothing, and a dead line is as silent as a wait.
+    pub(crate) async fn is_at_work(
+        self: &Arc<Self>,
+        waiting: &Link,
+        guest: Guest<'_>,
+    ) -> Result<bool> {
+        let rows = self.ask_about(waiting, guest, sql::CONFIRM).await?;
+        Ok(rows.first().is_some_and(|row| row.get(0)))
+    }
+
+    /// Ends a session from another connection: its own does not reach the server, or the server does not hear
+    /// that it was closed. Best effort: what is not ended here ends when it has been idle for its lease.
+    pub(crate) async fn end_session(self: &Arc<Self>, dead: &Link, guest: Guest<'_>) {
+        dead.kill();
+        let ended = tokio::time::timeout(END_WITHIN, self.ask_about(dead, guest, sql::END_SESSION));
+        if let Ok(Err(error)) = ended.await {
+            tracing::debug!(%error, pid = dead.pid, "a session that is cut off could not be ended");
+        }
+    }
+
+    /// Asks something about the session of `link`, on another connection.
+    async fn ask_about(
+        self: &Arc<Self>,
+        link: &Link,
+        guest: Guest<'_>,
+        text: &'static str,
+    ) -> Result<Vec<Row>> {
+        let mut tries = 0;
+        loop {
+            let Visit(answers) = &self.visit(guest).await?;
+            let (pid, started): (Argument, Argument) = (Box::new(link.pid), Box::new(link.started));
+            let arguments = vec![(pid, Type::INT4), (started, Type::FLOAT8)];
+            match answers.ask(text, arguments).await {
+                // The server has ended an idle session meanwhile.
+                Err(_) if answers.is_closed() && tries < 3 => tries += 1,
+                answer => return answer,
+            }
+        }
+    }
+
+    /// Any connection that answers, for a question about no lock of it.
+    async fn visit(self: &Arc<Self>, guest: Guest<'_>) -> Result<Visit> {
+        let (here, patience) = (Handle::current().id(), patience_for(guest.ttl));
+        let visit = |table: &Table| {
+            let links = table.links.iter().filter(|link| link.runtime.id() == here);
+            let awake = links.filter(|link| !link.is_closed() && !link.is_drowsy());
+            awake.filter_map(|link| link.visit(patience)).next()
+        };
+        if let Some(visit) = visit(&self.table()) {
+            return Ok(visit);
+        }
+        let seat = self.shared(Guest { key: NO_KEY, ..guest }).await?;
+        let seat = seat.ok_or_else(|| self.exhausted())?;
+        let visit = seat.link.visit(Duration::MAX);
+        seat.leave();
+        visit.ok_or_else(|| self.exhausted())
+    }
+
     pub(crate) fn exhausted(&self) -> lockkeeper_core::Error {
         unavailable(format!(
             "all {} connections that there may be are in use: raise max_connections",
@@ -190,9 +253,10 @@ impl Links {
         let mut table = self.table();
         let here = Handle::current().id();
         table.links.retain(|link| !link.is_closed());
-        let free = |link: &Arc<Link>| {
-            if link.runtime.id() == here { link.seats_without(guest.key) } else { None }
+        let answers_within = |link: &Arc<Link>, patience| {
+            if link.runtime.id() == here { link.seats_without(guest.key, patience) } else { None }
         };
+        let free = |link: &Arc<Link>| answers_within(link, patience_for(guest.ttl));
         let sit = |link: &Arc<Link>, fit| {
             link.sit(guest.key, false);
             Offer::Seat(Seat::new(link.clone(), guest.key), fit)
@@ -222,7 +286,8 @@ impl Links {
             }
         }
         // Crowded: any will do.
-        let least = table.links.iter().filter_map(|link| Some((free(link)?, link)));
+        let least =
+            table.links.iter().filter_map(|link| Some((answers_within(link, STUCK)?, link)));
         match least.min_by_key(|(seats, _)| *seats) {
             Some((_, link)) => sit(link, self.fit(link, &guest)),
             None => Offer::Nothing,
@@ -238,7 +303,9 @@ impl Links {
             return Offer::Nothing;
         }
         let empty = |link: &&Arc<Link>| {
-            link.seats() == Some(0) && link.runtime.id() == here && is_near(link, guest.ttl)
+            link.seats(patience_for(guest.ttl)) == Some(0)
+                && link.runtime.id() == here
+                && is_near(link, guest.ttl)
         };
         if let Some(link) = table.links.iter().find(empty) {
             let fit = self.fit(link, &guest);

@@ -10,6 +10,8 @@ pub(crate) const SESSION: &str = include_str!("../sql/session.sql");
 pub(crate) const LOCKS: &str = include_str!("../sql/locks.sql");
 pub(crate) const EXAMINE: &str = include_str!("../sql/examine.sql");
 pub(crate) const TRY_TOGETHER: &str = include_str!("../sql/try_together.sql");
+pub(crate) const CONFIRM: &str = include_str!("../sql/confirm.sql");
+pub(crate) const END_SESSION: &str = include_str!("../sql/end_session.sql");
 pub(crate) const TERMINATE: &str = include_str!("../sql/terminate.sql");
 
 /// What is done to a key.
