@@ -10,7 +10,7 @@ use lockkeeper_core::{
 use tokio::time::Instant;
 
 use crate::backend::Store;
-use crate::flight::{Flight, Granted, downgrade, release};
+use crate::flight::{Farewell, Flight, Granted, downgrade, release};
 use crate::key::Key;
 use crate::link::{Seat, gone};
 use crate::links::Guest;
@@ -377,18 +377,21 @@ impl PgClaim {
 
     /// Ends whatever there is, as something that can be awaited by whoever comes.
     fn leave(&mut self) {
-        let shared = self.shared();
-        let links = self.store.links.clone();
+        if let State::Nothing = self.state {
+            return;
+        }
+        let farewell = Farewell {
+            links: self.store.links.clone(),
+            ttl: self.spec.ttl,
+            label: self.spec.label.clone(),
+            shared: self.shared(),
+        };
         let leaving: BoxFuture<'static, Result<Release>> =
             match std::mem::replace(&mut self.state, State::Nothing) {
                 State::Nothing => return,
-                State::Asking(flight) => {
-                    Box::pin(async move { flight.abandon(&links, shared, false).await })
-                }
-                State::Waiting(flight) => {
-                    Box::pin(async move { flight.abandon(&links, shared, true).await })
-                }
-                State::Held(hold) => Box::pin(release(hold.seat, shared, hold.downgraded)),
+                State::Asking(flight) => Box::pin(flight.abandon(farewell, false)),
+                State::Waiting(flight) => Box::pin(flight.abandon(farewell, true)),
+                State::Held(hold) => Box::pin(release(hold.seat, farewell, hold.downgraded)),
                 State::Leaving(leaving) => leaving,
             };
         self.state = State::Leaving(leaving);

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::fmt;
 use std::future::Future;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use tokio::runtime;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout};
-use tokio_postgres::error::Severity;
+use tokio_postgres::error::{Severity, SqlState};
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{CancelToken, Client, Row};
 use tokio_util::sync::CancellationToken;
@@ -40,6 +40,11 @@ pub(crate) const STUCK: Duration = Duration::from_secs(5);
 pub(crate) fn patience_for(ttl: Duration) -> Duration {
     STUCK.min(session_for(ttl) / 3)
 }
+
+/// How long the server may take to confirm that a lock was given back, at the least and at the most, when nobody
+/// else relies on its session.
+const LEAST_FAREWELL: Duration = Duration::from_secs(1);
+const MOST_FAREWELL: Duration = Duration::from_secs(5);
 
 /// How long a session must last in silence to carry a lease of `ttl`.
 pub(crate) fn session_for(ttl: Duration) -> Duration {
@@ -69,6 +74,8 @@ pub(crate) struct Link {
     changing: tokio::sync::Mutex<()>,
     state: Mutex<State>,
     statements: [OnceLock<tokio_postgres::Statement>; Statement::COUNT],
+    /// How many of its statements have ended because they were cancelled.
+    cancels: AtomicUsize,
     pub(crate) together: Together,
     /// Told when somebody leaves, so that another may have the connection.
     freed: Arc<Notify>,
@@ -107,6 +114,8 @@ struct State {
     seats: HashSet<Key>,
     /// How many questions about no lock of this session are under way.
     visitors: usize,
+    /// How many of those who sit here are giving their locks back.
+    leaving: usize,
     /// Whether it waits for a lock: then it can do nothing else.
     waits: bool,
     lock_timeout: Duration,
@@ -165,10 +174,12 @@ impl Link {
                 label: String::new(),
                 seats: HashSet::new(),
                 visitors: 0,
+                leaving: 0,
                 waits: false,
                 lock_timeout: Duration::ZERO,
             }),
             statements: [const { OnceLock::new() }; Statement::COUNT],
+            cancels: AtomicUsize::new(0),
             together: Together::default(),
             freed,
             wire,
@@ -187,6 +198,12 @@ impl Link {
     pub(crate) fn kill(&self) {
         self.wire.cut();
         self.closed.cancel();
+    }
+
+    /// How many of its statements have ended because they were cancelled. A cancel is sent on a connection of its
+    /// own and not answered, so this is the only way to know that it has arrived.
+    pub(crate) fn cancels(&self) -> usize {
+        self.cancels.load(Ordering::Relaxed)
     }
 
     pub(crate) fn cancel_token(&self) -> CancelToken {
@@ -254,6 +271,30 @@ impl Link {
         if freed {
             self.freed.notify_one();
         }
+    }
+
+    /// Counts one of those who sit here as leaving, until the answer is dropped.
+    pub(crate) fn leaving(self: &Arc<Self>) -> Leaving {
+        self.state().leaving += 1;
+        Leaving(self.clone())
+    }
+
+    /// How much longer an answer to one who leaves can be of use: while others rely on the session, until that
+    /// lapses, and else for a few seconds.
+    pub(crate) fn leave_within(&self) -> Duration {
+        let session = self.session();
+        let state = self.state();
+        let left = session.saturating_sub(state.alive.elapsed());
+        if state.seats.len() > state.leaving {
+            return left;
+        }
+        left.min((session / 3).clamp(LEAST_FAREWELL, MOST_FAREWELL))
+    }
+
+    /// Whether nobody relies on the session any more: all who sit here are leaving, or it has lapsed.
+    pub(crate) fn is_done_with(&self) -> bool {
+        let state = self.state();
+        state.seats.len() <= state.leaving || state.alive.elapsed() >= self.session()
     }
 
     // The session.
@@ -381,10 +422,15 @@ impl Link {
     /// Whether there is a session after this answer. Most errors are a sign of life.
     fn survives<T>(&self, answer: &Result<T, tokio_postgres::Error>) -> bool {
         let Err(error) = answer else { return true };
+        if error.code() == Some(&SqlState::QUERY_CANCELED) {
+            self.cancels.fetch_add(1, Ordering::Relaxed);
+        }
         let fatal = [Some(Severity::Fatal), Some(Severity::Panic)];
         let lives =
             error.as_db_error().is_some_and(|error| !fatal.contains(&error.parsed_severity()));
-        if !lives && (error.is_closed() || error.as_db_error().is_some()) {
+        if !lives {
+            // Every statement here is well typed: an error that the server did not send means that the stream is
+            // closed, or that bytes were lost and its answers belong to other questions.
             self.kill();
         }
         lives
@@ -506,6 +552,16 @@ pub(crate) struct Visit(pub(crate) Arc<Link>);
 impl Drop for Visit {
     fn drop(&mut self) {
         self.0.state().visitors -= 1;
+    }
+}
+
+/// One who sits on a connection, and is giving its lock back.
+#[derive(Debug)]
+pub(crate) struct Leaving(Arc<Link>);
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        self.0.state().leaving -= 1;
     }
 }
 

@@ -229,8 +229,8 @@ impl Links {
         let (here, patience) = (Handle::current().id(), patience_for(guest.ttl));
         let visit = |table: &Table| {
             let links = table.links.iter().filter(|link| link.runtime.id() == here);
-            let awake = links.filter(|link| !link.is_closed() && !link.is_drowsy());
-            awake.filter_map(|link| link.visit(patience)).next()
+            let mut awake = links.filter(|link| !link.is_closed() && !link.is_drowsy());
+            awake.find_map(|link| link.visit(patience))
         };
         if let Some(visit) = visit(&self.table()) {
             return Ok(visit);
