@@ -250,7 +250,8 @@ async fn every_call_returns_after_a_network_that_lost_one_direction_has_healed()
     for _ in 0..2 {
         let proxy = Proxy::start(server().addr()).await.unwrap();
         let url = format!("postgres://postgres@{}/postgres?connect_timeout=2", proxy.addr());
-        let keeper = Keeper::new(Postgres::new(&url).unwrap()).ttl(Duration::from_secs(2));
+        // Shorter than the loss, so that the server ends sessions unheard.
+        let keeper = Keeper::new(Postgres::new(&url).unwrap()).ttl(Duration::from_secs(1));
         for task in 0..TASKS {
             let (keeper, stop) = (keeper.clone(), stop.clone());
             let (shared, extra) = (shared.clone(), extra.clone());
