@@ -4,12 +4,15 @@ use std::fmt;
 use std::sync::Arc;
 
 use deadpool_postgres::Pool;
-use lockkeeper_core::{Backend, Capabilities, Claim, ClaimSpec, Fences, Inspector, Result, Slots};
+use lockkeeper_core::{
+    Backend, Capabilities, Claim, ClaimSpec, Error, ErrorKind, Fences, Inspector, Name, Result,
+    Slots,
+};
 use tokio_postgres::Config;
 
 use crate::claim::PgClaim;
 use crate::config::{Options, Settings};
-use crate::key::NO_KEY;
+use crate::key::{Key, NO_KEY};
 use crate::link::Link;
 use crate::links::{Links, Source};
 use crate::queue::Locals;
@@ -76,9 +79,30 @@ impl Postgres {
     }
 
     fn from_links(links: Links, options: &Options) -> Self {
-        let fenced = options.fence;
-        let store = Arc::new(Store { links: Arc::new(links), locals: Arc::default(), fenced });
+        Self::from_store(Store {
+            links: Arc::new(links),
+            locals: Arc::default(),
+            fenced: options.fence,
+            foreign_keys: options.foreign_keys,
+        })
+    }
+
+    fn from_store(store: Store) -> Self {
+        let store = Arc::new(store);
         Self { slots: Slots::new(Arc::new(Shared(store.clone()))), store }
+    }
+
+    /// Lets a [`Key`] be locked, shown and broken wherever a name can be given, to meet programs that choose their own
+    /// keys. `foreign_keys=on` in the URL does the same.
+    ///
+    /// A `Key` is given as the name that it is written as, `pg:42` or `pg:7,42`. So every such name reaches the
+    /// advisory lock of that number, whoever takes it. Without this, such names are refused with
+    /// [`InvalidName`](lockkeeper_core::ErrorKind::InvalidName). Do not use it where names come from users.
+    #[must_use]
+    pub fn with_foreign_keys(self) -> Self {
+        let Store { links, locals, fenced, .. } = &*self.store;
+        let (links, locals, fenced) = (links.clone(), locals.clone(), *fenced);
+        Self::from_store(Store { links, locals, fenced, foreign_keys: true })
     }
 
     /// Connects, if there is no connection yet, and asks for a sign of life.
@@ -107,6 +131,22 @@ pub(crate) struct Store {
     pub(crate) links: Arc<Links>,
     pub(crate) locals: Arc<Locals>,
     pub(crate) fenced: bool,
+    pub(crate) foreign_keys: bool,
+}
+
+impl Store {
+    /// The key of a name.
+    pub(crate) fn key_of(&self, name: &Name) -> Result<Key> {
+        match Key::spelled(name) {
+            None => Ok(Key::of(name)),
+            Some(key) if self.foreign_keys => Ok(key),
+            Some(_) => Err(Error::new(
+                ErrorKind::InvalidName,
+                "this is how the key of another program is written: open the store with foreign_keys=on to \
+                 lock such keys, or choose another name",
+            )),
+        }
+    }
 }
 
 /// The store without semaphores.
@@ -131,7 +171,8 @@ impl Backend for Shared {
     }
 
     fn claim(&self, spec: ClaimSpec) -> Result<Box<dyn Claim>> {
-        Ok(Box::new(PgClaim::new(self.0.clone(), spec)))
+        let key = self.0.key_of(&spec.name)?;
+        Ok(Box::new(PgClaim::new(self.0.clone(), spec, key)))
     }
 
     fn inspector(&self) -> Option<&dyn Inspector> {

@@ -72,10 +72,10 @@ struct Hold {
 }
 
 impl PgClaim {
-    pub(crate) fn new(store: Arc<Store>, spec: ClaimSpec) -> Self {
+    pub(crate) fn new(store: Arc<Store>, spec: ClaimSpec, key: Key) -> Self {
         let now = Instant::now();
         Self {
-            key: Key::of(&spec.name),
+            key,
             store,
             spec,
             entry: None,

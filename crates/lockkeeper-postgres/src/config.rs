@@ -27,6 +27,8 @@ pub(crate) struct Settings {
 #[derive(Debug, Clone)]
 pub(crate) struct Options {
     pub(crate) fence: bool,
+    /// Whether a name that spells a key is that key, and not refused.
+    pub(crate) foreign_keys: bool,
     pub(crate) max_connections: usize,
     pub(crate) connect_timeout: Duration,
     /// Set if the URL names one: then labels do not replace it.
@@ -37,6 +39,7 @@ impl Options {
     pub(crate) fn of(driver: &Config) -> Self {
         Self {
             fence: true,
+            foreign_keys: false,
             max_connections: MAX_CONNECTIONS,
             connect_timeout: driver.get_connect_timeout().copied().unwrap_or(CONNECT_TIMEOUT),
             application_name: driver.get_application_name().map(str::to_owned),
@@ -61,9 +64,10 @@ impl Settings {
         let mut own = Vec::new();
         for parameter in parameters.split('&').filter(|parameter| !parameter.is_empty()) {
             match parameter.split_once('=') {
-                Some((name @ ("fence" | "max_connections" | "sslrootcert"), value)) => {
-                    own.push((name, value));
-                }
+                Some((
+                    name @ ("fence" | "foreign_keys" | "max_connections" | "sslrootcert"),
+                    value,
+                )) => own.push((name, value)),
                 // Certificates are checked whenever there is TLS.
                 Some(("sslmode", "verify-full" | "verify-ca")) => {
                     driver_url.push_str("sslmode=require&");
@@ -97,9 +101,8 @@ impl Settings {
 
     fn set(&mut self, name: &str, value: &str) -> Result<()> {
         match (name, value) {
-            ("fence", "on") => self.options.fence = true,
-            ("fence", "off") => self.options.fence = false,
-            ("fence", _) => return Err(config("fence is on or off")),
+            ("fence", value) => self.options.fence = is_on("fence", value)?,
+            ("foreign_keys", value) => self.options.foreign_keys = is_on("foreign_keys", value)?,
             ("max_connections", number) => {
                 let number = number.parse().ok().filter(|number| *number >= 1);
                 self.options.max_connections =
@@ -108,6 +111,14 @@ impl Settings {
             _ => self.root = Some(PathBuf::from(value)),
         }
         Ok(())
+    }
+}
+
+fn is_on(name: &str, value: &str) -> Result<bool> {
+    match value {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err(config(format!("{name} is on or off"))),
     }
 }
 
@@ -149,7 +160,7 @@ mod tests {
         assert_eq!(settings.driver.get_ssl_mode(), tokio_postgres::config::SslMode::Require);
         assert_eq!(settings.root, Some(PathBuf::from("/ca.pem")));
         let options = settings.options;
-        assert!(!options.fence);
+        assert!(!options.fence && !options.foreign_keys);
         assert_eq!(options.max_connections, 2);
         assert_eq!(options.connect_timeout, Duration::from_secs(3));
         assert_eq!(options.application_name.as_deref(), Some("x"));
@@ -166,6 +177,7 @@ mod tests {
             "postgres://u:hunter2@h/?hunter2",
             "postgres://u:hunter2@h:hunter2/",
             "postgres://u:hunter2@h/?fence=hunter2",
+            "postgres://u:hunter2@h/?foreign_keys=hunter2",
             "postgres://u:hunter2@h/?max_connections=0",
             "postgres://u:hunter2@h/?sslmode=hunter2",
             "postgres://u:hunter2@h/%ff",
