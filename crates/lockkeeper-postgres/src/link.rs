@@ -145,7 +145,8 @@ impl Link {
                  two clients: connect to the server itself",
             ));
         }
-        if hello.get::<_, i32>("version") < OLDEST_VERSION {
+        let version = hello.get("version");
+        if version < OLDEST_VERSION {
             return Err(config(
                 "the server is too old to end silent sessions: PostgreSQL 14 or newer is needed",
             ));
@@ -157,7 +158,7 @@ impl Link {
                  primary, or name all hosts in the URL",
             ));
         };
-        client.batch_execute(sql::SETTLE).await.map_err(translate)?;
+        client.batch_execute(&sql::settle(version)).await.map_err(translate)?;
         let now = Instant::now();
         Ok(Self {
             pid,
