@@ -56,9 +56,9 @@ impl Postgres {
     ///
     /// # Errors
     ///
-    /// [`Config`](lockkeeper_core::ErrorKind::Config) if it wants TLS and this build has none.
+    /// [`Config`](lockkeeper_core::ErrorKind::Config) if it names no host, or wants TLS and this build has none.
     pub fn from_config(config: Config) -> Result<Self> {
-        Self::from_settings(Settings::new(config))
+        Self::from_settings(Settings::new(config)?)
     }
 
     /// A store on the connections of a pool.
@@ -71,7 +71,7 @@ impl Postgres {
         Self::from_links(Links::new(Source::Pool(pool), options.clone()), &options)
     }
 
-    fn from_settings(settings: Settings) -> Result<Self> {
+    pub(crate) fn from_settings(settings: Settings) -> Result<Self> {
         let Settings { driver, options, root } = settings;
         let tls = Tls::new(root.as_deref(), driver.get_ssl_mode())?;
         let source = Source::Server { config: Box::new(driver), tls };

@@ -1,5 +1,6 @@
 //! From a URL to what a store needs to know.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -76,14 +77,22 @@ impl Settings {
             }
         }
         let driver = driver_url.parse().map_err(|error| bad_url(&error))?;
-        let mut settings = Self::new(driver);
+        let mut settings = Self::new(driver)?;
         for (name, value) in own {
             settings.set(name, value)?;
         }
         Ok(settings)
     }
 
-    pub(crate) fn new(mut driver: Config) -> Self {
+    pub(crate) fn new(mut driver: Config) -> Result<Self> {
+        let nameless = |host: &Host| matches!(host, Host::Tcp(name) if name.is_empty());
+        let no_hosts = driver.get_hosts().is_empty() && driver.get_hostaddrs().is_empty();
+        if no_hosts || driver.get_hosts().iter().any(nameless) {
+            return Err(config(
+                "no host is named: postgres://user@host/database, or \
+                 postgres://user@%2Frun%2Fpostgresql/database for a socket",
+            ));
+        }
         let options = Options::of(&driver);
         if driver.get_hosts().len() > 1
             && driver.get_target_session_attrs() == TargetSessionAttrs::Any
@@ -96,7 +105,26 @@ impl Settings {
             driver.ssl_mode(SslMode::Disable);
         }
         driver.connect_timeout(options.connect_timeout);
-        Self { driver, options, root: None }
+        Ok(Self { driver, options, root: None })
+    }
+
+    /// Whether somebody between client and server could keep them from using TLS, and read and change what they send.
+    pub(crate) fn can_be_downgraded(&self) -> bool {
+        let local = |host: &Host| match host {
+            Host::Tcp(name) => {
+                let address = name.parse::<IpAddr>();
+                name == "localhost" || address.is_ok_and(|address| address.is_loopback())
+            }
+            // A path of this machine.
+            #[allow(
+                unreachable_patterns,
+                reason = "there are only names where there are no sockets"
+            )]
+            _ => true,
+        };
+        let near = self.driver.get_hosts().iter().all(local)
+            && self.driver.get_hostaddrs().iter().all(IpAddr::is_loopback);
+        self.driver.get_ssl_mode() == SslMode::Prefer && !near
     }
 
     fn set(&mut self, name: &str, value: &str) -> Result<()> {
@@ -169,9 +197,46 @@ mod tests {
     }
 
     #[test]
+    fn tls_that_is_only_preferred_can_be_taken_away_on_the_way() {
+        for url in
+            ["postgres://u@db/x", "postgres://u@db/x?sslmode=prefer", "postgres://u@127.0.0.1,db/x"]
+        {
+            assert!(Settings::parse(url).unwrap().can_be_downgraded(), "{url}");
+        }
+        for url in [
+            "postgres://u@db/x?sslmode=require",
+            "postgres://u@db/x?sslmode=verify-full",
+            "postgres://u@db/x?sslmode=disable",
+            "postgres://u@localhost,127.0.0.1,[::1]/x",
+            "postgres://u@%2Frun%2Fpostgresql/x",
+        ] {
+            assert!(!Settings::parse(url).unwrap().can_be_downgraded(), "{url}");
+        }
+    }
+
+    #[test]
+    fn a_url_may_name_its_host_in_many_ways() {
+        for url in [
+            "postgres://h",
+            "postgres://u@h:1/db",
+            "postgres:///db?host=h",
+            "postgres:///db?hostaddr=192.0.2.1",
+            "postgres://u@%2Frun%2Fpostgresql/db",
+        ] {
+            assert!(Settings::parse(url).is_ok(), "{url}");
+        }
+    }
+
+    #[test]
     fn a_bad_url_is_refused_without_a_word_of_it() {
         let urls = [
             "postgres:hunter2",
+            "postgres://",
+            "postgres:///db",
+            "postgres://u:hunter2@",
+            "postgres://u:hunter2@/db",
+            "postgres://u:hunter2@/db?connect_timeout=3",
+            "postgres://u:hunter2@a,,b/db",
             "redis://u:hunter2@h/",
             "postgres://u:hunter2@h/?nosuch=hunter2",
             "postgres://u:hunter2@h/?hunter2",
