@@ -13,7 +13,7 @@ use tokio_postgres::Config;
 use crate::claim::PgClaim;
 use crate::config::{Options, Settings};
 use crate::key::{Key, NO_KEY};
-use crate::link::Link;
+use crate::link::{Link, gone};
 use crate::links::{Links, Source};
 use crate::queue::Locals;
 use crate::tls::Tls;
@@ -46,7 +46,7 @@ impl Postgres {
     /// As [`new`](Self::new), and what is wrong with the server: it is not there, does not let us in, is
     /// a standby, is too old, or there is a pooler in between.
     pub async fn connect(url: &str) -> Result<Self> {
-        let store = Self::new(url)?;
+        let store = Self::from_settings_elsewhere(Settings::parse(url)?).await?;
         store.check().await?;
         Ok(store)
     }
@@ -69,6 +69,13 @@ impl Postgres {
         let mut options = Options::of(&Config::new());
         options.max_connections = usize::MAX;
         Self::from_links(Links::new(Source::Pool(pool), options.clone()), &options)
+    }
+
+    /// As [`from_settings`](Self::from_settings), without holding the runtime's thread up: reading certificates takes
+    /// milliseconds.
+    pub(crate) async fn from_settings_elsewhere(settings: Settings) -> Result<Self> {
+        let made = tokio::task::spawn_blocking(move || Self::from_settings(settings));
+        made.await.unwrap_or_else(|_| Err(gone()))
     }
 
     pub(crate) fn from_settings(settings: Settings) -> Result<Self> {

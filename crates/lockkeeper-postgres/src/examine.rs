@@ -22,7 +22,7 @@ pub async fn examine(url: &str) -> Result<Vec<Finding>> {
             "say sslmode=require in the URL, which checks the certificate, too",
         ));
     }
-    let store = Postgres::from_settings(settings)?;
+    let store = Postgres::from_settings_elsewhere(settings).await?;
     // What it refuses to work with says what to do; else it is not there.
     let link = match store.any_link().await {
         Ok(link) => link,
