@@ -110,6 +110,13 @@ impl PgClaim {
                     let answer = (&mut flight.answer).await;
                     let dead = flight.seat.link.is_closed();
                     match self.landed(answer) {
+                        Ok(Some(_)) if self.has_ended() => {
+                            self.lose();
+                            if tries == TRIES {
+                                return Err(gone());
+                            }
+                            tries += 1;
+                        }
                         Ok(Some(granted)) => {
                             return Ok(Attempt::Granted(self.grant(granted.since)));
                         }
@@ -296,6 +303,12 @@ impl PgClaim {
         Grant { fence: hold.fence, valid_for: Some(valid_for) }
     }
 
+    /// Whether the session that holds the lock is known to be over. The grant and the end of its session may arrive
+    /// together: then there is nothing to hand out.
+    fn has_ended(&self) -> bool {
+        matches!(&self.state, State::Held(hold) if hold.seat.link.is_closed())
+    }
+
     /// The session is over.
     fn lose(&mut self) {
         if let State::Held(hold) = std::mem::replace(&mut self.state, State::Nothing) {
@@ -316,6 +329,10 @@ impl PgClaim {
                 State::Waiting(flight) => {
                     let answer = (&mut flight.answer).await;
                     let Ok(Some(granted)) = self.landed(answer) else { return Change::LookAgain };
+                    if self.has_ended() {
+                        self.lose();
+                        return Change::LookAgain;
+                    }
                     let grant = self.grant(granted.since);
                     // Less than a fresh ask would give: then it is worth asking.
                     let enough = grant.valid_for >= Some(self.spec.ttl * 2 / 3);
