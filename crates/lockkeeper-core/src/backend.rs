@@ -108,7 +108,7 @@ pub trait Inspector: Send + Sync {
     /// # Errors
     ///
     /// [`Unsupported`](crate::ErrorKind::Unsupported) if `prefix` is not empty and the store does not keep the names
-    /// of other processes' locks: an empty list would look like "nobody holds any of them". A prefix of
+    /// of other processes' locks: an empty list would say that none of them is held. A prefix of
     /// [`Slots`](crate::Slots), a name and a NUL, asks for the parts of one semaphore, which have names that can
     /// be computed.
     fn list(&self, prefix: &str) -> BoxFuture<'_, Result<Vec<LockInfo>>>;

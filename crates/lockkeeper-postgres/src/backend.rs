@@ -102,8 +102,8 @@ impl Postgres {
     /// Lets a [`Key`] be locked, shown and broken wherever a name can be given, to meet programs that choose their own
     /// keys. `foreign_keys=on` in the URL does the same.
     ///
-    /// A `Key` is given as the name that it is written as, `pg:42` or `pg:7,42`. So every such name reaches the
-    /// advisory lock of that number, whoever takes it. Without this, such names are refused with
+    /// A `Key` is passed as the name that it is written as, `pg:42` or `pg:7,42`. So every such name reaches the
+    /// advisory lock of that number. Without this, such names are refused with
     /// [`InvalidName`](lockkeeper_core::ErrorKind::InvalidName). Do not use it where names come from users.
     #[must_use]
     pub fn with_foreign_keys(self) -> Self {

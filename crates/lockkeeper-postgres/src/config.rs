@@ -108,7 +108,7 @@ impl Settings {
         Ok(Self { driver, options, root: None })
     }
 
-    /// Whether somebody between client and server could keep them from using TLS, and read and change what they send.
+    /// Whether an attacker between client and server can turn TLS off, and then read and change what they send.
     pub(crate) fn can_be_downgraded(&self) -> bool {
         let local = |host: &Host| match host {
             Host::Tcp(name) => {

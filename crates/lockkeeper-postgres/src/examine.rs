@@ -8,7 +8,7 @@ use crate::config::Settings;
 use crate::sql;
 
 /// Looks for what makes locks on the server of a URL wrong: whether it can be reached, a pooler or a standby
-/// in its place, TLS that somebody in between can turn off, how many locks and connections it has left.
+/// in its place, TLS that an attacker can turn off, how many locks and connections it has left.
 ///
 /// # Errors
 ///
@@ -18,7 +18,7 @@ pub async fn examine(url: &str) -> Result<Vec<Finding>> {
     let mut findings = Vec::new();
     if settings.can_be_downgraded() {
         findings.push(Finding::warn(
-            "TLS is used only if the server offers it (sslmode=prefer): somebody in between can turn it off",
+            "TLS is used only if the server offers it (sslmode=prefer): an attacker between client and server can turn it off",
             "say sslmode=require in the URL, which checks the certificate, too",
         ));
     }

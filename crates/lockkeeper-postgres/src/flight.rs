@@ -83,7 +83,7 @@ impl Flight {
                     }
                     Err(error) => error,
                 };
-                // It may have been granted before whatever it was went wrong.
+                // The lock may have been granted before the error.
                 unlock(&link, shared, key).await?;
                 // A cancel is no answer: nothing is held now, so the try is sent again.
                 if error.code() != Some(&SqlState::QUERY_CANCELED) || cancels == MOST_CANCELS {
@@ -147,7 +147,7 @@ impl Flight {
     }
 
     /// Cancels a wait. The driver sends a cancel and does not learn when it arrives. One that has not ended the wait
-    /// would end whatever is asked on the connection next, so the connection is used again only if every cancel that
+    /// would end the next statement on the connection, so the connection is used again only if every cancel that
     /// was sent has ended a statement.
     async fn abandon_wait(self, farewell: Farewell) -> Result<Release> {
         let Self { seat, mut answer, .. } = self;
@@ -191,8 +191,8 @@ pub(crate) struct Farewell {
 }
 
 impl Farewell {
-    /// Awaits the answer to one who leaves for as long as the session matters to anybody, and ends the session if
-    /// there is none. So a release ends some seconds after the server has fallen silent, and a lease after that at
+    /// Awaits the answer to a release for as long as another claim relies on the session, and for some seconds if none
+    /// does; then ends the session. So a release ends some seconds after the server has fallen silent, and a lease after that at
     /// the latest.
     async fn last_answer<T>(&self, link: &Arc<Link>, answer: impl Future<Output = T>) -> Result<T> {
         let _leaving = link.leaving();

@@ -41,8 +41,8 @@ pub(crate) fn patience_for(ttl: Duration) -> Duration {
     STUCK.min(session_for(ttl) / 3)
 }
 
-/// How long the server may take to confirm that a lock was given back, at the least and at the most, when nobody
-/// else relies on its session.
+/// How long the server may take to confirm that a lock was given back, at the least and at the most, when no
+/// other claim relies on its session.
 const LEAST_FAREWELL: Duration = Duration::from_secs(1);
 const MOST_FAREWELL: Duration = Duration::from_secs(5);
 
@@ -114,7 +114,7 @@ struct State {
     seats: HashSet<Key>,
     /// How many questions about no lock of this session are under way.
     visitors: usize,
-    /// How many of those who sit here are giving their locks back.
+    /// How many of these claims are giving their locks back.
     leaving: usize,
     /// Whether it waits for a lock: then it can do nothing else.
     waits: bool,
@@ -274,14 +274,14 @@ impl Link {
         }
     }
 
-    /// Counts one of those who sit here as leaving, until the answer is dropped.
+    /// Counts a claim of this session as leaving, until the answer is dropped.
     pub(crate) fn leaving(self: &Arc<Self>) -> Leaving {
         self.state().leaving += 1;
         Leaving(self.clone())
     }
 
-    /// How much longer an answer to one who leaves can be of use: while others rely on the session, until that
-    /// lapses, and else for a few seconds.
+    /// How long to wait for the answer to a release: while other claims rely on the session, until that lapses, and
+    /// else for a few seconds.
     pub(crate) fn leave_within(&self) -> Duration {
         let session = self.session();
         let state = self.state();
@@ -292,7 +292,7 @@ impl Link {
         left.min((session / 3).clamp(LEAST_FAREWELL, MOST_FAREWELL))
     }
 
-    /// Whether nobody relies on the session any more: all who sit here are leaving, or it has lapsed.
+    /// Whether no claim relies on the session any more: all are leaving, or it has lapsed.
     pub(crate) fn is_done_with(&self) -> bool {
         let state = self.state();
         state.seats.len() <= state.leaving || state.alive.elapsed() >= self.session()
@@ -556,7 +556,7 @@ impl Drop for Visit {
     }
 }
 
-/// One who sits on a connection, and is giving its lock back.
+/// A claim that is giving its lock back.
 #[derive(Debug)]
 pub(crate) struct Leaving(Arc<Link>);
 

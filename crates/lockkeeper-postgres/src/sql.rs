@@ -106,7 +106,7 @@ mod tests {
 
     use super::*;
 
-    /// An unknown setting would be an error, and an older server would let nobody in.
+    /// An older server answers an unknown setting with an error, and no connection would be made.
     #[test]
     fn a_timeout_of_transactions_is_turned_off_where_there_is_one() {
         for version in [140_000, 150_013, 169_999] {

@@ -166,7 +166,7 @@ fn break_asks_and_does_not_hit_another_than_the_one_confirmed() {
     eventually("it is free", || world.say(&["ls"]).out.is_empty());
 }
 
-/// Names are hashes there: an empty table and exit code 0 would say that nobody holds anything.
+/// Names are hashes there: an empty table and exit code 0 would say that no lock is held.
 #[test]
 fn a_prefix_on_postgres_is_refused_and_says_what_works() {
     let server = PostgresServer::start_or_panic();

@@ -239,8 +239,8 @@ async fn a_keeper_whose_waiters_cannot_be_cancelled_closes_within_seconds() {
     scene.holder.release().await.unwrap();
 }
 
-/// Bytes vanish in one direction, and then the network is well again. Answers may then belong to other questions:
-/// whatever comes of it, every call returns, and the lock can be had.
+/// Bytes vanish in one direction, and then the network is well again. Answers may then belong to other questions.
+/// Every call returns nevertheless, with or without an error, and the lock can be acquired.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_call_returns_after_a_network_that_lost_one_direction_has_healed() {
     const TASKS: usize = 6;

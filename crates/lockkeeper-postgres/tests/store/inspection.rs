@@ -65,7 +65,7 @@ async fn anothers_lock_can_be_broken() {
     soon("lock", other.mutex(name).lock()).await.unwrap().release().await.unwrap();
 }
 
-/// An empty list would look like "nobody holds any of them".
+/// An empty list would say that none of them is held.
 #[tokio::test]
 async fn a_list_with_a_prefix_is_refused_since_names_are_not_kept() {
     let name = name("prefix");
@@ -96,5 +96,5 @@ async fn the_leader_of_another_process_is_known_by_the_name_of_its_election() {
     let leader = soon("the leader", observe.next()).await.unwrap().unwrap();
     assert_eq!(leader.label.as_str(), "the leader");
     leadership.resign().await.unwrap();
-    assert!(soon("nobody", observe.next()).await.unwrap().is_none());
+    assert!(soon("no leader", observe.next()).await.unwrap().is_none());
 }
