@@ -115,12 +115,8 @@ impl Settings {
                 let address = name.parse::<IpAddr>();
                 name == "localhost" || address.is_ok_and(|address| address.is_loopback())
             }
-            // A path of this machine.
-            #[allow(
-                unreachable_patterns,
-                reason = "there are only names where there are no sockets"
-            )]
-            _ => true,
+            #[cfg(unix)]
+            Host::Unix(_) => true,
         };
         let near = self.driver.get_hosts().iter().all(local)
             && self.driver.get_hostaddrs().iter().all(IpAddr::is_loopback);

@@ -116,7 +116,7 @@ mod tests {
             let sql = settle(version);
             let statements: Vec<&str> = sql
                 .split(';')
-                .flat_map(|part| part.lines().find(|line| line.starts_with("SET")))
+                .filter_map(|part| part.lines().find(|line| line.starts_with("SET")))
                 .collect();
             assert_eq!(statements.last(), Some(&"SET transaction_timeout = 0"), "{version}");
             assert_eq!(statements.len(), 6, "{statements:?}");
