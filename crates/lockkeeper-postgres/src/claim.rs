@@ -12,9 +12,10 @@ use tokio::time::Instant;
 use crate::backend::Store;
 use crate::flight::{Farewell, Flight, Granted, downgrade, release};
 use crate::key::Key;
-use crate::link::{Seat, gone};
+use crate::link::gone;
 use crate::links::Guest;
 use crate::queue::Entry;
+use crate::seat::Seat;
 
 /// How long a claim that is dropped may take to end before its connection does.
 const LAST_WORDS: Duration = Duration::from_secs(10);

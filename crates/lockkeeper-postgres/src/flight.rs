@@ -15,8 +15,9 @@ use tokio_postgres::error::SqlState;
 
 use crate::error::{gave_up, translate, unavailable};
 use crate::key::{Form, Key, NO_KEY};
-use crate::link::{Link, Seat};
+use crate::link::Link;
 use crate::links::{Guest, Links};
+use crate::seat::Seat;
 use crate::sql::{Statement, Verb};
 use crate::together::Turn;
 

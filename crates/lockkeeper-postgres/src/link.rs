@@ -21,6 +21,7 @@ use crate::error::{config, translate, unavailable};
 use crate::key::Key;
 use crate::pooled::Pooled;
 use crate::pooler;
+use crate::seat::{Leaving, Left, Visit};
 use crate::sql::{self, Arguments, Statement};
 use crate::together::Together;
 
@@ -244,6 +245,10 @@ impl Link {
         Some(Visit(self.clone()))
     }
 
+    pub(crate) fn end_visit(&self) {
+        self.state().visitors -= 1;
+    }
+
     pub(crate) fn is_waiting(&self) -> bool {
         self.state().waits
     }
@@ -261,7 +266,7 @@ impl Link {
         }
     }
 
-    fn leave(&self, key: Key, left: Left) {
+    pub(crate) fn leave(&self, key: Key, left: Left) {
         let mut state = self.state();
         state.seats.remove(&key);
         // Not after a look that was in vain: whoever has no connection to wait on looks, too, and would
@@ -278,6 +283,10 @@ impl Link {
     pub(crate) fn leaving(self: &Arc<Self>) -> Leaving {
         self.state().leaving += 1;
         Leaving(self.clone())
+    }
+
+    pub(crate) fn has_left(&self) {
+        self.state().leaving -= 1;
     }
 
     /// How long to wait for the answer to a release: while other claims rely on the session, until that lapses, and
@@ -533,72 +542,5 @@ impl fmt::Debug for Link {
         let mut debug = f.debug_struct("Link");
         debug.field("pid", &self.pid).field("session", &self.session());
         debug.field("seats", &self.state().seats.len()).finish_non_exhaustive()
-    }
-}
-
-/// A claim's right to lock a key on a connection: no other claim of that key is on it.
-///
-/// Dropped before it was left, it ends the connection: nobody knows what the session then holds.
-#[derive(Debug)]
-pub(crate) struct Seat {
-    pub(crate) link: Arc<Link>,
-    pub(crate) key: Key,
-    left: Left,
-}
-
-/// A question about no lock of the session that answers it.
-#[derive(Debug)]
-pub(crate) struct Visit(pub(crate) Arc<Link>);
-
-impl Drop for Visit {
-    fn drop(&mut self) {
-        self.0.state().visitors -= 1;
-    }
-}
-
-/// A claim that is giving its lock back.
-#[derive(Debug)]
-pub(crate) struct Leaving(Arc<Link>);
-
-impl Drop for Leaving {
-    fn drop(&mut self) {
-        self.0.state().leaving -= 1;
-    }
-}
-
-/// How a seat is given up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Left {
-    /// Not yet.
-    Not,
-    /// Nothing was locked there.
-    Unused,
-    /// What was locked there has been given back.
-    Used,
-}
-
-impl Seat {
-    /// The seat that was taken with [`Link::sit`].
-    pub(crate) fn new(link: Arc<Link>, key: Key) -> Self {
-        Self { link, key, left: Left::Not }
-    }
-
-    /// Gives the seat up, on which nothing was locked.
-    pub(crate) fn leave(mut self) {
-        self.left = Left::Unused;
-    }
-
-    /// Gives the seat up after what was locked there has been given back.
-    pub(crate) fn vacate(mut self) {
-        self.left = Left::Used;
-    }
-}
-
-impl Drop for Seat {
-    fn drop(&mut self) {
-        if self.left == Left::Not {
-            self.link.kill();
-        }
-        self.link.leave(self.key, self.left);
     }
 }

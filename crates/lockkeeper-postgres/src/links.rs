@@ -12,22 +12,19 @@ use deadpool_postgres::Pool;
 use lockkeeper_core::{Label, Result};
 use tokio::runtime::{self, Handle};
 use tokio::sync::{Notify, watch};
-use tokio_postgres::types::Type;
-use tokio_postgres::{Config, NoTls, Row};
+use tokio_postgres::{Config, NoTls};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Options;
 use crate::error::{translate, unavailable};
 use crate::key::{Key, NO_KEY};
-use crate::link::{Argument, Link, STUCK, Seat, Visit, Wire, gone, patience_for, session_for};
+use crate::link::{Link, STUCK, Wire, gone, patience_for, session_for};
 use crate::pooled::{self, Pooled};
-use crate::sql;
+use crate::seat::{Seat, Visit};
 use crate::tls::Tls;
 
 /// The ttl that a connection is made for when it is not known for whom.
 const USUAL_TTL: Duration = Duration::from_secs(30);
-/// How long it may take to end a session from another connection.
-const END_WITHIN: Duration = Duration::from_secs(2);
 /// How many locks share a connection, if there may be another.
 const SHARE: usize = 64;
 
@@ -183,49 +180,8 @@ impl Links {
         Ok(link)
     }
 
-    /// Whether the session of `waiting` still waits for its lock on the server, or is at work. The question is sent
-    /// on another connection, since a session that waits answers nothing, and a dead line is as silent as a wait.
-    pub(crate) async fn is_at_work(
-        self: &Arc<Self>,
-        waiting: &Link,
-        guest: Guest<'_>,
-    ) -> Result<bool> {
-        let rows = self.ask_about(waiting, guest, sql::CONFIRM).await?;
-        Ok(rows.first().is_some_and(|row| row.get(0)))
-    }
-
-    /// Ends a session from another connection: its own does not reach the server, or the server does not hear
-    /// that it was closed. Best effort: what is not ended here ends when it has been idle for its lease.
-    pub(crate) async fn end_session(self: &Arc<Self>, dead: &Link, guest: Guest<'_>) {
-        dead.kill();
-        let ended = tokio::time::timeout(END_WITHIN, self.ask_about(dead, guest, sql::END_SESSION));
-        if let Ok(Err(error)) = ended.await {
-            tracing::debug!(%error, pid = dead.pid, "a session that is cut off could not be ended");
-        }
-    }
-
-    /// Asks something about the session of `link`, on another connection.
-    async fn ask_about(
-        self: &Arc<Self>,
-        link: &Link,
-        guest: Guest<'_>,
-        text: &'static str,
-    ) -> Result<Vec<Row>> {
-        let mut tries = 0;
-        loop {
-            let Visit(answers) = &self.visit(guest).await?;
-            let (pid, started): (Argument, Argument) = (Box::new(link.pid), Box::new(link.started));
-            let arguments = vec![(pid, Type::INT4), (started, Type::FLOAT8)];
-            match answers.ask(text, arguments).await {
-                // The server has ended an idle session meanwhile.
-                Err(_) if answers.is_closed() && tries < 3 => tries += 1,
-                answer => return answer,
-            }
-        }
-    }
-
     /// Any connection that answers, for a question about no lock of it.
-    async fn visit(self: &Arc<Self>, guest: Guest<'_>) -> Result<Visit> {
+    pub(crate) async fn visit(self: &Arc<Self>, guest: Guest<'_>) -> Result<Visit> {
         let (here, patience) = (Handle::current().id(), patience_for(guest.ttl));
         let visit = |table: &Table| {
             let links = table.links.iter().filter(|link| link.runtime.id() == here);
