@@ -17,7 +17,7 @@ use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{CancelToken, Client, Row};
 use tokio_util::sync::CancellationToken;
 
-use crate::error::{config, translate, unavailable};
+use crate::error::{config, is_cancelled, translate, unavailable};
 use crate::key::Key;
 use crate::pooled::Pooled;
 use crate::pooler;
@@ -29,6 +29,8 @@ use crate::together::Together;
 const SHORTEST_SESSION: Duration = Duration::from_secs(1);
 /// How long the first answers of a new connection may take.
 const FIRST_ANSWERS: Duration = Duration::from_secs(30);
+/// How often the preparation of a statement is sent again that was hit by a late cancel.
+const PREPARE_TRIES: usize = 5;
 /// The longest time that PostgreSQL counts: 24 days.
 const LONGEST_SESSION: Duration = Duration::from_millis(i32::MAX as u64);
 /// The oldest version that can end a silent session.
@@ -463,9 +465,16 @@ impl Link {
         if let Some(prepared) = known.get() {
             return Ok(prepared);
         }
-        let prepared = self.run(self.wire.client().prepare_typed(text, types)).await?;
-        // If another was faster, its will do.
-        Ok(known.get_or_init(|| prepared))
+        let mut tries = 1;
+        loop {
+            match self.run(self.wire.client().prepare_typed(text, types)).await {
+                // If another was faster, its will do.
+                Ok(prepared) => return Ok(known.get_or_init(|| prepared)),
+                // By a cancel that was meant for the wait before it.
+                Err(error) if is_cancelled(&error) && tries < PREPARE_TRIES => tries += 1,
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     /// A statement about a key, as the server knows it. What it takes to tell the server is in a box: it happens
