@@ -1,8 +1,15 @@
 //! Semaphores made of exclusive locks.
 
+mod known;
+
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::future::{Future as _, poll_fn};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
+
+use self::known::{Known, Mark, Order, Semaphores};
 
 use crate::backend::{
     Attempt, Backend, BoxFuture, Capabilities, Change, Claim, ClaimSpec, Grant, Inspector, Kind,
@@ -21,6 +28,9 @@ const MOST_SLOTS: u32 = 1024;
 /// How often whoever is next looks whether a permit has become free, on a store that does not tell.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
+/// The most slots that a claim asks for at the same time beyond those that it needs.
+const MAX_BATCH: usize = 64;
+
 /// A store whose semaphores are made of its exclusive locks: one lock for each permit, a *slot*, and
 /// one for the queue, the *gate*.
 ///
@@ -29,6 +39,12 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// slots, and the rest wait as they wait for any lock.
 ///
 /// Mutexes and readers-writer locks pass through unchanged.
+///
+/// A claim makes the locks of its own slots only. Which slots to ask for it takes from what this process knows: it does
+/// not ask for those that the process has itself, and asks last for those that the store refused before. So the number of
+/// questions per permit does not grow with the permits that the process holds. A process that knows nothing yet draws
+/// slots at random: where others hold all but one of 1,024, it asks for half of them until it finds that one. A try
+/// is refused only after the store has refused every slot that the process does not have.
 ///
 /// # Where it differs from a store that counts
 ///
@@ -40,12 +56,13 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 #[derive(Debug, Clone)]
 pub struct Slots {
     inner: Arc<dyn Backend>,
+    semaphores: Arc<Semaphores>,
 }
 
 impl Slots {
     /// The store, with semaphores.
     pub fn new(inner: Arc<dyn Backend>) -> Self {
-        Self { inner }
+        Self { inner, semaphores: Arc::default() }
     }
 
     /// The names of all locks that a semaphore may be made of: for a store that can look a name up and
@@ -80,28 +97,25 @@ impl Backend for Slots {
 
     fn claim(&self, spec: ClaimSpec) -> Result<Box<dyn Claim>> {
         let Mode::Permits { take, of } = spec.mode else { return self.inner.claim(spec) };
-        let part = |name, queue| {
-            let mut part = spec.clone();
-            (part.name, part.mode, part.queue) = (name, Mode::Exclusive, queue);
-            self.inner.claim(part)
-        };
-        let gate = spec.queue.then(|| part(gate_name(&spec.name), true)).transpose()?;
+        let parts = Parts { inner: self.inner.clone(), spec };
+        let name = &parts.spec.name;
+        let gate = parts.spec.queue.then(|| parts.claim(gate_name(name), true)).transpose()?;
         if of > MOST_SLOTS {
             let message = format!("a semaphore of this store has at most {MOST_SLOTS} permits");
             return Err(invalid(message));
         }
-        let slot = |slot| {
-            let claim = part(slot_name(&spec.name, slot), false)?;
-            Ok(Slot { claim, asked: false, grant: None })
-        };
-        let slots = (0..of).map(slot).collect::<Result<Vec<_>>>()?;
+        let known = self.semaphores.get(name);
         let pauses = Backoff::new(Duration::from_millis(5), LOOK_EVERY);
         let take = take as usize;
         Ok(Box::new(SlotsClaim {
+            parts,
+            known,
             gate,
             at_gate: false,
-            slots,
+            slots: BTreeMap::new(),
             take,
+            of,
+            remote: false,
             fresh: true,
             granted: false,
             pauses,
@@ -113,12 +127,38 @@ impl Backend for Slots {
     }
 }
 
+/// Makes the claims that a claim for permits consists of.
+struct Parts {
+    inner: Arc<dyn Backend>,
+    spec: ClaimSpec,
+}
+
+impl Parts {
+    fn claim(&self, name: Name, queue: bool) -> Result<Box<dyn Claim>> {
+        let mut part = self.spec.clone();
+        (part.name, part.mode, part.queue) = (name, Mode::Exclusive, queue);
+        self.inner.claim(part)
+    }
+
+    fn slot(&self, slot: u32) -> Result<Slot> {
+        let claim = self.claim(slot_name(&self.spec.name, slot), false)?;
+        Ok(Slot { claim, asked: None, grant: None })
+    }
+}
+
 struct SlotsClaim {
+    parts: Parts,
+    known: Arc<Known>,
     /// `None` if this claim does not wait.
     gate: Option<Box<dyn Claim>>,
     at_gate: bool,
-    slots: Vec<Slot>,
+    /// The slots in use: those that the claim holds or may hold and, while it waits at the gate, those that it
+    /// listens to.
+    slots: BTreeMap<u32, Slot>,
     take: usize,
+    of: u32,
+    /// An answer of the store has taken a while, so questions are worth sending together.
+    remote: bool,
     /// Nothing has been asked yet: which slots its owner has is known to the store only.
     fresh: bool,
     granted: bool,
@@ -128,14 +168,23 @@ struct SlotsClaim {
 struct Slot {
     claim: Box<dyn Claim>,
     /// The store may have given this one: it did, or its answer is not known.
-    asked: bool,
+    asked: Option<Mark>,
     /// What the store gave for this one, if it did.
     grant: Option<Grant>,
 }
 
+/// The answers to one or several rounds of questions.
+#[derive(Default)]
+struct Answers {
+    granted: usize,
+    refused: usize,
+    /// When it may be worth asking again.
+    retry_after: Option<Duration>,
+}
+
 impl SlotsClaim {
     fn held(&self) -> usize {
-        self.slots.iter().filter(|slot| slot.grant.is_some()).count()
+        self.slots.values().filter(|slot| slot.grant.is_some()).count()
     }
 
     async fn ask(&mut self, floor: Option<Fence>) -> Result<Attempt> {
@@ -148,7 +197,8 @@ impl SlotsClaim {
                 Attempt::Contended { retry_after } => {
                     self.at_gate = false;
                     // Slots without the gate would deadlock with whoever has the gate.
-                    self.give_back(|slot| slot.asked).await?;
+                    self.give_back(|slot| slot.asked.is_some()).await?;
+                    self.forget_others();
                     return Ok(Attempt::Contended { retry_after });
                 }
             }
@@ -157,18 +207,24 @@ impl SlotsClaim {
         if self.held() < self.take {
             self.granted = false;
             if self.gate.is_none() {
-                self.give_back(|slot| slot.asked).await?;
+                self.give_back(|slot| slot.asked.is_some()).await?;
+                self.forget_others();
             }
             let look = self.pauses.next();
             let retry_after = Some(retry_after.map_or(look, |retry_after| retry_after.min(look)));
             return Ok(Attempt::Contended { retry_after });
         }
-        // A slot whose answer was lost may be one too many.
-        let unneeded = |slot: &Slot| slot.asked && slot.grant.is_none();
+        // A slot whose answer was lost may be one too many, as may be one that was asked for together with others.
+        let (mut kept, take) = (0, self.take);
+        let unneeded = |slot: &Slot| {
+            kept += usize::from(slot.grant.is_some());
+            slot.asked.is_some() && (slot.grant.is_none() || kept > take)
+        };
         self.give_back(unneeded).await?;
+        self.forget_others();
         self.granted = true;
         self.leave_gate().await?;
-        let grants = || self.slots.iter().filter_map(|slot| slot.grant);
+        let grants = || self.slots.values().filter_map(|slot| slot.grant);
         let fence = grants().filter_map(|grant| grant.fence).max();
         let valid_for = grants().filter_map(|grant| grant.valid_for).min();
         Ok(Attempt::Granted(Grant { fence, valid_for }))
@@ -177,30 +233,94 @@ impl SlotsClaim {
     /// Asks for slots until there are enough: first for those that were held, to keep them. Says when
     /// it may be worth asking again.
     async fn take_slots(&mut self, floor: Option<Fence>) -> Result<Option<Duration>> {
-        // Everybody starts somewhere else, so that they do not all ask for the same slot.
-        let count = self.slots.len();
-        let start = fastrand::usize(..count.max(1));
-        let mut order: Vec<usize> = (0..count).map(|i| (start + i) % count).collect();
-        order.sort_by_key(|&i| !self.slots[i].asked);
-        let (mut held, mut retry_after) = (0, None::<Duration>);
-        for i in order {
-            let slot = &mut self.slots[i];
-            if held == self.take {
+        let asked = self.slots.iter().filter(|(_, slot)| slot.asked.is_some());
+        let mut own: Vec<u32> = asked.map(|(number, _)| *number).collect();
+        let mut order = Order::default();
+        order.seen.extend(&own);
+        let mut answers = Answers::default();
+        while answers.granted < self.take {
+            let missing = self.take - answers.granted;
+            if !own.is_empty() {
+                let rest = own.split_off(missing.min(own.len()));
+                self.ask_slots(&own, floor, &mut answers).await?;
+                own = rest;
+                continue;
+            }
+            let mut batch = missing;
+            if self.remote && self.at_gate {
+                // The more were refused, the fewer are free: asked for together, hardly more are granted than are
+                // missing. Only at the gate, though. Two tries that each took one too many could refuse each other.
+                batch = batch.max((answers.refused / 2).min(MAX_BATCH));
+            }
+            let marks = self.known.choose(batch, self.of, &mut order);
+            if marks.is_empty() {
                 break;
             }
-            slot.asked = true;
-            match slot.claim.attempt(floor).await? {
-                Attempt::Granted(grant) => {
+            let numbers: Vec<u32> = marks.iter().map(|mark| mark.slot).collect();
+            for mark in marks {
+                let slot = match self.slots.entry(mark.slot) {
+                    Entry::Occupied(slot) => slot.into_mut(),
+                    Entry::Vacant(none) => none.insert(self.parts.slot(mark.slot)?),
+                };
+                slot.asked = Some(mark);
+            }
+            self.ask_slots(&numbers, floor, &mut answers).await?;
+        }
+        Ok(answers.retry_after)
+    }
+
+    /// Asks for some slots at the same time.
+    async fn ask_slots(
+        &mut self,
+        numbers: &[u32],
+        floor: Option<Fence>,
+        answers: &mut Answers,
+    ) -> Result<()> {
+        let mut slots: Vec<&mut Slot> = match numbers {
+            [one] => self.slots.get_mut(one).into_iter().collect(),
+            _ => {
+                let asked = self.slots.iter_mut().filter(|(number, _)| numbers.contains(number));
+                asked.map(|(_, slot)| slot).collect()
+            }
+        };
+        let mut polls = 0;
+        let all = {
+            let questions = slots.iter_mut().map(|slot| slot.claim.attempt(floor)).collect();
+            let mut answered = pin!(join_all(questions));
+            poll_fn(|cx| {
+                polls += 1;
+                answered.as_mut().poll(cx)
+            })
+            .await
+        };
+        let mut failed = None;
+        for (slot, answer) in slots.into_iter().zip(all) {
+            match answer {
+                Ok(Attempt::Granted(grant)) => {
                     slot.grant = Some(grant);
-                    held += 1;
+                    answers.granted += 1;
                 }
-                Attempt::Contended { retry_after: after } => {
-                    (slot.asked, slot.grant) = (false, None);
-                    retry_after = after.into_iter().chain(retry_after).min();
+                Ok(Attempt::Contended { retry_after }) => {
+                    slot.grant = None;
+                    if let Some(mark) = slot.asked.take() {
+                        mark.refused();
+                    }
+                    answers.refused += 1;
+                    answers.retry_after = retry_after.into_iter().chain(answers.retry_after).min();
+                }
+                Err(error) => failed = failed.or(Some(error)),
+            }
+        }
+        self.remote |= polls > 1;
+        if !self.at_gate {
+            // It does not wait, and has no use for the others any more.
+            for number in numbers {
+                if self.slots.get(number).is_some_and(|slot| slot.asked.is_none()) {
+                    self.slots.remove(number);
                 }
             }
         }
-        Ok(retry_after)
+        failed.map_or(Ok(()), Err)
     }
 
     async fn leave_gate(&mut self) -> Result<()> {
@@ -213,13 +333,28 @@ impl SlotsClaim {
         Ok(())
     }
 
+    /// Drops the claims of slots that were refused: each may keep a file or a connection.
+    fn forget_others(&mut self) {
+        self.slots.retain(|_, slot| slot.asked.is_some());
+    }
+
+    /// Makes claims for all slots: which of them this owner has is known to the store only.
+    fn all_slots(&mut self) -> Result<()> {
+        for number in 0..self.of {
+            if let Entry::Vacant(none) = self.slots.entry(number) {
+                none.insert(self.parts.slot(number)?);
+            }
+        }
+        Ok(())
+    }
+
     /// Gives some slots back.
-    async fn give_back(&mut self, which: impl Fn(&Slot) -> bool) -> Result<usize> {
-        let slots = self.slots.iter_mut().filter(|slot| which(slot));
+    async fn give_back(&mut self, mut which: impl FnMut(&Slot) -> bool) -> Result<usize> {
+        let slots = self.slots.values_mut().filter(|slot| which(slot));
         let releases = slots.map(|slot| {
             let release: BoxFuture<'_, Result<bool>> = Box::pin(async {
                 let release = slot.claim.release().await?;
-                (slot.asked, slot.grant) = (false, None);
+                (slot.asked, slot.grant) = (None, None);
                 Ok(release == Release::Released)
             });
             release
@@ -229,6 +364,30 @@ impl SlotsClaim {
             freed += usize::from(release?);
         }
         Ok(freed)
+    }
+
+    /// Finds the slots that this owner has already, and makes their leases last `ttl`.
+    async fn renew_adopted(&mut self, ttl: Duration) -> Result<Renewal> {
+        self.all_slots()?;
+        let all = self.slots.values_mut().map(|slot| slot.claim.renew(ttl)).collect();
+        let renewals = join_all(all).await.into_iter().collect::<Result<Vec<_>>>()?;
+        for ((number, slot), renewal) in self.slots.iter_mut().zip(renewals) {
+            let valid_for = match renewal {
+                Renewal::Renewed { valid_for } => Some(valid_for),
+                Renewal::Held => None,
+                Renewal::Lost => continue,
+            };
+            slot.asked = Some(self.known.mark(*number));
+            slot.grant = Some(Grant { fence: None, valid_for });
+        }
+        self.forget_others();
+        self.granted = self.held() >= self.take;
+        let valid = self.slots.values().filter_map(|slot| slot.grant?.valid_for).min();
+        Ok(match valid {
+            _ if !self.granted => Renewal::Lost,
+            Some(valid_for) => Renewal::Renewed { valid_for },
+            None => Renewal::Held,
+        })
     }
 }
 
@@ -244,9 +403,17 @@ impl Claim for SlotsClaim {
                 // At the end of the queue, or holding: nothing to hear from slots of others.
                 Some(gate) if !self.at_gate && !granted => vec![gate.changed()],
                 _ => {
-                    let slots = self.slots.iter_mut();
+                    let slots = self.slots.values_mut();
                     let slots = slots.filter(|slot| slot.grant.is_some() == granted);
-                    slots.map(|slot| slot.claim.changed()).collect()
+                    let mut changes: Vec<_> = slots.map(|slot| slot.claim.changed()).collect();
+                    if !granted {
+                        // This process knows of its own slots, so they were not asked for.
+                        changes.push(Box::pin(async {
+                            self.known.released().await;
+                            Change::LookAgain
+                        }));
+                    }
+                    changes
                 }
             };
             match first(interesting).await {
@@ -259,26 +426,9 @@ impl Claim for SlotsClaim {
     fn renew(&mut self, ttl: Duration) -> BoxFuture<'_, Result<Renewal>> {
         Box::pin(async move {
             if self.held() == 0 {
-                // Adopted: which slots they are is known to the store only.
-                let all = self.slots.iter_mut().map(|slot| slot.claim.renew(ttl)).collect();
-                let renewals = join_all(all).await.into_iter().collect::<Result<Vec<_>>>()?;
-                for (slot, renewal) in self.slots.iter_mut().zip(renewals) {
-                    let valid_for = match renewal {
-                        Renewal::Renewed { valid_for } => Some(valid_for),
-                        Renewal::Held => None,
-                        Renewal::Lost => continue,
-                    };
-                    (slot.asked, slot.grant) = (true, Some(Grant { fence: None, valid_for }));
-                }
-                self.granted = self.held() >= self.take;
-                let valid = self.slots.iter().filter_map(|slot| slot.grant?.valid_for).min();
-                return Ok(match valid {
-                    _ if !self.granted => Renewal::Lost,
-                    Some(valid_for) => Renewal::Renewed { valid_for },
-                    None => Renewal::Held,
-                });
+                return self.renew_adopted(ttl).await;
             }
-            let held = self.slots.iter_mut().filter(|slot| slot.grant.is_some());
+            let held = self.slots.values_mut().filter(|slot| slot.grant.is_some());
             let renewals = join_all(held.map(|slot| slot.claim.renew(ttl)).collect()).await;
             let mut result = Renewal::Held;
             for renewal in renewals {
@@ -301,7 +451,11 @@ impl Claim for SlotsClaim {
     fn release(&mut self) -> BoxFuture<'_, Result<Release>> {
         Box::pin(async move {
             let fresh = self.fresh;
-            let freed = self.give_back(|slot| fresh || slot.asked).await?;
+            if fresh {
+                self.all_slots()?;
+            }
+            let freed = self.give_back(|slot| fresh || slot.asked.is_some()).await?;
+            self.forget_others();
             if let Some(gate) = &mut self.gate {
                 gate.release().await?;
                 self.at_gate = false;
