@@ -28,11 +28,13 @@ compile_error!(
 
 mod backend;
 mod claim;
+mod dir;
 mod examine;
 mod inspect;
 mod line;
 mod names;
 mod record;
+mod turnstile;
 mod url;
 mod watch;
 
