@@ -255,14 +255,20 @@ impl Store {
         }
     }
 
-    /// Opens the directory again if it is no longer the one at its path.
+    /// Opens the directory again if it is no longer the one at its path, and creates it if it is missing.
     pub(crate) fn refresh_dir(&self) -> io::Result<()> {
-        if self.dir.refresh()?
-            && let Some(watcher) = &self.watcher
-        {
+        self.dir.refresh().map(|reopened| self.watch_dir(reopened))
+    }
+
+    /// The same, without creating it: an error if it is missing.
+    pub(crate) fn reopen_dir(&self) -> io::Result<()> {
+        self.dir.reopen().map(|reopened| self.watch_dir(reopened))
+    }
+
+    fn watch_dir(&self, reopened: bool) {
+        if let Some(watcher) = self.watcher.as_ref().filter(|_| reopened) {
             watcher.watch_dir(self.dir.path());
         }
-        Ok(())
     }
 
     /// Keeps those away who lock files only to look at them or to tidy up: see [`FileClaim`]. `None` if
@@ -272,9 +278,11 @@ impl Store {
         Ok(locked(dir.try_lock_shared())?.then_some(dir))
     }
 
-    /// To be held by whoever locks files only to look at them or to tidy up.
-    pub(crate) async fn as_bystander(&self) -> Result<LockFile> {
-        let dir = self.refresh_dir().and_then(|()| self.dir.to_lock()).map_err(unavailable)?;
+    /// To be held by whoever locks files only to look at them or to tidy up. `None` if the directory is missing:
+    /// then there is nothing to look at.
+    pub(crate) async fn as_bystander(&self) -> Result<Option<LockFile>> {
+        let dir = self.reopen_dir().and_then(|()| self.dir.to_lock());
+        let Some(dir) = found(dir).map_err(unavailable)? else { return Ok(None) };
         let start = Instant::now();
         while !locked(dir.try_lock()).map_err(unavailable)? {
             if start.elapsed() > PATIENCE {
@@ -284,7 +292,7 @@ impl Store {
             }
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        Ok(dir)
+        Ok(Some(dir))
     }
 }
 

@@ -93,16 +93,28 @@ impl Dir {
     /// Opens the directory again if it was removed, moved or replaced, as [`open`](Self::open) did. Returns whether
     /// that was necessary.
     pub(crate) fn refresh(&self) -> io::Result<bool> {
+        match self.reopen() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                create(&self.path)?;
+                self.reopen()
+            }
+            reopened => reopened,
+        }
+    }
+
+    /// The same, for those who only look.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` if the directory is missing: it is not created.
+    pub(crate) fn reopen(&self) -> io::Result<bool> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        let at_path = id_at(&self.path)?;
-        if at_path == Some(Id::of(&rustix::fs::fstat(&**open)?)) {
+        if id_at(&self.path)? == Some(Id::of(&rustix::fs::fstat(&**open)?)) {
             return Ok(false);
         }
-        if at_path.is_none() {
-            create(&self.path)?;
-        }
         *open = Arc::new(open_checked(&self.path)?);
-        tracing::warn!(dir = %self.path.display(), "the lock directory was removed or replaced, and is opened again");
+        let dir = self.path.display();
+        tracing::warn!(%dir, "the lock directory was removed or replaced, and is opened again");
         Ok(true)
     }
 

@@ -32,7 +32,7 @@ impl File {
         let mut removed = 0;
         let dir = &self.store.dir;
         for file in self.store.files().map_err(unavailable)? {
-            let bystander = self.store.as_bystander().await?;
+            let Some(bystander) = self.store.as_bystander().await? else { break };
             if backend::is_temporary(&file) {
                 // Made by one who held what we hold now, and died.
                 found(dir.remove(&file)).map_err(unavailable)?;
@@ -67,8 +67,11 @@ fn remove_idle(dir: &Dir, name: &str) -> io::Result<bool> {
 
 impl Store {
     fn files(&self) -> io::Result<Vec<String>> {
-        self.refresh_dir()?;
-        self.dir.files()
+        match found(self.reopen_dir())? {
+            Some(()) => self.dir.files(),
+            // Nobody has had a lock since it was removed.
+            None => Ok(Vec::new()),
+        }
     }
 
     /// The name of the lock that a file is of, if it is of one.
@@ -87,7 +90,7 @@ impl Store {
     }
 
     async fn look(&self, name: Name) -> Result<Option<LockInfo>> {
-        let _bystander = self.as_bystander().await?;
+        let Some(_bystander) = self.as_bystander().await? else { return Ok(None) };
         let holder = holder(&self.dir, &names::file_name(&name)).map_err(unavailable)?;
         Ok(holder.map(|holder| LockInfo {
             name,
@@ -98,7 +101,7 @@ impl Store {
     }
 
     async fn throw_out(&self, name: &Name) -> Result<usize> {
-        let bystander = self.as_bystander().await?;
+        let Some(bystander) = self.as_bystander().await? else { return Ok(0) };
         let Some((old, new)) = self.replace(name).map_err(unavailable)? else { return Ok(0) };
         drop(bystander);
         // The holder is told by now, if it can be. Until it has let go, the new file stays locked.

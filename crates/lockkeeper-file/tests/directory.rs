@@ -39,11 +39,12 @@ async fn a_directory_that_was_removed_is_created_again_by_the_next_attempt() {
         let held = keeper.mutex("held").lock().await.unwrap();
         fs::remove_dir_all(dir.path()).unwrap();
         soon("to be told", held.lost()).await;
-        match round {
-            0 => assert!(keeper.inspect().unwrap().list("").await.unwrap().is_empty()),
-            1 => assert_eq!(store.gc().await.unwrap(), 0),
-            _ => {}
-        }
+        let inspect = keeper.inspect().unwrap();
+        assert!(inspect.list("").await.unwrap().is_empty(), "round {round}");
+        assert!(inspect.show("held").await.unwrap().is_empty(), "round {round}");
+        assert_eq!(inspect.break_lock("held").await.unwrap(), 0, "round {round}");
+        assert_eq!(store.gc().await.unwrap(), 0, "round {round}");
+        assert!(!dir.path().exists(), "one who only looks creates no directory");
         let guard = keeper.mutex("b").try_lock().await.unwrap().expect("it is free");
         assert_eq!(fs::metadata(dir.path()).unwrap().permissions().mode() & 0o777, 0o700);
         let waiter = tokio::spawn({
