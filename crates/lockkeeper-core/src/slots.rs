@@ -115,7 +115,7 @@ impl Backend for Slots {
             slots: BTreeMap::new(),
             take,
             of,
-            remote: false,
+            latency: Latency::None,
             fresh: true,
             granted: false,
             pauses,
@@ -157,12 +157,18 @@ struct SlotsClaim {
     slots: BTreeMap<u32, Slot>,
     take: usize,
     of: u32,
-    /// An answer of the store has taken a while, so questions are worth sending together.
-    remote: bool,
+    latency: Latency,
     /// Nothing has been asked yet: which slots its owner has is known to the store only.
     fresh: bool,
     granted: bool,
     pauses: Backoff,
+}
+
+/// Whether the store answers at once. If not, questions are worth sending together.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Latency {
+    None,
+    Some,
 }
 
 struct Slot {
@@ -247,7 +253,7 @@ impl SlotsClaim {
                 continue;
             }
             let mut batch = missing;
-            if self.remote && self.at_gate {
+            if self.latency == Latency::Some && self.at_gate {
                 // The more were refused, the fewer are free: asked for together, hardly more are granted than are
                 // missing. Only at the gate, though. Two tries that each took one too many could refuse each other.
                 batch = batch.max((answers.refused / 2).min(MAX_BATCH));
@@ -276,12 +282,11 @@ impl SlotsClaim {
         floor: Option<Fence>,
         answers: &mut Answers,
     ) -> Result<()> {
-        let mut slots: Vec<&mut Slot> = match numbers {
-            [one] => self.slots.get_mut(one).into_iter().collect(),
-            _ => {
-                let asked = self.slots.iter_mut().filter(|(number, _)| numbers.contains(number));
-                asked.map(|(_, slot)| slot).collect()
-            }
+        let mut slots: Vec<&mut Slot> = if let [one] = numbers {
+            self.slots.get_mut(one).into_iter().collect()
+        } else {
+            let asked = self.slots.iter_mut().filter(|(number, _)| numbers.contains(number));
+            asked.map(|(_, slot)| slot).collect()
         };
         let mut polls = 0;
         let all = {
@@ -311,7 +316,9 @@ impl SlotsClaim {
                 Err(error) => failed = failed.or(Some(error)),
             }
         }
-        self.remote |= polls > 1;
+        if polls > 1 {
+            self.latency = Latency::Some;
+        }
         if !self.at_gate {
             // It does not wait, and has no use for the others any more.
             for number in numbers {
