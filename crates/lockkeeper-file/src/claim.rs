@@ -370,11 +370,11 @@ impl FileClaim {
             // The look may have found another file at the path.
             let file = self.file.as_ref().map(|open| open.id);
             if file == self.listener.as_ref().map(|listening| listening.id) {
-                let rang = tokio::select! {
+                let has_left = tokio::select! {
                     () = rung => true,
                     () = self.turn() => false,
                 };
-                if let Some(since) = self.behind_writer.as_mut().filter(|_| rang) {
+                if let Some(since) = self.behind_writer.as_mut().filter(|_| has_left) {
                     // A holder has left: now the writer may come.
                     *since = tokio::time::Instant::now();
                 }

@@ -39,16 +39,12 @@ pub fn examine(url: &str) -> Result<Vec<Finding>> {
 fn refused(error: &Error, dir: &Path) -> Finding {
     let source = error.source().and_then(|source| source.downcast_ref::<io::Error>());
     let inner = source.and_then(io::Error::get_ref);
-    match inner.and_then(|inner| inner.downcast_ref::<Unsafe>()) {
-        Some(reason) => {
-            let what = format!("the directory {} is not safe: {}", dir.display(), reason.what);
-            Finding::fail(what, reason.advice.clone())
-        }
-        None => {
-            let advice = "make it a directory that this user may write to, or name another one";
-            Finding::fail(error.to_string(), advice)
-        }
+    if let Some(reason) = inner.and_then(|inner| inner.downcast_ref::<Unsafe>()) {
+        let what = format!("the directory {} is not safe: {}", dir.display(), reason.what);
+        return Finding::fail(what, reason.advice.clone());
     }
+    let advice = "make it a directory that this user may write to, or name another one";
+    Finding::fail(error.to_string(), advice)
 }
 
 fn permissions(dir: &Path) -> Finding {
