@@ -3,6 +3,7 @@
 
 mod common;
 
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -89,7 +90,13 @@ async fn a_writer_that_polls_enters_too() {
 /// Waits until a writer has the turnstile of `a`.
 async fn until_a_writer_waits(dir: &Path) {
     let start = Instant::now();
-    while !dir.join("a.turn").exists() {
+    // The file is there a moment before it is locked. To lock it here, even shared, would keep the writer from it.
+    let is_locked = || {
+        let inode = std::fs::metadata(dir.join("a.turn")).ok()?.ino();
+        let locks = std::fs::read_to_string("/proc/locks").unwrap();
+        locks.contains(&format!(":{inode} ")).then_some(())
+    };
+    while is_locked().is_none() {
         assert!(start.elapsed() < SOON, "no writer waits");
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
