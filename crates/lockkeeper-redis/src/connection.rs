@@ -108,7 +108,7 @@ impl Connection {
 
     /// Connects to the first of a host's addresses, in their order, that is a master.
     ///
-    /// A name may stand for a master and its replicas. Whichever answers first may be a replica, and another one each time.
+    /// A name may stand for a master and its replicas. The first to answer may be a replica, and a different one each time.
     async fn open_master(
         config: &Config,
         address: &Address,

@@ -273,7 +273,7 @@ fn clocks_of_replicas_are_compared_with_the_masters() {
         finds(&said, 1, "WARN", &format!("the clock of its replica {} is", replica.addr()));
         finds(&said, 1, "WARN", text);
     }
-    // Nobody can say what its clock shows.
+    // The replica refuses the login, and later does not answer.
     masters.set_ahead(0);
     replica.command(&["ACL", "SETUSER", "ann", ">other", "<secret"]);
     let said = world.say(&["doctor"]);

@@ -127,7 +127,7 @@ local function clear_sharers(is_lock)
     local owners = call('ZRANGE', SHARERS, 0, MAX_CLEANUP - 1)
     remove_sharers(owners, true)
     -- The records of more than those are found by forget_the_dead. (No write without need: a server that is out of memory lets a
-    -- script write whatever it wants after its first one.)
+    -- script write without limit after its first one.)
     if #owners == MAX_CLEANUP then call('DEL', SHARERS) end
     return
   end
@@ -303,7 +303,7 @@ local function move_on(me)
       end
       left, fits = left - 1, {}
     else
-      -- If nobody listens there, that process is gone, and the next one's turn has come.
+      -- Without a listener, that process is gone, and the next waiter's turn has come.
       if lives then deaf[p.channel], fits[p.head] = true, true end
       left = left - drop_dead(me, deaf, fits, left)
     end

@@ -34,7 +34,7 @@ local function in_the_way(mode, is_lock)
   return ends and math.max(tonumber(ends) - now, 0) or -1
 end
 
--- Where nobody waits: removes records of waiters that died. Looks at some of all records at random, so the cost does not
+-- Called when the queue is empty: removes records of waiters that died. Looks at some of all records at random, so the cost does not
 -- depend on how many hold.
 local function forget_the_dead(is_lock)
   local needed = call('ZCARD', SHARERS) + (is_lock and 0 or call('HEXISTS', INFO, TALLY))
@@ -140,7 +140,7 @@ local function give_back(step, owner)
   end
   move_on('')
   if step == 'lt' or step == 'mt' then say(HOLDER, 'free') end
-  -- Whatever else there is to remove, it stands in the way of nobody.
+  -- Without waiters, the remaining cleanup can be left to later calls.
   if more and call('EXISTS', QUEUE) == 0 then more = false end
   return more and held .. ' again' or held
 end

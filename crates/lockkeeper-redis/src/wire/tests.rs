@@ -204,7 +204,7 @@ async fn answers_within_the_limits_pass() {
     }
 }
 
-/// A server that floods whatever connects to it.
+/// A server that floods every client that connects to it.
 #[tokio::test]
 async fn a_flood_instead_of_a_login_is_refused() {
     for protocol in ["resp2", "resp3"] {

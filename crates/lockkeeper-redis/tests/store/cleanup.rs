@@ -48,7 +48,7 @@ fn hold_many(server: &RedisServer, ends: &str) {
         return redis.call('PEXPIRE', KEYS[5], '600000')";
     by_hand(SEMAPHORE, code, &[&HELD.to_string(), ends]).run(server);
     // Which takes stock, because another client has changed the keys.
-    release("nobody", "semaphore").run(server);
+    release("stranger", "semaphore").run(server);
 }
 
 /// Waiters for a lock, in front of others.
@@ -166,7 +166,7 @@ fn a_holder_whose_lease_has_ended_among_many_has_nothing() {
 #[test]
 fn a_release_removes_dead_waiters_by_bounded_calls() {
     let server = RedisServer::start_or_panic();
-    let channel = "lockkeeper:wake:nobody";
+    let channel = "lockkeeper:wake:gone";
     for (what, ends, mode) in [
         ("whose place has ended", "1", "x"),
         ("whose process is gone", FAR, "x"),
@@ -206,13 +206,13 @@ fn an_ask_removes_dead_waiters_by_bounded_calls_and_says_nothing_before_it_is_do
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_is_alive_behind_many_dead_waiters_has_its_turn_at_once() {
+async fn a_live_waiter_behind_many_dead_ones_has_its_turn_at_once() {
     let server = RedisServer::start_or_panic();
     let keeper = open(&server.url()).await.ttl(secs(36_000));
     // By a release, by a downgrade and by a break. (A writer whose process is gone is found out when its turn comes,
     // which is not while others read.)
     for (how, ends) in [("release", FAR), ("downgrade", "1"), ("break", FAR)] {
-        let record = format!("1 0 x 1 1 600000 {ends} s lockkeeper:wake:nobody a label");
+        let record = format!("1 0 x 1 1 600000 {ends} s lockkeeper:wake:gone a label");
         let guard = lock(&keeper, "a").await;
         let rw_lock = keeper.rw_lock("a");
         let waiter = tokio::spawn(async move { rw_lock.read().await });

@@ -206,7 +206,7 @@ async fn waiters_of_a_user_that_loses_its_channels_poll(make: RedisMake) {
     }
 }
 
-/// A lost channel is noticed at once, whichever of two connections it was on.
+/// A lost channel is noticed at once, also on the second connection of RESP2.
 async fn waiters_look_again_when_the_connection_that_listens_is_killed(make: RedisMake) {
     let (server, keeper) = server_of(make).await;
     let other = open(&format!("{}?protocol=resp2", server.url())).await.ttl(secs(36_000));
@@ -214,7 +214,7 @@ async fn waiters_look_again_when_the_connection_that_listens_is_killed(make: Red
     let mutex = other.mutex("a");
     let waiting = waiter(&keeper, "a", 1, async move { mutex.lock().await }).await;
     let holder = key("a");
-    // In one go, so that nobody is there to be told.
+    // The lock is handed over without a message.
     let hand_over = format!(
         "redis.call('SET', '{holder}', redis.call('ZRANGE', '{holder}:q', 0, 0)[1], 'PX', 600000)
         return redis.call('DEL', '{holder}:q', '{holder}:i', '{holder}:x')"

@@ -56,7 +56,7 @@ async fn certificates_are_read_once_for_several_connections() {
     nothing_left(&keeper, &server).await;
 }
 
-/// Files may be on a network that hangs. A pipe stands for one: it is not read before somebody writes.
+/// Files may be on a network that hangs. A pipe stands for one: a read blocks until the test writes.
 #[cfg(feature = "tls")]
 #[test]
 fn certificates_that_are_slow_to_read_hold_up_no_other_task() {
