@@ -41,7 +41,8 @@ pub enum ErrorKind {
     /// Others held the lock for all of `max_wait`.
     TimedOut,
     /// The store could not decide who gets the lock: several clients asked a quorum at the same moment, and
-    /// none got a majority in repeated rounds. No client of those rounds holds the lock.
+    /// none was seen to have a majority in repeated rounds. A holder may still have one if a node of its majority did
+    /// not answer.
     Undecided,
     /// The lock was held and is no more.
     Lost,
