@@ -67,12 +67,15 @@ impl From<Error> for Failure {
         let told_by_the_store = std::error::Error::source(&error).is_some();
         let (code, kind) = match error.kind() {
             ErrorKind::Undecided => (UNAVAILABLE, "undecided"),
-            ErrorKind::Unavailable | ErrorKind::Closed => (UNAVAILABLE, "unavailable"),
             ErrorKind::Config if told_by_the_store => (UNAVAILABLE, "refused"),
+            ErrorKind::Config | ErrorKind::InvalidName | ErrorKind::InvalidOption => {
+                (USAGE, "usage")
+            }
             ErrorKind::TimedOut => (CONFLICT, "conflict"),
             ErrorKind::Lost => (LOST, "lost"),
             ErrorKind::Unsupported => (USAGE, "unsupported"),
-            _ => (USAGE, "usage"),
+            // Unavailable, closed, and kinds that are added later.
+            _ => (UNAVAILABLE, "unavailable"),
         };
         Self { code, kind, message: error.to_string() }
     }

@@ -76,13 +76,16 @@ impl Group {
         self.kill_each();
     }
 
-    /// Kills all that are found, one by one, until none is left.
+    /// Kills all that are found, one by one, until two looks in a row find none: a process in the middle of an exec shows
+    /// no environment, and so no mark, for a moment.
     fn kill_each(&self) {
+        let mut found_none = false;
         for _ in 0..ROUNDS {
             let living = self.living(Where::Anywhere);
-            if living.is_empty() {
+            if living.is_empty() && (found_none || !processes::are_listed()) {
                 return;
             }
+            found_none = living.is_empty();
             for pid in living {
                 self.signal_one(pid, Where::Anywhere, &[Signal::KILL]);
             }
@@ -140,7 +143,7 @@ fn mark(owner: Owner) -> Vec<u8> {
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
     use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
-    use std::process::Command;
+    use std::process::{Command, Stdio};
 
     use super::*;
 
@@ -149,7 +152,12 @@ mod tests {
         let owner: Owner = "0123456789abcdef0123456789abcdef".parse().unwrap();
         let sleeper = |marked: bool| {
             let mut command = Command::new("sleep");
-            command.arg("600").process_group(0).env_remove(crate::child::OWNER);
+            command
+                .arg("20")
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .process_group(0)
+                .env_remove(crate::child::OWNER);
             if marked {
                 command.env(crate::child::OWNER, owner.to_string());
             }
@@ -160,6 +168,10 @@ mod tests {
         for (marked, signal) in [(false, Signal::TERM), (true, Signal::KILL)] {
             let mut process = sleeper(marked);
             let pid = Pid::from_child(&process);
+            // `spawn` returns in the middle of the exec: the environment is there a moment later.
+            while std::fs::read(format!("/proc/{}/environ", pid.as_raw_pid())).unwrap().is_empty() {
+                std::thread::yield_now();
+            }
             group.signal_one(pid, Where::Anywhere, &[Signal::KILL]);
             // It dies of the first signal that reaches it.
             Handle::open(pid).unwrap().signal(Signal::TERM);

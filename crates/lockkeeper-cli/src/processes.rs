@@ -87,14 +87,14 @@ mod handle {
 
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 mod handle {
-    use rustix::process::{Pid, Signal, kill_process};
+    use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
     /// A process, by its number: processes are not listed here, so nothing is ever found to be signalled.
     pub(crate) struct Handle(Pid);
 
     impl Handle {
         pub(crate) fn open(pid: Pid) -> Option<Self> {
-            Some(Self(pid))
+            test_kill_process(pid).ok().map(|()| Self(pid))
         }
 
         pub(crate) fn signal(&self, signal: Signal) {
@@ -106,14 +106,19 @@ mod handle {
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
     use std::os::unix::process::ExitStatusExt as _;
-    use std::process::{Child, Command};
+    use std::process::{Child, Command, Stdio};
 
     use rustix::process::Signal;
 
     use super::*;
 
     fn sleeper() -> Child {
-        Command::new("sleep").arg("600").spawn().expect("a process")
+        Command::new("sleep")
+            .arg("20")
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("a process")
     }
 
     /// A process with a number that another one had, which only a system that nothing else uses gives reliably: so it

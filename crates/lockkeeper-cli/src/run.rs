@@ -343,7 +343,14 @@ impl<'a> Watched<'a> {
         }
         // The lock is watched again after that, whether there is one or not.
         let patience = self.pause().min(GUARDIAN);
-        if let Ok(guardian) = Guardian::start(self.guard.owner(), patience).await {
+        let lost = self.guard.lost_token();
+        let started = tokio::select! {
+            biased;
+            // There is a command to kill first. A guardian that is left half started kills it, too.
+            () = lost.cancelled() => return,
+            started = Guardian::start(self.guard.owner(), patience) => started,
+        };
+        if let Ok(guardian) = started {
             guardian.guard(&self.group);
             if let Some(moment) = self.told {
                 guardian.until(moment);

@@ -110,6 +110,13 @@ pub trait Claim: Send + 'static {
 /// A look into a store from outside: who holds, who waits.
 pub trait Inspector: Send + Sync {
     /// Every name that starts with `prefix` and has a holder or a waiter, sorted by name.
+    ///
+    /// # Errors
+    ///
+    /// [`Unsupported`](crate::ErrorKind::Unsupported) if `prefix` is not empty and the store does not keep the names
+    /// of other processes' locks: an empty list would say that none of them is held. A prefix of
+    /// [`Slots`](crate::Slots), a name and a NUL, asks for the parts of one semaphore, which have names that can
+    /// be computed.
     fn list(&self, prefix: &str) -> BoxFuture<'_, Result<Vec<LockInfo>>>;
 
     /// What is known of one name: nothing, a lock, a semaphore, or one of each.

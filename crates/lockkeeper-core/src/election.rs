@@ -46,7 +46,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// # Names
 ///
 /// In the store the election `service` is the lock `election/service`. So an election and a mutex of
-/// the same name do not meet, `lockkeeper ls election/` lists all leaders, and `lockkeeper break
+/// the same name do not meet, `lockkeeper ls election/` lists all leaders (not on
+/// PostgreSQL, which keeps hashes of names: `lockkeeper show election/NAME` works there), and `lockkeeper break
 /// election/service` deposes one. The prefix counts against the 1 KiB of a name.
 ///
 /// # Examples

@@ -53,7 +53,9 @@ impl Inspect {
     ///
     /// # Errors
     ///
-    /// [`Unavailable`](crate::ErrorKind::Unavailable) if the store does not answer.
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) if the store does not answer;
+    /// [`Unsupported`](crate::ErrorKind::Unsupported) for a prefix that is not empty, on a store that does not know
+    /// the names of other processes' locks (PostgreSQL keeps hashes).
     pub async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
         let listed = self.inspector().list(prefix).await;
         listed.map_err(|error| error.during(self.shared.backend.name(), "list"))
@@ -98,7 +100,7 @@ impl Inspect {
     ///
     /// # Errors
     ///
-    /// [`Unavailable`](crate::ErrorKind::Unavailable) if the store does not answer.
+    /// As [`list`](Self::list).
     pub async fn watch(&self, prefix: &str) -> Result<Watch> {
         let seen = sightings(self.list(prefix).await?);
         Ok(Watch { inspect: self.clone(), prefix: prefix.into(), seen, events: VecDeque::new() })

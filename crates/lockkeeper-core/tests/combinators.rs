@@ -150,6 +150,84 @@ async fn a_ticket_for_slots_can_be_adopted() {
     assert_eq!(gpus.available().await.unwrap(), 3);
 }
 
+/// Stores of two processes, and how often each asks what they share.
+fn two_processes() -> [(Keeper, Faults); 2] {
+    let store = Memory::new();
+    [(); 2].map(|()| {
+        let (counted, faults) = Faulty::new(Uncounting(store.clone()));
+        (Keeper::new(Slots::new(Arc::new(counted))), faults)
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_permit_costs_as_many_questions_however_many_the_process_holds() {
+    const PERMITS: u32 = 512;
+    let [(keeper, faults), _] = two_processes();
+    let semaphore = keeper.semaphore("gpu", PERMITS);
+    let mut held = Vec::new();
+    for i in 0..PERMITS {
+        let before = faults.asked(Op::Attempt);
+        held.push(semaphore.acquire().await.unwrap());
+        let asked = faults.asked(Op::Attempt) - before;
+        assert!(asked <= 2, "{asked} questions with {i} permits held: the gate and one slot");
+    }
+    let before = faults.asked(Op::Attempt);
+    assert!(semaphore.try_acquire().await.unwrap().is_none());
+    assert_eq!(faults.asked(Op::Attempt), before, "it is known who holds them all");
+    held.pop().unwrap().release().await.unwrap();
+    let before = faults.asked(Op::Attempt);
+    let _one = semaphore.try_acquire().await.unwrap().expect("one is free");
+    assert_eq!(faults.asked(Op::Attempt) - before, 1, "the one that was given back");
+}
+
+#[tokio::test(start_paused = true)]
+async fn permits_of_other_processes_are_asked_for_once_and_not_for_each_permit() {
+    const PERMITS: u32 = 512;
+    let [(one, _), (other, faults)] = two_processes();
+    let mut held = Vec::new();
+    for _ in 0..PERMITS / 2 {
+        held.push(one.semaphore("gpu", PERMITS).try_acquire().await.unwrap().unwrap());
+    }
+    for _ in 0..PERMITS / 2 {
+        held.push(other.semaphore("gpu", PERMITS).try_acquire().await.unwrap().unwrap());
+    }
+    let asked = faults.asked(Op::Attempt);
+    assert!(asked <= PERMITS as usize, "{asked} questions for {} permits", PERMITS / 2);
+}
+
+/// What a process knows of slots is a hint: the store has the last word.
+#[tokio::test(start_paused = true)]
+async fn a_try_is_refused_only_if_really_no_permit_is_free() {
+    const PERMITS: u32 = 16;
+    let [(one, _), (other, _)] = two_processes();
+    let mut held = Vec::new();
+    for _ in 0..PERMITS {
+        held.push(one.semaphore("gpu", PERMITS).try_acquire().await.unwrap().unwrap());
+    }
+    let semaphore = other.semaphore("gpu", PERMITS);
+    for _ in 0..PERMITS {
+        assert!(semaphore.try_acquire().await.unwrap().is_none());
+        held.remove(0).release().await.unwrap();
+        let found = semaphore.try_acquire().await.unwrap().expect("one is free");
+        assert!(semaphore.try_acquire().await.unwrap().is_none());
+        found.release().await.unwrap();
+        held.push(one.semaphore("gpu", PERMITS).acquire().await.unwrap());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_hears_of_a_slot_that_its_own_process_gives_back() {
+    let [(keeper, _), _] = two_processes();
+    let semaphore = keeper.semaphore("gpu", 4);
+    let all = semaphore.acquire_many(4).await.unwrap();
+    let waiter = tokio::spawn(async move { semaphore.acquire().await.unwrap() });
+    sleep(secs(1)).await;
+    let start = Instant::now();
+    all.release().await.unwrap();
+    let _permit = waiter.await.unwrap();
+    assert!(start.elapsed() <= millis(5), "found by a look after {:?}", start.elapsed());
+}
+
 // Quorum.
 
 struct Five {

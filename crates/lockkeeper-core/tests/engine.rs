@@ -7,7 +7,7 @@ mod common;
 use std::time::Duration;
 
 use common::{Forgetful, Pair, millis, pair, secs};
-use lockkeeper_core::{ErrorKind, Keeper, Memory, ReleaseOutcome, State};
+use lockkeeper_core::{ErrorKind, Fence, Keeper, Memory, ReleaseOutcome, State, blocking};
 use lockkeeper_testkit::{Fault, Op};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -641,6 +641,66 @@ async fn fences_rise_even_if_the_store_forgets_everything() {
         last = guard.fence();
         store.forget();
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_fences_of_one_name_are_no_floor_for_another() {
+    let store = Forgetful::default();
+    let keeper = Keeper::new(store.clone());
+    let next = async |name: &str| {
+        let guard = keeper.mutex(name).lock().await.unwrap();
+        let fence = guard.fence().unwrap().get();
+        guard.release().await.unwrap();
+        fence
+    };
+    for _ in 0..100 {
+        next("a").await;
+    }
+    // Neither are those of permits of the same name.
+    let permit = keeper.semaphore("b", 1).acquire().await.unwrap();
+    assert!(permit.fence().unwrap().get() >= 100);
+    drop(permit);
+    store.forget();
+    assert!(next("b").await < 10, "the floor of another name");
+    assert!(next("a").await > 100, "its own floor");
+}
+
+/// The fence of "a" after ten locks.
+async fn tenth_fence(keeper: &Keeper) -> Option<Fence> {
+    let mut last = None;
+    for _ in 0..10 {
+        let guard = keeper.mutex("a").lock().await.unwrap();
+        last = guard.fence();
+        guard.release().await.unwrap();
+    }
+    last
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_floor_ends_an_hour_after_the_last_grant() {
+    let store = Forgetful::default();
+    let keeper = Keeper::new(store.clone());
+    let last = tenth_fence(&keeper).await;
+    store.forget();
+    sleep(Fence::MAX_AHEAD - secs(1)).await;
+    let guard = keeper.mutex("a").lock().await.unwrap();
+    assert!(guard.fence() > last, "{:?} after {last:?}", guard.fence());
+    guard.release().await.unwrap();
+    store.forget();
+    sleep(Fence::MAX_AHEAD + secs(1)).await;
+    let guard = keeper.mutex("a").lock().await.unwrap();
+    assert!(guard.fence() < last, "{:?} after {last:?}", guard.fence());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_keeper_and_its_blocking_twin_have_the_same_floors() {
+    let store = Forgetful::default();
+    let keeper = Keeper::new(store.clone());
+    let last = tenth_fence(&keeper).await;
+    store.forget();
+    let guard = blocking::Keeper::of(&keeper).mutex("a").lock().unwrap();
+    assert!(guard.fence() > last, "{:?} after {last:?}", guard.fence());
+    guard.release().unwrap();
 }
 
 #[tokio::test(start_paused = true)]

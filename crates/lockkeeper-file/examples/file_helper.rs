@@ -1,10 +1,11 @@
-//! The testkit's helper on files, and three more tasks, each until its input ends: `file_helper URL gc`
+//! The testkit's helper on files, and four more tasks, each until its input ends: `file_helper URL gc`
 //! tidies up, `file_helper URL permit` holds the one permit of the semaphore `gpu`, `file_helper URL start`
-//! locks `a` and starts a program.
+//! locks `a` and starts a program, `file_helper URL read` reads `a` again and again.
 
 use std::io::Read as _;
 use std::process::{ExitCode, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use lockkeeper_core::blocking::wait;
 use lockkeeper_core::{Error, ErrorKind, Keeper, Result};
@@ -17,6 +18,7 @@ fn main() -> ExitCode {
         [url, task] if task == "gc" => wait(tidy_up(url)),
         [url, task] if task == "permit" => wait(hold_permit(url)),
         [url, task] if task == "start" => start_program(url),
+        [url, task] if task == "read" => read_on(url),
         _ => return helper::main(async |url| Ok(Keeper::new(File::from_url(url)?))),
     };
     match done {
@@ -56,6 +58,19 @@ async fn hold_permit(url: &str) -> Result<()> {
     let _ = std::io::stdin().read(&mut [0]);
     permit.release().await?;
     Ok(())
+}
+
+/// Reads without a pause in between, and says so each time.
+#[expect(clippy::print_stdout, reason = "that is how it says so")]
+fn read_on(url: &str) -> Result<()> {
+    let keeper = lockkeeper_core::blocking::Keeper::new(File::from_url(url)?);
+    let lock = keeper.ttl(Duration::from_secs(600)).rw_lock("a");
+    loop {
+        let guard = lock.read()?;
+        println!("read");
+        std::thread::sleep(Duration::from_millis(25));
+        guard.release()?;
+    }
 }
 
 /// Starts a program while it holds a lock, and says which process that is.

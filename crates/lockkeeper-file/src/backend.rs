@@ -1,9 +1,9 @@
 //! The store: a directory.
 
-use std::fs::{self, DirBuilder, OpenOptions, TryLockError};
+use std::fs::{self, TryLockError};
 use std::io;
 use std::ops::Deref;
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,6 +13,7 @@ use lockkeeper_core::{
 };
 
 use crate::claim::FileClaim;
+use crate::dir::{Dir, Opened};
 use crate::line::Lines;
 use crate::names;
 use crate::watch::Watcher;
@@ -62,12 +63,14 @@ pub struct File {
 }
 
 impl File {
-    /// The store in a directory, which is made, with the mode 0700, if it is missing.
+    /// Opens the store in a directory, which is created with mode 0700 if it is missing, now or later.
     ///
     /// # Errors
     ///
-    /// [`Config`](ErrorKind::Config) if there is something else at the path,
-    /// [`Unavailable`](ErrorKind::Unavailable) if the directory cannot be made or written to.
+    /// [`Config`](ErrorKind::Config) if there is something else at the path, or if other users can replace the lock
+    /// files: the directory belongs to neither this user nor root, or its group or every user may write to it and it does
+    /// not have the sticky bit. [`Unavailable`](ErrorKind::Unavailable) if the directory cannot be created or
+    /// written to.
     pub fn open(dir: impl AsRef<Path>) -> Result<Self> {
         Self::options().open(dir)
     }
@@ -145,38 +148,24 @@ impl Options {
     /// As [`File::open`].
     pub fn open(&self, dir: impl AsRef<Path>) -> Result<File> {
         let dir = dir.as_ref();
-        let dir = ready(dir).map_err(|error| {
+        let dir = Dir::open(dir).map_err(|error| {
             let kind = match error.kind() {
-                io::ErrorKind::NotADirectory | io::ErrorKind::AlreadyExists => ErrorKind::Config,
+                io::ErrorKind::NotADirectory
+                | io::ErrorKind::AlreadyExists
+                | io::ErrorKind::InvalidInput => ErrorKind::Config,
                 _ => ErrorKind::Unavailable,
             };
             let message = format!("file: open \"{}\": {error}", dir.display());
             Error::new(kind, message).with_source(error)
         })?;
         let watcher = if self.polling { None } else { watcher() };
+        if let Some(watcher) = &watcher {
+            watcher.watch_dir(dir.path());
+        }
         let (fence, inherit, watcher) = (self.fence, self.inherit, watcher.map(Arc::new));
-        let store = Store { dir: dir.into(), fence, inherit, watcher, lines: Arc::default() };
+        let store = Store { dir: Arc::new(dir), fence, inherit, watcher, lines: Arc::default() };
         Ok(File { slots: Slots::new(Arc::new(store.clone())), store })
     }
-}
-
-/// Makes the directory if it is missing, and sees whether it can be used. An absolute path: the process
-/// may go elsewhere later.
-fn ready(dir: &Path) -> io::Result<PathBuf> {
-    match fs::metadata(dir) {
-        Ok(found) if !found.is_dir() => return Err(io::ErrorKind::NotADirectory.into()),
-        Ok(_) => {}
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
-        }
-        Err(error) => return Err(error),
-    }
-    let dir = dir.canonicalize()?;
-    let probe = temporary(&dir);
-    open_options().create_new(true).open(&probe)?;
-    // Whoever tidies up may have been faster.
-    let _ = fs::remove_file(probe);
-    Ok(dir)
 }
 
 fn watcher() -> Option<Watcher> {
@@ -187,17 +176,9 @@ fn watcher() -> Option<Watcher> {
     started.inspect_err(failed).ok()
 }
 
-/// Lock files are opened for writing, because the kernel tells only then that they were closed; for
-/// their owner only; and, as std does with every file, not for programs that this one starts.
-fn open_options() -> OpenOptions {
-    let mut options = OpenOptions::new();
-    options.read(true).write(true).mode(0o600);
-    options
-}
-
-/// A path for a file that is there for a moment.
-pub(crate) fn temporary(dir: &Path) -> PathBuf {
-    dir.join(format!("{TEMPORARY}{:016x}", fastrand::u64(..)))
+/// A name for a file that is there for a moment.
+pub(crate) fn temporary() -> String {
+    format!("{TEMPORARY}{:016x}", fastrand::u64(..))
 }
 
 /// Whether a file is one that was to be there for a moment.
@@ -211,6 +192,12 @@ pub(crate) fn is_temporary(file: &str) -> bool {
 /// of every open file for a moment, between `fork` and `exec`, and the lock would stay with it.
 #[derive(Debug)]
 pub(crate) struct LockFile(fs::File);
+
+impl LockFile {
+    pub(crate) fn new(file: OwnedFd) -> Self {
+        Self(file.into())
+    }
+}
 
 impl Deref for LockFile {
     type Target = fs::File;
@@ -245,7 +232,7 @@ impl Id {
 /// What claims and inspection share. Exclusive and shared locks; semaphores are made around it.
 #[derive(Debug, Clone)]
 pub(crate) struct Store {
-    pub(crate) dir: Arc<Path>,
+    pub(crate) dir: Arc<Dir>,
     pub(crate) fence: bool,
     pub(crate) inherit: bool,
     pub(crate) watcher: Option<Arc<Watcher>>,
@@ -254,39 +241,48 @@ pub(crate) struct Store {
 
 impl Store {
     pub(crate) fn path(&self, name: &str) -> PathBuf {
-        self.dir.join(names::file_name(name))
+        self.dir.path().join(names::file_name(name))
     }
 
-    /// Opens a lock file, and makes it if it is missing.
-    pub(crate) fn make(path: &Path) -> io::Result<LockFile> {
-        open_options().create(true).truncate(false).open(path).map(LockFile)
+    /// Opens a lock file, and creates it if it is missing, with its directory if need be.
+    pub(crate) fn make(&self, file: &str) -> io::Result<Opened> {
+        match self.dir.make(file) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                self.refresh_dir()?;
+                self.dir.make(file)
+            }
+            made => made,
+        }
     }
 
-    /// Makes a file that nobody else has.
-    pub(crate) fn make_new(path: &Path) -> io::Result<LockFile> {
-        open_options().create_new(true).open(path).map(LockFile)
+    /// Opens the directory again if it is no longer the one at its path, and creates it if it is missing.
+    pub(crate) fn refresh_dir(&self) -> io::Result<()> {
+        self.dir.refresh().map(|reopened| self.watch_dir(reopened))
     }
 
-    /// Opens a lock file if it is there.
-    pub(crate) fn find(path: &Path) -> io::Result<Option<LockFile>> {
-        found(open_options().open(path).map(LockFile))
+    /// The same, without creating it: an error if it is missing.
+    pub(crate) fn reopen_dir(&self) -> io::Result<()> {
+        self.dir.reopen().map(|reopened| self.watch_dir(reopened))
     }
 
-    /// Which file is at a path.
-    pub(crate) fn id_at(path: &Path) -> io::Result<Option<Id>> {
-        Ok(found(rustix::fs::stat(path).map_err(io::Error::from))?.map(|stat| Id::of(&stat)))
+    fn watch_dir(&self, reopened: bool) {
+        if let Some(watcher) = self.watcher.as_ref().filter(|_| reopened) {
+            watcher.watch_dir(self.dir.path());
+        }
     }
 
     /// Keeps those away who lock files only to look at them or to tidy up: see [`FileClaim`]. `None` if
     /// one is at it now.
     pub(crate) fn bystanders_kept_out(&self) -> io::Result<Option<LockFile>> {
-        let dir = fs::File::open(&self.dir).map(LockFile)?;
+        let dir = self.dir.to_lock()?;
         Ok(locked(dir.try_lock_shared())?.then_some(dir))
     }
 
-    /// To be held by whoever locks files only to look at them or to tidy up.
-    pub(crate) async fn as_bystander(&self) -> Result<LockFile> {
-        let dir = fs::File::open(&self.dir).map(LockFile).map_err(unavailable)?;
+    /// To be held by whoever locks files only to look at them or to tidy up. `None` if the directory is missing:
+    /// then there is nothing to look at.
+    pub(crate) async fn as_bystander(&self) -> Result<Option<LockFile>> {
+        let dir = self.reopen_dir().and_then(|()| self.dir.to_lock());
+        let Some(dir) = found(dir).map_err(unavailable)? else { return Ok(None) };
         let start = Instant::now();
         while !locked(dir.try_lock()).map_err(unavailable)? {
             if start.elapsed() > PATIENCE {
@@ -296,7 +292,7 @@ impl Store {
             }
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        Ok(dir)
+        Ok(Some(dir))
     }
 }
 

@@ -1,7 +1,7 @@
 //! A claim: an open file, locked or not.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::pin::pin;
 use std::time::{Duration, Instant};
 
@@ -11,13 +11,19 @@ use lockkeeper_core::{
 };
 
 use crate::backend::{Id, LockFile, PATIENCE, Store, locked, unavailable};
+use crate::dir::id_at;
 use crate::line::Place;
 use crate::names;
 use crate::record::{self, Record, Records};
+use crate::turnstile::Turnstile;
 use crate::watch::{Listener, Wake};
 
 /// How often the file of a claim may be removed under its hands before it says so.
 const MOST_REMOVED: u32 = 1000;
+/// How long a reader leaves a free lock to a writer that has the turnstile: its process may be stopped.
+const WRITER_GRACE: Duration = Duration::from_millis(50);
+/// The same where nothing tells the writer that the lock is free. The engine polls at least every half second.
+const POLLING_WRITER_GRACE: Duration = Duration::from_secs(1);
 
 /// The way of one owner to one file.
 ///
@@ -29,12 +35,18 @@ const MOST_REMOVED: u32 = 1000;
 /// path *after* it was locked and written to: whoever removes a file that is not locked has locked it
 /// before, and whoever replaces one that is reads its fence afterwards.
 ///
+/// A writer that waits for readers keeps new ones out: see [`Turnstile`].
+///
 /// Those who lock a file only to look at it or to tidy up hold a lock on the directory meanwhile. A try
 /// that fails keeps them out and tries once more, so that it is never refused because of them.
 pub(crate) struct FileClaim {
     store: Store,
     spec: ClaimSpec,
+    file_name: String,
     path: PathBuf,
+    /// While it waits for readers to leave: keeps new ones out. Dropped before the file is closed, since that wakes
+    /// the readers that wait for it.
+    turnstile: Option<Turnstile>,
     file: Option<Open>,
     /// What it was granted, for as long as it holds.
     held: Option<Grant>,
@@ -46,6 +58,8 @@ pub(crate) struct FileClaim {
     /// For how long it leaves the lock to another of this process, whose turn it was when it last looked. It must look
     /// again after that: nobody else may.
     left_to_another: Option<Duration>,
+    /// Since when a reader has waited for a writer that has the turnstile, without hearing that a holder has left.
+    behind_writer: Option<tokio::time::Instant>,
 }
 
 struct Open {
@@ -63,22 +77,28 @@ struct Listening {
 
 impl FileClaim {
     pub(crate) fn new(store: Store, spec: ClaimSpec) -> Self {
-        let path = store.path(&spec.name);
+        let file_name = names::file_name(&spec.name);
+        let path = store.dir.path().join(&file_name);
         Self {
             store,
             spec,
+            file_name,
             path,
+            turnstile: None,
             file: None,
             held: None,
             floor: None,
             listener: None,
             place: None,
             left_to_another: None,
+            behind_writer: None,
         }
     }
 
     fn close(&mut self) -> Option<Grant> {
         self.listener = None;
+        self.behind_writer = None;
+        self.turnstile = None;
         // That unlocks it, too.
         self.file = None;
         // After that: it may call the next.
@@ -89,7 +109,7 @@ impl FileClaim {
     /// Whether the claim's file is still the one at its path.
     fn is_in_place(&self) -> io::Result<bool> {
         match &self.file {
-            Some(open) => Ok(Store::id_at(&self.path)? == Some(open.id)),
+            Some(open) => Ok(id_at(&self.path)? == Some(open.id)),
             None => Ok(false),
         }
     }
@@ -119,13 +139,15 @@ impl FileClaim {
         for _ in 0..MOST_REMOVED {
             if self.file.is_some() && !self.is_in_place()? {
                 self.close();
+                // The directory may have been removed or replaced, too.
+                self.store.refresh_dir()?;
             }
             self.open()?;
             self.left_to_another = self.left_to_another();
             if self.left_to_another.is_some() {
                 return Ok(None);
             }
-            if !self.try_lock()? {
+            if self.yields_to_writer()? || !(self.try_lock()? || self.keeps_readers_out()?) {
                 if let Some(place) = &self.place {
                     place.came_in_vain();
                 }
@@ -135,6 +157,7 @@ impl FileClaim {
             if self.is_in_place()? {
                 let grant = Grant { fence, valid_for: None };
                 self.held = Some(grant);
+                self.turnstile = None;
                 if let Some(place) = self.place.take() {
                     place.served();
                 }
@@ -147,7 +170,7 @@ impl FileClaim {
     /// Opens the claim's file, unless it is open.
     fn open(&mut self) -> io::Result<()> {
         if self.file.is_none() {
-            let open = self.file.insert(open(&self.path, &self.store, &self.spec)?);
+            let open = self.file.insert(open(&self.file_name, &self.store, &self.spec)?);
             if self.store.inherit {
                 rustix::io::fcntl_setfd(&*open.file, rustix::io::FdFlags::empty())?;
             }
@@ -161,6 +184,58 @@ impl FileClaim {
             Mode::Shared => open.file.try_lock_shared(),
             Mode::Exclusive | Mode::Permits { .. } => open.file.try_lock(),
         })
+    }
+
+    /// Whether a reader has to wait, since a writer waits for the readers inside to leave.
+    ///
+    /// A reader that finds nobody inside may enter if it does not wait, or if the writer has not come for a while. To
+    /// find out it takes the exclusive lock, which [`try_lock`](Self::try_lock) then turns into a shared one.
+    fn yields_to_writer(&mut self) -> io::Result<bool> {
+        if self.spec.mode != Mode::Shared {
+            return Ok(false);
+        }
+        // Fairness only: where a turnstile cannot be opened there is none.
+        let turnstile = names::turnstile_of(&self.file_name);
+        if !Turnstile::is_taken(&self.store.dir, &turnstile).unwrap_or(false) {
+            self.behind_writer = None;
+            return Ok(false);
+        }
+        let now = tokio::time::Instant::now();
+        let since = *self.behind_writer.get_or_insert(now);
+        if self.spec.queue && now - since < self.writer_grace() {
+            return Ok(true);
+        }
+        let Some(open) = &self.file else { return Ok(true) };
+        if locked(open.file.try_lock())? {
+            return Ok(false);
+        }
+        self.behind_writer = Some(now);
+        Ok(true)
+    }
+
+    fn writer_grace(&self) -> Duration {
+        if self.listener.is_some() { WRITER_GRACE } else { POLLING_WRITER_GRACE }
+    }
+
+    /// Takes the turnstile if this is a writer that waits and there are readers inside. Returns whether the
+    /// writer got the lock itself meanwhile.
+    fn keeps_readers_out(&mut self) -> io::Result<bool> {
+        let Some(open) = self.file.as_ref().filter(|_| self.waits_alone()) else {
+            return Ok(false);
+        };
+        if self.turnstile.is_some() || !locked(open.file.try_lock_shared())? {
+            return Ok(false);
+        }
+        // Readers are inside, or were a moment ago. Another waiter that was refused because of the shared lock misses
+        // nothing: either this claim has the lock now, or a reader has it whose close will wake that waiter.
+        if locked(open.file.try_lock())? {
+            return Ok(true);
+        }
+        // On Linux a conversion that fails gives the lock up (flock(2)); other systems may keep it.
+        open.file.unlock()?;
+        let turnstile = names::turnstile_of(&self.file_name);
+        self.turnstile = Turnstile::take(&self.store.dir, &turnstile).ok().flatten();
+        Ok(false)
     }
 
     /// Whether it waits to have the lock for itself.
@@ -296,9 +371,13 @@ impl FileClaim {
             // The look may have found another file at the path.
             let file = self.file.as_ref().map(|open| open.id);
             if file == self.listener.as_ref().map(|listening| listening.id) {
-                tokio::select! {
-                    () = rung => {}
-                    () = self.turn() => {}
+                let has_left = tokio::select! {
+                    () = rung => true,
+                    () = self.turn() => false,
+                };
+                if let Some(since) = self.behind_writer.as_mut().filter(|_| has_left) {
+                    // A holder has left: now the writer may come.
+                    *since = tokio::time::Instant::now();
                 }
             }
         }
@@ -308,24 +387,30 @@ impl FileClaim {
 
     /// Waits until its turn has come, or that of another is over.
     async fn turn(&self) {
-        let Some(place) = &self.place else { return std::future::pending().await };
-        match self.left_to_another {
-            Some(left) => {
-                let _ = tokio::time::timeout(left, place.called()).await;
+        let called = async {
+            match &self.place {
+                Some(place) => place.called().await,
+                None => std::future::pending().await,
             }
-            None => place.called().await,
+        };
+        let grace =
+            self.behind_writer.map(|since| self.writer_grace().saturating_sub(since.elapsed()));
+        match self.left_to_another.or(grace) {
+            Some(left) => {
+                let _ = tokio::time::timeout(left, called).await;
+            }
+            None => called.await,
         }
     }
 }
 
-fn open(path: &Path, store: &Store, spec: &ClaimSpec) -> io::Result<Open> {
-    let file = Store::make(path)?;
-    let stat = rustix::fs::fstat(&*file)?;
-    if store.fence && path.file_name().and_then(|file| file.to_str()).is_some_and(names::is_cut) {
-        let length = u64::try_from(stat.st_size).unwrap_or(0);
-        record::write_name(&file, length, &spec.name)?;
+fn open(file_name: &str, store: &Store, spec: &ClaimSpec) -> io::Result<Open> {
+    let opened = store.make(file_name)?;
+    if store.fence && names::is_cut(file_name) {
+        let length = u64::try_from(opened.stat.st_size).unwrap_or(0);
+        record::write_name(&opened.file, length, &spec.name)?;
     }
-    Ok(Open { id: Id::of(&stat), file })
+    Ok(Open { id: opened.id(), file: opened.file })
 }
 
 impl Claim for FileClaim {

@@ -1,12 +1,15 @@
 //! What makes locks in a directory wrong.
 
+use std::error::Error as _;
 use std::fs;
+use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-use lockkeeper_core::{Finding, Result};
+use lockkeeper_core::{Error, Finding, Result};
 
 use crate::backend::File;
+use crate::dir::{Unsafe, is_trusted};
 use crate::{lifetime, url};
 
 /// Looks for what makes locks in the directory of a `file:` URL wrong. The directory is made if it is missing.
@@ -20,16 +23,29 @@ pub fn examine(url: &str) -> Result<Vec<Finding>> {
     let store = match options.open(&dir) {
         Ok(store) => store,
         Err(error) => {
-            let advice = "make it a directory that this user may write to, or name another one";
-            return Ok(vec![Finding::fail(error.to_string(), advice)]);
+            return Ok(vec![refused(&error, &dir)]);
         }
     };
     let mut findings = vec![Finding::ok(format!("the directory {shown} can be written to"))];
-    findings.push(permissions(&store.store.dir));
-    findings.extend(file_system(&store.store.dir));
+    let dir = store.store.dir.path();
+    findings.push(permissions(dir));
+    findings.extend(parents(dir));
+    findings.extend(file_system(dir));
     findings.push(notices(&store));
-    findings.push(lifetime::examine(&store.store.dir));
+    findings.push(lifetime::examine(dir));
     Ok(findings)
+}
+
+/// Why the store cannot be opened, as `File::open` says it.
+fn refused(error: &Error, dir: &Path) -> Finding {
+    let source = error.source().and_then(|source| source.downcast_ref::<io::Error>());
+    let inner = source.and_then(io::Error::get_ref);
+    if let Some(reason) = inner.and_then(|inner| inner.downcast_ref::<Unsafe>()) {
+        let what = format!("the directory {} is not safe: {}", dir.display(), reason.what);
+        return Finding::fail(what, reason.advice.clone());
+    }
+    let advice = "make it a directory that this user may write to, or name another one";
+    Finding::fail(error.to_string(), advice)
 }
 
 fn permissions(dir: &Path) -> Finding {
@@ -38,16 +54,11 @@ fn permissions(dir: &Path) -> Finding {
         Err(error) => return Finding::fail(format!("the directory: {error}"), "look at it"),
     };
     let mode = found.mode() & 0o7777;
-    if found.uid() != rustix::process::geteuid().as_raw() {
-        return Finding::warn(
-            format!("the directory belongs to another user ({})", found.uid()),
-            "its owner can take locks away: use a directory of this user's own",
-        );
-    }
     if mode & 0o022 != 0 {
+        // With the sticky bit, or the store would not have been opened.
         return Finding::warn(
-            format!("others may write to the directory (mode {mode:04o})"),
-            "they can take locks away: chmod 0700",
+            format!("others may create files in the directory (mode {mode:04o})"),
+            "they can keep a lock from being used by creating its file first: chmod 0700",
         );
     }
     if mode & 0o055 != 0 {
@@ -57,6 +68,28 @@ fn permissions(dir: &Path) -> Finding {
         );
     }
     Finding::ok(format!("only its owner may use the directory (mode {mode:04o})"))
+}
+
+/// Warns of the first directory above the store's in which others can move it away. The store then recreates it, and
+/// holders learn of that with their next renewal.
+fn parents(dir: &Path) -> Option<Finding> {
+    dir.ancestors().skip(1).find_map(|parent| {
+        let found = fs::metadata(parent).ok()?;
+        let (owner, mode) = (found.uid(), found.mode() & 0o7777);
+        let shown = parent.display();
+        if !is_trusted(owner) {
+            return Some(Finding::warn(
+                format!("{shown}, above the directory, belongs to user {owner}"),
+                "that user can move the directory away: use one below directories of this user or root",
+            ));
+        }
+        (mode & 0o022 != 0 && mode & 0o1000 == 0).then(|| {
+            Finding::warn(
+                format!("others may write to {shown}, above the directory (mode {mode:04o})"),
+                format!("they can move the directory away: chmod go-w {shown}, or use another one"),
+            )
+        })
+    })
 }
 
 #[cfg(target_os = "linux")]

@@ -2,12 +2,12 @@
 
 use std::fs;
 use std::io;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use lockkeeper_core::{BoxFuture, Inspector, Kind, LockInfo, Mode, Name, Party, Result};
 
-use crate::backend::{self, File, Id, LockFile, Store, found, locked, unavailable};
+use crate::backend::{self, File, LockFile, Store, found, locked, unavailable};
+use crate::dir::{Dir, id_at};
 use crate::names::{self, Told};
 use crate::record::{self, Record, Records};
 
@@ -30,14 +30,17 @@ impl File {
     /// If dropped, some files have been removed and others not.
     pub async fn gc(&self) -> Result<usize> {
         let mut removed = 0;
+        let dir = &self.store.dir;
         for file in self.store.files().map_err(unavailable)? {
-            let bystander = self.store.as_bystander().await?;
-            let path = self.store.dir.join(&file);
+            let Some(bystander) = self.store.as_bystander().await? else { break };
             if backend::is_temporary(&file) {
                 // Made by one who held what we hold now, and died.
-                found(fs::remove_file(path)).map_err(unavailable)?;
+                found(dir.remove(&file)).map_err(unavailable)?;
+            } else if names::is_turnstile(&file) {
+                // Left by a waiting writer that was killed.
+                remove_idle(dir, &file).map_err(unavailable)?;
             } else if names::told_by(&file) != Told::Nothing {
-                removed += usize::from(remove_idle(&path).map_err(unavailable)?);
+                removed += usize::from(remove_idle(dir, &file).map_err(unavailable)?);
             }
             // Between two files others have their turn, in this process and in the directory.
             drop(bystander);
@@ -47,43 +50,37 @@ impl File {
     }
 }
 
-fn remove_idle(path: &Path) -> io::Result<bool> {
-    let Some(file) = Store::find(path)? else { return Ok(false) };
-    if !locked(file.try_lock())? {
+fn remove_idle(dir: &Dir, name: &str) -> io::Result<bool> {
+    let Some(opened) = dir.find(name)? else { return Ok(false) };
+    if !locked(opened.file.try_lock())? {
         return Ok(false);
     }
     // The next file's fences begin with the time. One that is ahead of it would be forgotten.
-    let last = Records::read(&file)?.last;
+    let last = Records::read(&opened.file)?.last;
     if last.is_some_and(|last| last.fence.get() >= record::now()) {
         return Ok(false);
     }
-    let is_in_place = Store::id_at(path)? == Some(Id::of(&rustix::fs::fstat(&*file)?));
+    let is_in_place = id_at(&dir.path().join(name))? == Some(opened.id());
     // Unlinked while it is locked: whoever gets this lock next finds that it is no longer in place.
-    Ok(is_in_place && found(fs::remove_file(path))?.is_some())
+    Ok(is_in_place && found(dir.remove(name))?.is_some())
 }
 
 impl Store {
-    /// All files in the directory, sorted. Names that are no text are not ours.
     fn files(&self) -> io::Result<Vec<String>> {
-        let mut files = Vec::new();
-        for entry in fs::read_dir(&self.dir)? {
-            let entry = entry?;
-            // A directory that is called like a lock is none.
-            if entry.file_type()?.is_file() {
-                files.extend(entry.file_name().into_string());
-            }
+        match found(self.reopen_dir())? {
+            Some(()) => self.dir.files(),
+            // Nobody has had a lock since it was removed.
+            None => Ok(Vec::new()),
         }
-        files.sort_unstable();
-        Ok(files)
     }
 
     /// The name of the lock that a file is of, if it is of one.
     fn name_of(&self, file: &str) -> io::Result<Option<Name>> {
         let name = match names::told_by(file) {
             Told::Name(name) => Some(name),
-            Told::Cut => match found(fs::File::open(self.dir.join(file)))? {
+            Told::Cut => match self.dir.find(file)? {
                 Some(opened) => {
-                    record::read_name(&opened)?.filter(|name| names::file_name(name) == file)
+                    record::read_name(&opened.file)?.filter(|name| names::file_name(name) == file)
                 }
                 None => None,
             },
@@ -93,8 +90,8 @@ impl Store {
     }
 
     async fn look(&self, name: Name) -> Result<Option<LockInfo>> {
-        let _bystander = self.as_bystander().await?;
-        let holder = holder(&self.path(&name)).map_err(unavailable)?;
+        let Some(_bystander) = self.as_bystander().await? else { return Ok(None) };
+        let holder = holder(&self.dir, &names::file_name(&name)).map_err(unavailable)?;
         Ok(holder.map(|holder| LockInfo {
             name,
             kind: Kind::Lock,
@@ -104,7 +101,7 @@ impl Store {
     }
 
     async fn throw_out(&self, name: &Name) -> Result<usize> {
-        let bystander = self.as_bystander().await?;
+        let Some(bystander) = self.as_bystander().await? else { return Ok(0) };
         let Some((old, new)) = self.replace(name).map_err(unavailable)? else { return Ok(0) };
         drop(bystander);
         // The holder is told by now, if it can be. Until it has let go, the new file stays locked.
@@ -118,18 +115,18 @@ impl Store {
 
     /// Puts a new, locked file in the place of one that is held.
     fn replace(&self, name: &Name) -> io::Result<Option<(LockFile, LockFile)>> {
-        let path = self.path(name);
-        match Store::find(&path)? {
-            Some(probe) if mode_of(&probe)?.is_some() => {}
+        let (dir, file) = (&self.dir, names::file_name(name));
+        match dir.find(&file)? {
+            Some(probe) if mode_of(&probe.file)?.is_some() => {}
             _ => return Ok(None),
         }
         // Opened again, because the probe of a lock that readers hold has it, too.
-        let Some(old) = Store::find(&path)? else { return Ok(None) };
-        let beside = backend::temporary(&self.dir);
-        let new = Store::make_new(&beside)?;
-        let made = fill(&new, &old, name).and_then(|()| fs::rename(&beside, &path));
+        let Some(old) = dir.find(&file)?.map(|opened| opened.file) else { return Ok(None) };
+        let beside = backend::temporary();
+        let new = dir.make_new(&beside)?;
+        let made = fill(&new, &old, name).and_then(|()| dir.rename(&beside, &file));
         if let Err(error) = made {
-            let _ = found(fs::remove_file(beside));
+            let _ = found(dir.remove(&beside));
             return Err(error);
         }
         // Once more: somebody may have got the old one before it was replaced. Nobody can any more.
@@ -171,8 +168,8 @@ fn mode_of(file: &fs::File) -> io::Result<Option<Mode>> {
 }
 
 /// Who holds a file. Only a lock that somebody holds now counts, whatever is written in the file.
-fn holder(path: &Path) -> io::Result<Option<Party>> {
-    let Some(file) = Store::find(path)? else { return Ok(None) };
+fn holder(dir: &Dir, name: &str) -> io::Result<Option<Party>> {
+    let Some(file) = dir.find(name)?.map(|opened| opened.file) else { return Ok(None) };
     let Some(mode) = mode_of(&file)? else { return Ok(None) };
     let last = Records::read(&file)?.last;
     let fence = last.as_ref().map(|last| last.fence);

@@ -28,12 +28,14 @@ compile_error!(
 
 mod backend;
 mod claim;
+mod dir;
 mod examine;
 mod inspect;
 mod lifetime;
 mod line;
 mod names;
 mod record;
+mod turnstile;
 mod url;
 mod watch;
 

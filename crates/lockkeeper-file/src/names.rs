@@ -11,6 +11,8 @@ use sha2::{Digest as _, Sha256};
 
 /// What the name of every lock file ends with.
 const SUFFIX: &str = ".lock";
+/// What the name of every turnstile ends with.
+const TURNSTILE: &str = ".turn";
 /// The longest name that is not cut. File systems take 255 bytes, some that encrypt fewer.
 const LONGEST: usize = 128;
 /// How much of a name that is cut can still be read.
@@ -33,6 +35,17 @@ pub(crate) fn file_name(name: &str) -> String {
     }
     file.push_str(SUFFIX);
     file
+}
+
+/// The turnstile of a lock file.
+pub(crate) fn turnstile_of(file: &str) -> String {
+    format!("{}{TURNSTILE}", file.strip_suffix(SUFFIX).unwrap_or(file))
+}
+
+/// Whether a file is the turnstile of a lock.
+pub(crate) fn is_turnstile(file: &str) -> bool {
+    let lock = file.strip_suffix(TURNSTILE).map(|stem| format!("{stem}{SUFFIX}"));
+    lock.is_some_and(|lock| told_by(&lock) != Told::Nothing)
 }
 
 /// What the name of a file says.
@@ -101,6 +114,18 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn a_turnstile_is_told_from_a_lock_and_from_files_of_others() {
+        for name in ["a", "orders/42", &"long".repeat(100)] {
+            let file = turnstile_of(&file_name(name));
+            assert!(is_turnstile(&file), "{file}");
+            assert_eq!(told_by(&file), Told::Nothing, "{file}");
+        }
+        for other in ["a.lock", "A.turn", ".turn", "my notes.turn", "a.turn.bak"] {
+            assert!(!is_turnstile(other), "{other}");
+        }
+    }
 
     /// These must never change: another version would lock other files.
     #[test]

@@ -3,69 +3,18 @@
 
 mod common;
 
-use std::path::Path;
-use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use common::{helper, soon, store, url};
+use common::{Process, soon, store, url};
 use lockkeeper_core::Keeper;
 use lockkeeper_file::File;
 use lockkeeper_testkit::history::History;
 use rustix::process::{Pid, Signal, kill_process};
-use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
-use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
 /// Longer than any test: nothing is found out by looking now and then.
 const LONG: Duration = Duration::from_secs(600);
-
-/// A process that does something with locks. Killed when dropped.
-struct Process {
-    child: Child,
-    stdin: Option<ChildStdin>,
-    lines: Lines<BufReader<ChildStdout>>,
-}
-
-impl Process {
-    fn start(dir: &Path, arguments: &[&str]) -> Self {
-        Self::start_at(&url(dir), arguments)
-    }
-
-    fn start_at(url: &str, arguments: &[&str]) -> Self {
-        let mut command = Command::new(helper());
-        command.arg(url).args(arguments);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
-        let mut child = command.spawn().unwrap();
-        let stdin = child.stdin.take();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        Self { child, stdin, lines }
-    }
-
-    async fn line(&mut self) -> Option<String> {
-        soon("the next line", self.lines.next_line()).await.unwrap()
-    }
-
-    async fn says(&mut self, word: &str) -> String {
-        let line = self.line().await.unwrap_or_else(|| panic!("it ended and did not say {word:?}"));
-        let rest = line.strip_prefix(word);
-        rest.unwrap_or_else(|| panic!("it said {line:?} and not {word:?}")).trim().to_owned()
-    }
-
-    fn signal(&self, signal: Signal) {
-        let pid = Pid::from_raw(self.child.id().unwrap().cast_signed()).unwrap();
-        kill_process(pid, signal).unwrap();
-    }
-
-    /// How long its threads have run, in hundredths of a second.
-    fn cpu_ticks(&self) -> u64 {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id().unwrap()));
-        let stat = stat.unwrap();
-        // Behind the name of the program, which may have blanks in it.
-        let fields: Vec<_> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
-        fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
-    }
-}
 
 fn keeper(store: &File) -> Keeper {
     Keeper::new(store.clone()).ttl(LONG)

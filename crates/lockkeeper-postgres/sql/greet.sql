@@ -1,6 +1,9 @@
 -- Asks a new session who and what it is talking to. No arguments.
--- Answers the process id, whether it is a standby, the version, and the timeline (NULL on a standby).
+-- Answers the process id, when the session began (NULL if the role may not see that), whether it is a standby, the
+-- version, and the timeline (NULL on a standby).
 SELECT pg_backend_pid() AS pid,
+       (SELECT extract(epoch FROM backend_start)::float8
+        FROM pg_stat_get_activity(pg_backend_pid())) AS started,
        pg_is_in_recovery() AS standby,
        current_setting('server_version_num')::int AS version,
        CASE WHEN NOT pg_is_in_recovery()

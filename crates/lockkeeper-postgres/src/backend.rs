@@ -4,13 +4,16 @@ use std::fmt;
 use std::sync::Arc;
 
 use deadpool_postgres::Pool;
-use lockkeeper_core::{Backend, Capabilities, Claim, ClaimSpec, Fences, Inspector, Result, Slots};
+use lockkeeper_core::{
+    Backend, Capabilities, Claim, ClaimSpec, Error, ErrorKind, Fences, Inspector, Name, Result,
+    Slots,
+};
 use tokio_postgres::Config;
 
 use crate::claim::PgClaim;
 use crate::config::{Options, Settings};
-use crate::key::NO_KEY;
-use crate::link::Link;
+use crate::key::{Key, NO_KEY};
+use crate::link::{Link, gone};
 use crate::links::{Links, Source};
 use crate::queue::Locals;
 use crate::tls::Tls;
@@ -43,7 +46,7 @@ impl Postgres {
     /// As [`new`](Self::new), and what is wrong with the server: it is not there, does not let us in, is
     /// a standby, is too old, or there is a pooler in between.
     pub async fn connect(url: &str) -> Result<Self> {
-        let store = Self::new(url)?;
+        let store = Self::from_settings_elsewhere(Settings::parse(url)?).await?;
         store.check().await?;
         Ok(store)
     }
@@ -53,9 +56,9 @@ impl Postgres {
     ///
     /// # Errors
     ///
-    /// [`Config`](lockkeeper_core::ErrorKind::Config) if it wants TLS and this build has none.
+    /// [`Config`](lockkeeper_core::ErrorKind::Config) if it names no host, or wants TLS and this build has none.
     pub fn from_config(config: Config) -> Result<Self> {
-        Self::from_settings(Settings::new(config))
+        Self::from_settings(Settings::new(config)?)
     }
 
     /// A store on the connections of a pool.
@@ -68,7 +71,14 @@ impl Postgres {
         Self::from_links(Links::new(Source::Pool(pool), options.clone()), &options)
     }
 
-    fn from_settings(settings: Settings) -> Result<Self> {
+    /// As [`from_settings`](Self::from_settings), without holding the runtime's thread up: reading certificates takes
+    /// milliseconds.
+    pub(crate) async fn from_settings_elsewhere(settings: Settings) -> Result<Self> {
+        let made = tokio::task::spawn_blocking(move || Self::from_settings(settings));
+        made.await.unwrap_or_else(|_| Err(gone()))
+    }
+
+    pub(crate) fn from_settings(settings: Settings) -> Result<Self> {
         let Settings { driver, options, root } = settings;
         let tls = Tls::new(root.as_deref(), driver.get_ssl_mode())?;
         let source = Source::Server { config: Box::new(driver), tls };
@@ -76,9 +86,30 @@ impl Postgres {
     }
 
     fn from_links(links: Links, options: &Options) -> Self {
-        let fenced = options.fence;
-        let store = Arc::new(Store { links: Arc::new(links), locals: Arc::default(), fenced });
+        Self::from_store(Store {
+            links: Arc::new(links),
+            locals: Arc::default(),
+            fenced: options.fence,
+            foreign_keys: options.foreign_keys,
+        })
+    }
+
+    fn from_store(store: Store) -> Self {
+        let store = Arc::new(store);
         Self { slots: Slots::new(Arc::new(Shared(store.clone()))), store }
+    }
+
+    /// Lets a [`Key`] be locked, shown and broken wherever a name can be given, to meet programs that choose their own
+    /// keys. `foreign_keys=on` in the URL does the same.
+    ///
+    /// A `Key` is passed as the name that it is written as, `pg:42` or `pg:7,42`. So every such name reaches the
+    /// advisory lock of that number. Without this, such names are refused with
+    /// [`InvalidName`](lockkeeper_core::ErrorKind::InvalidName). Do not use it where names come from users.
+    #[must_use]
+    pub fn with_foreign_keys(self) -> Self {
+        let Store { links, locals, fenced, .. } = &*self.store;
+        let (links, locals, fenced) = (links.clone(), locals.clone(), *fenced);
+        Self::from_store(Store { links, locals, fenced, foreign_keys: true })
     }
 
     /// Connects, if there is no connection yet, and asks for a sign of life.
@@ -107,6 +138,22 @@ pub(crate) struct Store {
     pub(crate) links: Arc<Links>,
     pub(crate) locals: Arc<Locals>,
     pub(crate) fenced: bool,
+    pub(crate) foreign_keys: bool,
+}
+
+impl Store {
+    /// The key of a name.
+    pub(crate) fn key_of(&self, name: &Name) -> Result<Key> {
+        match Key::spelled(name) {
+            None => Ok(Key::of(name)),
+            Some(key) if self.foreign_keys => Ok(key),
+            Some(_) => Err(Error::new(
+                ErrorKind::InvalidName,
+                "this is how the key of another program is written: open the store with foreign_keys=on to \
+                 lock such keys, or choose another name",
+            )),
+        }
+    }
 }
 
 /// The store without semaphores.
@@ -131,7 +178,8 @@ impl Backend for Shared {
     }
 
     fn claim(&self, spec: ClaimSpec) -> Result<Box<dyn Claim>> {
-        Ok(Box::new(PgClaim::new(self.0.clone(), spec)))
+        let key = self.0.key_of(&spec.name)?;
+        Ok(Box::new(PgClaim::new(self.0.clone(), spec, key)))
     }
 
     fn inspector(&self) -> Option<&dyn Inspector> {

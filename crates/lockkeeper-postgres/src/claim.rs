@@ -11,16 +11,20 @@ use lockkeeper_core::{
 use tokio::time::Instant;
 
 use crate::backend::Store;
-use crate::flight::{Flight, Granted, downgrade, release};
+use crate::flight::{Farewell, Flight, Granted, downgrade, release};
 use crate::key::Key;
-use crate::link::{Seat, gone};
+use crate::link::gone;
 use crate::links::Guest;
 use crate::queue::Entry;
+use crate::seat::Seat;
 
 /// How long a claim that is dropped may take to end before its connection does.
 const LAST_WORDS: Duration = Duration::from_secs(10);
 /// How much longer the server lets a waiter wait than it wants to: its own clock is to be the first.
 const GRACE: Duration = Duration::from_millis(200);
+/// How long a wait may be unknown to the server, at the least and at the most, before it is given up.
+const LEAST_DOUBT: Duration = Duration::from_millis(250);
+const MOST_DOUBT: Duration = Duration::from_secs(2);
 /// How often an ask is repeated whose connection turned out to be dead.
 const TRIES: usize = 3;
 
@@ -70,10 +74,10 @@ struct Hold {
 }
 
 impl PgClaim {
-    pub(crate) fn new(store: Arc<Store>, spec: ClaimSpec) -> Self {
+    pub(crate) fn new(store: Arc<Store>, spec: ClaimSpec, key: Key) -> Self {
         let now = Instant::now();
         Self {
-            key: Key::of(&spec.name),
+            key,
             store,
             spec,
             entry: None,
@@ -108,6 +112,13 @@ impl PgClaim {
                     let answer = (&mut flight.answer).await;
                     let dead = flight.seat.link.is_closed();
                     match self.landed(answer) {
+                        Ok(Some(_)) if self.has_ended() => {
+                            self.lose();
+                            if tries == TRIES {
+                                return Err(gone());
+                            }
+                            tries += 1;
+                        }
                         Ok(Some(granted)) => {
                             return Ok(Attempt::Granted(self.grant(granted.since)));
                         }
@@ -125,7 +136,11 @@ impl PgClaim {
                         Poll::Pending => Poll::Ready(None),
                     });
                     match look.await {
-                        None => return Ok(contended(None)),
+                        None => {
+                            if let Some(retry_after) = self.confirm().await? {
+                                return Ok(contended(retry_after));
+                            }
+                        }
                         // What it has is found out below, or asked for again.
                         Some(answer) => drop(self.landed(answer)?),
                     }
@@ -200,14 +215,47 @@ impl PgClaim {
     /// Sends the wait; false if there is no connection for it.
     async fn begin_to_wait(&mut self) -> Result<bool> {
         let Some(seat) = self.store.links.own(self.guest()).await? else { return Ok(false) };
+        let waited = self.began.elapsed();
+        // The caller chooses `max_wait`: it may be `Duration::MAX`.
         let limit =
-            self.spec.max_wait.map(|limit| limit.saturating_sub(self.began.elapsed()) + GRACE);
+            self.spec.max_wait.map(|limit| limit.saturating_sub(waited).saturating_add(GRACE));
         if let Some(entry) = &self.entry {
             entry.waits_on(Some(seat.link.pid));
         }
         let flight = Flight::wait(seat, self.shared(), self.store.fenced, limit);
         self.state = State::Waiting(flight.send(&mut Context::from_waker(Waker::noop())));
         Ok(true)
+    }
+
+    /// Asks the server, on another connection, whether the wait is still under way there, and says when to ask
+    /// again. `None` if the wait was given up: the statement was lost, the session has ended, or the grant was
+    /// lost on the way back. None of these can be told from a long wait on a line that is silent in one
+    /// direction, even if TCP's own probes are answered, as a proxy in between does.
+    ///
+    /// The engine asks every third of the TTL, and fails a waiter whose asks have had no answer for a TTL.
+    async fn confirm(&mut self) -> Result<Option<Option<Duration>>> {
+        let State::Waiting(flight) = &self.state else { return Ok(None) };
+        let link = flight.seat.link.clone();
+        let at_work = self.store.links.is_at_work(&link, self.guest()).await?;
+        let State::Waiting(flight) = &mut self.state else { return Ok(None) };
+        if at_work {
+            flight.doubted = None;
+            return Ok(Some(None));
+        }
+        // The statement may be on its way to the server, or its answer on its way back.
+        let grace = (link.session() / 6).clamp(LEAST_DOUBT, MOST_DOUBT);
+        let doubted = *flight.doubted.get_or_insert_with(Instant::now);
+        if let Some(left) = grace.checked_sub(doubted.elapsed()).filter(|left| !left.is_zero()) {
+            return Ok(Some(Some(left)));
+        }
+        tracing::debug!(name = %self.spec.name, pid = link.pid, "the line of a waiter is dead: it waits again");
+        self.store.links.end_session(&link, self.guest()).await;
+        // The line was cut above: the answer is an error.
+        self.state = State::Nothing;
+        if let Some(entry) = &self.entry {
+            entry.waits_on(None);
+        }
+        Ok(None)
     }
 
     /// Leaves the queue, and sends the wait of whoever is first then. What had been sent for this one is
@@ -257,6 +305,12 @@ impl PgClaim {
         Grant { fence: hold.fence, valid_for: Some(valid_for) }
     }
 
+    /// Whether the session that holds the lock is known to be over. The grant and the end of its session may arrive
+    /// together: then there is nothing to hand out.
+    fn has_ended(&self) -> bool {
+        matches!(&self.state, State::Held(hold) if hold.seat.link.is_closed())
+    }
+
     /// The session is over.
     fn lose(&mut self) {
         if let State::Held(hold) = std::mem::replace(&mut self.state, State::Nothing) {
@@ -277,6 +331,10 @@ impl PgClaim {
                 State::Waiting(flight) => {
                     let answer = (&mut flight.answer).await;
                     let Ok(Some(granted)) = self.landed(answer) else { return Change::LookAgain };
+                    if self.has_ended() {
+                        self.lose();
+                        return Change::LookAgain;
+                    }
                     let grant = self.grant(granted.since);
                     // Less than a fresh ask would give: then it is worth asking.
                     let enough = grant.valid_for >= Some(self.spec.ttl * 2 / 3);
@@ -338,18 +396,21 @@ impl PgClaim {
 
     /// Ends whatever there is, as something that can be awaited by whoever comes.
     fn leave(&mut self) {
-        let shared = self.shared();
-        let links = self.store.links.clone();
+        if let State::Nothing = self.state {
+            return;
+        }
+        let farewell = Farewell {
+            links: self.store.links.clone(),
+            ttl: self.spec.ttl,
+            label: self.spec.label.clone(),
+            shared: self.shared(),
+        };
         let leaving: BoxFuture<'static, Result<Release>> =
             match std::mem::replace(&mut self.state, State::Nothing) {
                 State::Nothing => return,
-                State::Asking(flight) => {
-                    Box::pin(async move { flight.abandon(&links, shared, false).await })
-                }
-                State::Waiting(flight) => {
-                    Box::pin(async move { flight.abandon(&links, shared, true).await })
-                }
-                State::Held(hold) => Box::pin(release(hold.seat, shared, hold.downgraded)),
+                State::Asking(flight) => Box::pin(flight.abandon(farewell, false)),
+                State::Waiting(flight) => Box::pin(flight.abandon(farewell, true)),
+                State::Held(hold) => Box::pin(release(hold.seat, farewell, hold.downgraded)),
                 State::Leaving(leaving) => leaving,
             };
         self.state = State::Leaving(leaving);

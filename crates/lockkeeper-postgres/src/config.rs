@@ -1,5 +1,6 @@
 //! From a URL to what a store needs to know.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -27,6 +28,8 @@ pub(crate) struct Settings {
 #[derive(Debug, Clone)]
 pub(crate) struct Options {
     pub(crate) fence: bool,
+    /// Whether a name that spells a key is that key, and not refused.
+    pub(crate) foreign_keys: bool,
     pub(crate) max_connections: usize,
     pub(crate) connect_timeout: Duration,
     /// Set if the URL names one: then labels do not replace it.
@@ -37,6 +40,7 @@ impl Options {
     pub(crate) fn of(driver: &Config) -> Self {
         Self {
             fence: true,
+            foreign_keys: false,
             max_connections: MAX_CONNECTIONS,
             connect_timeout: driver.get_connect_timeout().copied().unwrap_or(CONNECT_TIMEOUT),
             application_name: driver.get_application_name().map(str::to_owned),
@@ -61,9 +65,10 @@ impl Settings {
         let mut own = Vec::new();
         for parameter in parameters.split('&').filter(|parameter| !parameter.is_empty()) {
             match parameter.split_once('=') {
-                Some((name @ ("fence" | "max_connections" | "sslrootcert"), value)) => {
-                    own.push((name, value));
-                }
+                Some((
+                    name @ ("fence" | "foreign_keys" | "max_connections" | "sslrootcert"),
+                    value,
+                )) => own.push((name, value)),
                 // Certificates are checked whenever there is TLS.
                 Some(("sslmode", "verify-full" | "verify-ca")) => {
                     driver_url.push_str("sslmode=require&");
@@ -72,14 +77,22 @@ impl Settings {
             }
         }
         let driver = driver_url.parse().map_err(|error| bad_url(&error))?;
-        let mut settings = Self::new(driver);
+        let mut settings = Self::new(driver)?;
         for (name, value) in own {
             settings.set(name, value)?;
         }
         Ok(settings)
     }
 
-    pub(crate) fn new(mut driver: Config) -> Self {
+    pub(crate) fn new(mut driver: Config) -> Result<Self> {
+        let nameless = |host: &Host| matches!(host, Host::Tcp(name) if name.is_empty());
+        let no_hosts = driver.get_hosts().is_empty() && driver.get_hostaddrs().is_empty();
+        if no_hosts || driver.get_hosts().iter().any(nameless) {
+            return Err(config(
+                "no host is named: postgres://user@host/database, or \
+                 postgres://user@%2Frun%2Fpostgresql/database for a socket",
+            ));
+        }
         let options = Options::of(&driver);
         if driver.get_hosts().len() > 1
             && driver.get_target_session_attrs() == TargetSessionAttrs::Any
@@ -92,14 +105,28 @@ impl Settings {
             driver.ssl_mode(SslMode::Disable);
         }
         driver.connect_timeout(options.connect_timeout);
-        Self { driver, options, root: None }
+        Ok(Self { driver, options, root: None })
+    }
+
+    /// Whether an attacker between client and server can turn TLS off, and then read and change what they send.
+    pub(crate) fn can_be_downgraded(&self) -> bool {
+        let local = |host: &Host| match host {
+            Host::Tcp(name) => {
+                let address = name.parse::<IpAddr>();
+                name == "localhost" || address.is_ok_and(|address| address.is_loopback())
+            }
+            #[cfg(unix)]
+            Host::Unix(_) => true,
+        };
+        let near = self.driver.get_hosts().iter().all(local)
+            && self.driver.get_hostaddrs().iter().all(IpAddr::is_loopback);
+        self.driver.get_ssl_mode() == SslMode::Prefer && !near
     }
 
     fn set(&mut self, name: &str, value: &str) -> Result<()> {
         match (name, value) {
-            ("fence", "on") => self.options.fence = true,
-            ("fence", "off") => self.options.fence = false,
-            ("fence", _) => return Err(config("fence is on or off")),
+            ("fence", value) => self.options.fence = is_on("fence", value)?,
+            ("foreign_keys", value) => self.options.foreign_keys = is_on("foreign_keys", value)?,
             ("max_connections", number) => {
                 let number = number.parse().ok().filter(|number| *number >= 1);
                 self.options.max_connections =
@@ -108,6 +135,14 @@ impl Settings {
             _ => self.root = Some(PathBuf::from(value)),
         }
         Ok(())
+    }
+}
+
+fn is_on(name: &str, value: &str) -> Result<bool> {
+    match value {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err(config(format!("{name} is on or off"))),
     }
 }
 
@@ -149,7 +184,7 @@ mod tests {
         assert_eq!(settings.driver.get_ssl_mode(), tokio_postgres::config::SslMode::Require);
         assert_eq!(settings.root, Some(PathBuf::from("/ca.pem")));
         let options = settings.options;
-        assert!(!options.fence);
+        assert!(!options.fence && !options.foreign_keys);
         assert_eq!(options.max_connections, 2);
         assert_eq!(options.connect_timeout, Duration::from_secs(3));
         assert_eq!(options.application_name.as_deref(), Some("x"));
@@ -158,14 +193,52 @@ mod tests {
     }
 
     #[test]
+    fn tls_that_is_only_preferred_can_be_taken_away_on_the_way() {
+        for url in
+            ["postgres://u@db/x", "postgres://u@db/x?sslmode=prefer", "postgres://u@127.0.0.1,db/x"]
+        {
+            assert!(Settings::parse(url).unwrap().can_be_downgraded(), "{url}");
+        }
+        for url in [
+            "postgres://u@db/x?sslmode=require",
+            "postgres://u@db/x?sslmode=verify-full",
+            "postgres://u@db/x?sslmode=disable",
+            "postgres://u@localhost,127.0.0.1,[::1]/x",
+            "postgres://u@%2Frun%2Fpostgresql/x",
+        ] {
+            assert!(!Settings::parse(url).unwrap().can_be_downgraded(), "{url}");
+        }
+    }
+
+    #[test]
+    fn a_url_may_name_its_host_in_many_ways() {
+        for url in [
+            "postgres://h",
+            "postgres://u@h:1/db",
+            "postgres:///db?host=h",
+            "postgres:///db?hostaddr=192.0.2.1",
+            "postgres://u@%2Frun%2Fpostgresql/db",
+        ] {
+            assert!(Settings::parse(url).is_ok(), "{url}");
+        }
+    }
+
+    #[test]
     fn a_bad_url_is_refused_without_a_word_of_it() {
         let urls = [
             "postgres:hunter2",
+            "postgres://",
+            "postgres:///db",
+            "postgres://u:hunter2@",
+            "postgres://u:hunter2@/db",
+            "postgres://u:hunter2@/db?connect_timeout=3",
+            "postgres://u:hunter2@a,,b/db",
             "redis://u:hunter2@h/",
             "postgres://u:hunter2@h/?nosuch=hunter2",
             "postgres://u:hunter2@h/?hunter2",
             "postgres://u:hunter2@h:hunter2/",
             "postgres://u:hunter2@h/?fence=hunter2",
+            "postgres://u:hunter2@h/?foreign_keys=hunter2",
             "postgres://u:hunter2@h/?max_connections=0",
             "postgres://u:hunter2@h/?sslmode=hunter2",
             "postgres://u:hunter2@h/%ff",

@@ -78,6 +78,12 @@ pub(crate) fn gave_up(error: &tokio_postgres::Error) -> bool {
     matches!(error.code(), Some(&SqlState::LOCK_NOT_AVAILABLE | &SqlState::QUERY_CANCELED))
 }
 
+/// Whether the server ended a statement because it was told to.
+pub(crate) fn is_cancelled(error: &Error) -> bool {
+    let source = error.source().and_then(|source| source.downcast_ref::<tokio_postgres::Error>());
+    source.is_some_and(|source| source.code() == Some(&SqlState::QUERY_CANCELED))
+}
+
 pub(crate) fn unavailable(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::Unavailable, message)
 }

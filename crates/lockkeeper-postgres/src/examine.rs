@@ -4,16 +4,25 @@ use lockkeeper_core::{ErrorKind, Finding, Result};
 use tokio_postgres::Row;
 
 use crate::backend::Postgres;
+use crate::config::Settings;
 use crate::sql;
 
 /// Looks for what makes locks on the server of a URL wrong: whether it can be reached, a pooler or a standby
-/// in its place, how many locks and connections it has left.
+/// in its place, TLS that an attacker can turn off, how many locks and connections it has left.
 ///
 /// # Errors
 ///
 /// [`Config`](ErrorKind::Config) for a wrong URL. All else is a finding.
 pub async fn examine(url: &str) -> Result<Vec<Finding>> {
-    let store = Postgres::new(url)?;
+    let settings = Settings::parse(url)?;
+    let mut findings = Vec::new();
+    if settings.can_be_downgraded() {
+        findings.push(Finding::warn(
+            "TLS is used only if the server offers it (sslmode=prefer): an attacker between client and server can turn it off",
+            "say sslmode=require in the URL, which checks the certificate, too",
+        ));
+    }
+    let store = Postgres::from_settings_elsewhere(settings).await?;
     // What it refuses to work with says what to do; else it is not there.
     let link = match store.any_link().await {
         Ok(link) => link,
@@ -22,13 +31,12 @@ pub async fn examine(url: &str) -> Result<Vec<Finding>> {
                 ErrorKind::Config => "do as it says",
                 _ => "see that the server runs and that the URL is right",
             };
-            return Ok(vec![Finding::fail(error.to_string(), advice)]);
+            findings.push(Finding::fail(error.to_string(), advice));
+            return Ok(findings);
         }
     };
-    let mut findings = vec![
-        Finding::ok("reachable, and the login is right"),
-        Finding::ok("a primary, with no pooler in between"),
-    ];
+    findings.push(Finding::ok("reachable, and the login is right"));
+    findings.push(Finding::ok("a primary, with no pooler in between"));
     match link.ask(sql::EXAMINE, Vec::new()).await {
         Ok(rows) => findings.extend(rows.first().into_iter().flat_map(look_at)),
         Err(error) => findings.push(Finding::warn(

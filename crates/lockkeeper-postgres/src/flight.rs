@@ -9,21 +9,24 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use lockkeeper_core::{BoxFuture, Fence, Release, Result};
+use lockkeeper_core::{BoxFuture, Fence, Label, Release, Result};
 use tokio::time::Instant;
 use tokio_postgres::error::SqlState;
 
 use crate::error::{gave_up, translate, unavailable};
-use crate::key::{Form, Key};
-use crate::link::{Link, Seat};
-use crate::links::Links;
+use crate::key::{Form, Key, NO_KEY};
+use crate::link::Link;
+use crate::links::{Guest, Links};
+use crate::seat::Seat;
 use crate::sql::{Statement, Verb};
 use crate::together::Turn;
 
 /// How often a cancelled wait is cancelled again: the first may have come before the wait did.
 const CANCEL_AGAIN: Duration = Duration::from_millis(200);
+/// How many cancels of a wait are sent. Then its line is dead.
+const MOST_CANCELS: usize = 5;
 /// How long the server may take to let us in for a cancel.
-const CANCEL_WITHIN: Duration = Duration::from_secs(5);
+const CANCEL_WITHIN: Duration = Duration::from_secs(2);
 /// How often an unlock is sent again that was hit by a late cancel.
 const UNLOCK_TRIES: usize = 5;
 
@@ -40,6 +43,8 @@ pub(crate) struct Granted {
 pub(crate) struct Flight {
     pub(crate) seat: Seat,
     pub(crate) answer: BoxFuture<'static, Result<Option<Granted>>>,
+    /// Since when the server has not confirmed that it is under way there.
+    pub(crate) doubted: Option<Instant>,
 }
 
 impl fmt::Debug for Flight {
@@ -65,23 +70,30 @@ impl Flight {
                 // It may have been another's fault, and this one have been granted before that: alone, it finds out.
                 unlock(&link, shared, key).await?;
             }
-            let error = match link.act(statement, key).await? {
-                Ok(row) => {
-                    let Some(row) = row else { return Err(unavailable("no answer")) };
-                    let fence = if fenced {
-                        row.get::<_, Option<i64>>(0).map(|xid| fence(&link, xid))
-                    } else {
-                        row.get::<_, bool>(0).then_some(None)
-                    };
-                    return Ok(fence.map(|fence| Granted { fence, since }));
+            let mut cancels = 0;
+            loop {
+                let error = match link.act(statement, key).await? {
+                    Ok(row) => {
+                        let Some(row) = row else { return Err(unavailable("no answer")) };
+                        let fence = if fenced {
+                            row.get::<_, Option<i64>>(0).map(|xid| fence(&link, xid))
+                        } else {
+                            row.get::<_, bool>(0).then_some(None)
+                        };
+                        return Ok(fence.map(|fence| Granted { fence, since }));
+                    }
+                    Err(error) => error,
+                };
+                // The lock may have been granted before the error.
+                unlock(&link, shared, key).await?;
+                // A cancel is no answer: nothing is held now, so the try is sent again.
+                if error.code() != Some(&SqlState::QUERY_CANCELED) || cancels == MOST_CANCELS {
+                    return Err(translate(error));
                 }
-                Err(error) => error,
-            };
-            // It may have been granted before whatever it was went wrong.
-            unlock(&link, shared, key).await?;
-            Err(translate(error))
+                cancels += 1;
+            }
         });
-        Self { seat, answer }
+        Self { seat, answer, doubted: None }
     }
 
     /// Waits for the lock, on the server; for at most `limit`, if there is one.
@@ -109,7 +121,7 @@ impl Flight {
             unlock(&link, shared, key).await?;
             if gave_up(&error) { Ok(None) } else { Err(translate(error)) }
         });
-        Self { seat, answer }
+        Self { seat, answer, doubted: None }
     }
 
     /// Sends it now, and not when somebody next looks for the answer.
@@ -121,42 +133,99 @@ impl Flight {
     }
 
     /// Ends it, whatever it was, so that the session has not got the lock.
-    pub(crate) async fn abandon(self, links: &Links, shared: bool, waits: bool) -> Result<Release> {
-        let Self { seat, mut answer } = self;
-        let mut cancels = 0;
-        let answer = if waits {
-            loop {
-                let cancel = tokio::time::timeout(CANCEL_WITHIN, links.cancel(&seat.link));
-                if !matches!(cancel.await, Ok(Ok(()))) {
-                    // It cannot be cancelled. If it does not end by itself, it ends with its connection.
-                    cancels = usize::MAX;
-                    break tokio::time::timeout(CANCEL_AGAIN, &mut answer).await;
-                }
-                cancels += 1;
-                let ended = tokio::time::timeout(CANCEL_AGAIN, &mut answer).await;
-                if ended.is_ok() {
-                    break ended;
-                }
+    pub(crate) async fn abandon(self, farewell: Farewell, waits: bool) -> Result<Release> {
+        if waits { self.abandon_wait(farewell).await } else { self.abandon_try(farewell).await }
+    }
+
+    /// Awaits the answer to a try, which comes at once if it comes at all.
+    async fn abandon_try(self, farewell: Farewell) -> Result<Release> {
+        let Self { seat, answer, .. } = self;
+        if let Ok(Some(_)) = farewell.last_answer(&seat.link, answer).await? {
+            return release(seat, farewell, false).await;
+        }
+        seat.leave();
+        Ok(Release::WasNotHeld)
+    }
+
+    /// Cancels a wait. The driver sends a cancel and does not learn when it arrives. One that has not ended the wait
+    /// would end the next statement on the connection, so the connection is used again only if every cancel that
+    /// was sent has ended a statement.
+    async fn abandon_wait(self, farewell: Farewell) -> Result<Release> {
+        let Self { seat, mut answer, .. } = self;
+        let (mut sent, seen) = (0, seat.link.cancels());
+        // It may have ended already.
+        let mut ended = at_once(&mut answer).await;
+        while ended.is_none() && sent < MOST_CANCELS {
+            sent += 1;
+            let cancel = farewell.links.cancel(&seat.link);
+            let cancelled = tokio::time::timeout(CANCEL_WITHIN, cancel).await;
+            ended = tokio::time::timeout(CANCEL_AGAIN, &mut answer).await.ok();
+            if !matches!(cancelled, Ok(Ok(()))) {
+                break;
             }
-        } else {
-            Ok(answer.await)
-        };
-        match answer {
-            Ok(Ok(Some(_))) if cancels == 0 => release(seat, shared, false).await,
-            Ok(Ok(Some(_))) => {
-                // Granted in spite of the cancel, which may still be under way and would end whatever is
-                // asked here next: what was granted is given back, and the connection is not used again.
-                let held = unlock(&seat.link, shared, seat.key).await?;
-                Ok(if held { Release::Released } else { Release::WasNotHeld })
+        }
+        let arrived = seat.link.cancels() - seen;
+        match ended {
+            Some(Ok(Some(_))) if sent == 0 => return release(seat, farewell, false).await,
+            Some(Ok(Some(_))) => {
+                // Granted in spite of the cancel, which may still be on its way.
+                let unlock = unlock(&seat.link, farewell.shared, seat.key);
+                let held = farewell.last_answer(&seat.link, unlock).await??;
+                return Ok(if held { Release::Released } else { Release::WasNotHeld });
             }
-            Ok(Ok(None) | Err(_)) if cancels <= 1 => {
-                seat.leave();
-                Ok(Release::WasNotHeld)
+            Some(Ok(None) | Err(_)) if arrived >= sent => seat.leave(),
+            // Dropping the seat ends the connection.
+            Some(_) => {}
+            // Neither the wait nor a cancel is answered: the line is dead, and the wait may be granted unheard.
+            None => farewell.end_session(&seat.link).await,
+        }
+        Ok(Release::WasNotHeld)
+    }
+}
+
+/// What it takes to give a lock back.
+pub(crate) struct Farewell {
+    pub(crate) links: Arc<Links>,
+    pub(crate) ttl: Duration,
+    pub(crate) label: Label,
+    pub(crate) shared: bool,
+}
+
+impl Farewell {
+    /// Awaits the answer to a release for as long as another claim relies on the session, and for some seconds if none
+    /// does; then ends the session. So a release ends some seconds after the server has fallen silent, and a lease after that at
+    /// the latest.
+    async fn last_answer<T>(&self, link: &Arc<Link>, answer: impl Future<Output = T>) -> Result<T> {
+        let _leaving = link.leaving();
+        let began = Instant::now();
+        let mut answer = std::pin::pin!(answer);
+        loop {
+            if let Ok(answer) = tokio::time::timeout(link.leave_within(), &mut answer).await {
+                return Ok(answer);
             }
-            // Still waiting, or there may be a cancel too many. Dropping the seat ends the connection.
-            _ => Ok(Release::WasNotHeld),
+            if link.is_done_with() {
+                self.end_session(link).await;
+                return Err(unavailable(format!(
+                    "no answer to the release within {:.1?}: its session was ended",
+                    began.elapsed()
+                )));
+            }
         }
     }
+
+    async fn end_session(&self, link: &Link) {
+        let guest = Guest { key: NO_KEY, ttl: self.ttl, label: self.label.as_str() };
+        self.links.end_session(link, guest).await;
+    }
+}
+
+/// A future's output, if it is there already.
+async fn at_once<T>(future: &mut BoxFuture<'_, T>) -> Option<T> {
+    std::future::poll_fn(|cx| match future.as_mut().poll(cx) {
+        Poll::Ready(output) => Poll::Ready(Some(output)),
+        Poll::Pending => Poll::Ready(None),
+    })
+    .await
 }
 
 fn fence(link: &Link, xid: i64) -> Option<Fence> {
@@ -184,17 +253,20 @@ async fn unlock(link: &Link, shared: bool, key: Key) -> Result<bool> {
 }
 
 /// Gives a lock back. `both`: it may be held in either mode, or in both.
-pub(crate) async fn release(seat: Seat, shared: bool, both: bool) -> Result<Release> {
+pub(crate) async fn release(seat: Seat, farewell: Farewell, both: bool) -> Result<Release> {
     let link: Arc<Link> = seat.link.clone();
     if link.is_closed() || link.has_lapsed() {
         // What has ended has ended, even if the server is late to say so.
         return Ok(Release::WasNotHeld);
     }
-    let mut held = unlock(&link, shared, seat.key).await;
-    if both && let Ok(held) = &mut held {
-        *held |= unlock(&link, !shared, seat.key).await?;
-    }
-    match held {
+    let unlocked = farewell.last_answer(&link, async {
+        let mut held = unlock(&link, farewell.shared, seat.key).await?;
+        if both {
+            held |= unlock(&link, !farewell.shared, seat.key).await?;
+        }
+        Ok(held)
+    });
+    match unlocked.await? {
         Ok(held) => {
             seat.vacate();
             Ok(if held { Release::Released } else { Release::WasNotHeld })

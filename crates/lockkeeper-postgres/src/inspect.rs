@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use lockkeeper_core::{
-    BoxFuture, Inspector, Kind, Label, LockInfo, Mode, Name, Party, Result, Slots,
+    BoxFuture, Error, ErrorKind, Inspector, Kind, Label, LockInfo, Mode, Name, Party, Result, Slots,
 };
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
@@ -114,41 +114,50 @@ impl Store {
         Ok(infos)
     }
 
-    /// The names of keys: those that this process uses, the parts of a semaphore if that is what is
-    /// asked for, and for all others the keys themselves.
-    fn names(&self, prefix: &str) -> impl Fn(Key) -> Option<Name> + use<> {
-        let mut known: HashMap<Key, Name> = HashMap::new();
-        if let Some(semaphore) = prefix.strip_suffix('\0') {
-            let parts = Slots::parts(semaphore);
-            known.extend(parts.map(|name| (Key::of(&name), name)));
-        }
-        known.extend(self.locals.all().into_iter().map(|(key, name, ..)| (key, name)));
-        let prefix = prefix.to_owned();
-        move |key| {
-            let name = match known.get(&key) {
-                Some(name) => name.clone(),
-                None => Name::new(key).ok()?,
-            };
-            name.starts_with(&*prefix).then_some(name)
-        }
+    /// The names of all keys: of those that this process uses what they were made of, and of all others the keys
+    /// themselves.
+    fn names(&self) -> impl Fn(Key) -> Option<Name> + use<> {
+        let all = self.locals.all().into_iter();
+        let known: HashMap<Key, Name> = all.map(|(key, name, ..)| (key, name)).collect();
+        move |key| known.get(&key).cloned().or_else(|| Name::new(key).ok())
+    }
+
+    /// The names of the keys that a semaphore is made of.
+    fn parts(semaphore: &str) -> impl Fn(Key) -> Option<Name> + use<> {
+        let parts: HashMap<Key, Name> =
+            Slots::parts(semaphore).map(|name| (Key::of(&name), name)).collect();
+        move |key| parts.get(&key).cloned()
     }
 }
 
 impl Inspector for Shared {
     fn list(&self, prefix: &str) -> BoxFuture<'_, Result<Vec<LockInfo>>> {
-        let names = self.0.names(prefix);
-        Box::pin(self.0.look(names))
+        if prefix.is_empty() {
+            return Box::pin(self.0.look(self.0.names()));
+        }
+        if let Some(semaphore) = prefix.strip_suffix('\0') {
+            return Box::pin(self.0.look(Store::parts(semaphore)));
+        }
+        Box::pin(std::future::ready(Err(Error::new(
+            ErrorKind::Unsupported,
+            "PostgreSQL keeps hashes of names, and cannot tell which of them start with a prefix: list all keys \
+             without one, or show a name",
+        ))))
     }
 
     fn show(&self, name: &Name) -> BoxFuture<'_, Result<Vec<LockInfo>>> {
-        let (name, key) = (name.clone(), Key::of(name));
-        Box::pin(self.0.look(move |seen| (seen == key).then(|| name.clone())))
+        let name = name.clone();
+        Box::pin(async move {
+            let key = self.0.key_of(&name)?;
+            self.0.look(move |seen| (seen == key).then(|| name.clone())).await
+        })
     }
 
     /// Ends the sessions that hold the name: what else they hold is lost, too.
     fn break_lock(&self, name: &Name) -> BoxFuture<'_, Result<usize>> {
-        let key = Key::of(name);
+        let key = self.0.key_of(name);
         Box::pin(async move {
+            let key = key?;
             let seen = self.0.seen().await?;
             let held = seen.iter().filter(|seen| seen.key == key && seen.granted);
             let pids: Vec<i32> = held.map(|seen| seen.pid).collect();

@@ -8,7 +8,9 @@ use sha2::{Digest, Sha256};
 /// The key of an advisory lock: what PostgreSQL knows a lock by.
 ///
 /// A name becomes a key by [`Key::of`]. To meet other programs that lock keys of their own choice, lock
-/// the key itself: a `Key` can be given wherever a name can.
+/// the key itself: a `Key` can be given wherever a name can, on a store that was opened for this with
+/// `foreign_keys=on` in its URL or by [`Postgres::with_foreign_keys`](crate::Postgres::with_foreign_keys). Other
+/// stores refuse it, so that a name that comes from a user never reaches the lock of another program.
 ///
 /// One number and two numbers are two spaces that never meet.
 ///
@@ -18,7 +20,8 @@ use sha2::{Digest, Sha256};
 /// use lockkeeper_postgres::Key;
 ///
 /// assert_eq!(Key::from_i64(42).to_string(), "pg:42");
-/// assert_eq!(Key::of("pg:42"), Key::from_i64(42));
+/// assert_ne!(Key::of("pg:42"), Key::from_i64(42)); // a name is always hashed
+/// // let keeper = Keeper::new(Postgres::new(url)?.with_foreign_keys());
 /// // let guard = keeper.mutex(Key::from_pair(7, 42)).lock().await?;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -51,15 +54,22 @@ impl Key {
     /// The key of a name: the first 8 bytes, big-endian, of the SHA-256 of `lockkeeper/1`, a NUL and the
     /// name. This never changes.
     ///
-    /// A name that is written like a key, as [`Display`](fmt::Display) writes one, is that key.
-    ///
     /// Two names have the same key with a probability of 2⁻⁶⁴: of a million names in use at once, two
     /// meet in one of 37 million such systems.
     pub fn of(name: &str) -> Self {
-        parse(name).unwrap_or_else(|| {
-            let digest = Sha256::new().chain_update(VERSION).chain_update(name).finalize();
-            Self(Form::One(i64::from_be_bytes(first_8(&digest))))
-        })
+        let digest = Sha256::new().chain_update(VERSION).chain_update(name).finalize();
+        Self(Form::One(i64::from_be_bytes(first_8(&digest))))
+    }
+
+    /// The key that a text spells as [`Display`](fmt::Display) writes it; `None` if it is a name like any other.
+    pub(crate) fn spelled(text: &str) -> Option<Self> {
+        let numbers = text.strip_prefix(PREFIX)?;
+        let key = match numbers.split_once(',') {
+            Some((first, second)) => Self::from_pair(first.parse().ok()?, second.parse().ok()?),
+            None => Self::from_i64(numbers.parse().ok()?),
+        };
+        // `pg:042` is a name like any other: two texts must not be one key.
+        (key.to_string() == text).then_some(key)
     }
 
     /// The key that the .NET library `DistributedLock` (Postgres, with hashing allowed) uses for a name.
@@ -131,7 +141,7 @@ fn pair_of(key: u64) -> Key {
     Key::from_pair(first.cast_signed(), second.cast_signed())
 }
 
-/// `pg:42` or `pg:7,42`: a name that stands for this key.
+/// `pg:42` or `pg:7,42`: a name that stands for this key, on a store with foreign keys.
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
@@ -139,17 +149,6 @@ impl fmt::Display for Key {
             Form::Two(first, second) => write!(f, "{PREFIX}{first},{second}"),
         }
     }
-}
-
-/// The inverse of `Display`.
-fn parse(text: &str) -> Option<Key> {
-    let numbers = text.strip_prefix(PREFIX)?;
-    let key = match numbers.split_once(',') {
-        Some((first, second)) => Key::from_pair(first.parse().ok()?, second.parse().ok()?),
-        None => Key::from_i64(numbers.parse().ok()?),
-    };
-    // `pg:042` is a name like any other: two names must not be one key.
-    (key.to_string() == text).then_some(key)
 }
 
 impl From<Key> for Arc<str> {
@@ -170,6 +169,7 @@ mod tests {
             ("", 2_199_500_859_623_720_851),
             ("🔒", -53_930_216_945_863_388),
             ("pg:042", 4_021_226_179_524_443_630),
+            ("pg:42", -626_045_652_829_530_930),
             ("a\0slot\0\u{31}", 5_328_080_709_423_127_060),
         ];
         for (name, key) in golden {
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_written_like_a_key_is_that_key() {
+    fn a_text_that_spells_a_key_is_told_from_a_name() {
         let keys = [
             Key::from_i64(0),
             Key::from_i64(i64::MIN),
@@ -188,15 +188,16 @@ mod tests {
             Key::from_pair(-1, 1),
         ];
         for key in keys {
-            assert_eq!(Key::of(&key.to_string()), key);
+            assert_eq!(Key::spelled(&key.to_string()), Some(key));
+            assert_ne!(Key::of(&key.to_string()), key, "a name never reaches a key of choice");
             let (classid, objid, objsubid) = key.in_pg_locks();
             assert_eq!(Key::from_pg_locks(classid, objid, objsubid), key);
         }
         for name in ["pg:", "pg:+1", "pg:01", "pg:1,", "pg:1,2,3", "pg:9223372036854775808", "PG:1"]
         {
-            assert_ne!(Key::of(name).to_string(), name);
+            assert_eq!(Key::spelled(name), None, "{name:?}");
         }
-        assert_ne!(Key::of("pg:1"), Key::of("pg:0,1"), "two spaces");
+        assert_ne!(Key::spelled("pg:1"), Key::spelled("pg:0,1"), "two spaces");
     }
 
     /// The rules of .NET's library, worked out by hand.

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::fmt;
 use std::future::Future;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -12,15 +12,16 @@ use tokio::runtime;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout};
-use tokio_postgres::error::Severity;
+use tokio_postgres::error::{Severity, SqlState};
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{CancelToken, Client, Row};
 use tokio_util::sync::CancellationToken;
 
-use crate::error::{config, translate, unavailable};
+use crate::error::{config, is_cancelled, translate, unavailable};
 use crate::key::Key;
 use crate::pooled::Pooled;
 use crate::pooler;
+use crate::seat::{Leaving, Left, Visit};
 use crate::sql::{self, Arguments, Statement};
 use crate::together::Together;
 
@@ -28,12 +29,25 @@ use crate::together::Together;
 const SHORTEST_SESSION: Duration = Duration::from_secs(1);
 /// How long the first answers of a new connection may take.
 const FIRST_ANSWERS: Duration = Duration::from_secs(30);
+/// How often the preparation of a statement is sent again that was hit by a late cancel.
+const PREPARE_TRIES: usize = 5;
 /// The longest time that PostgreSQL counts: 24 days.
 const LONGEST_SESSION: Duration = Duration::from_millis(i32::MAX as u64);
 /// The oldest version that can end a silent session.
 const OLDEST_VERSION: i32 = 140_000;
 /// A command that has had no answer for this long makes others look for another connection.
-const STUCK: Duration = Duration::from_secs(5);
+pub(crate) const STUCK: Duration = Duration::from_secs(5);
+
+/// How long a command for a lease of `ttl` may go unanswered before another connection is preferred. A third of
+/// the lease leaves time for two more tries.
+pub(crate) fn patience_for(ttl: Duration) -> Duration {
+    STUCK.min(session_for(ttl) / 3)
+}
+
+/// How long the server may take to confirm that a lock was given back, at the least and at the most, when no
+/// other claim relies on its session.
+const LEAST_FAREWELL: Duration = Duration::from_secs(1);
+const MOST_FAREWELL: Duration = Duration::from_secs(5);
 
 /// How long a session must last in silence to carry a lease of `ttl`.
 pub(crate) fn session_for(ttl: Duration) -> Duration {
@@ -48,6 +62,8 @@ pub(crate) struct Link {
     wire: Wire,
     /// The session's process on the server.
     pub(crate) pid: i32,
+    /// When the session began, by the server's clock, in seconds: with the process id, what identifies it.
+    pub(crate) started: f64,
     /// The server's timeline: it cannot change while the connection lasts.
     pub(crate) timeline: u64,
     /// Where the connection's task runs. It ends with that runtime.
@@ -61,6 +77,8 @@ pub(crate) struct Link {
     changing: tokio::sync::Mutex<()>,
     state: Mutex<State>,
     statements: [OnceLock<tokio_postgres::Statement>; Statement::COUNT],
+    /// How many of its statements have ended because they were cancelled.
+    cancels: AtomicUsize,
     pub(crate) together: Together,
     /// Told when somebody leaves, so that another may have the connection.
     freed: Arc<Notify>,
@@ -97,15 +115,19 @@ struct State {
     label: String,
     /// The keys that are, or may be, locked by this session.
     seats: HashSet<Key>,
+    /// How many questions about no lock of this session are under way.
+    visitors: usize,
+    /// How many of these claims are giving their locks back.
+    leaving: usize,
     /// Whether it waits for a lock: then it can do nothing else.
     waits: bool,
     lock_timeout: Duration,
 }
 
 impl State {
-    fn seats(&self) -> Option<usize> {
-        let stuck = self.unanswered.is_some_and(|sent| sent.elapsed() > STUCK);
-        (!self.waits && !stuck).then_some(self.seats.len())
+    fn seats(&self, patience: Duration) -> Option<usize> {
+        let stuck = self.unanswered.is_some_and(|sent| sent.elapsed() > patience);
+        (!self.waits && !stuck).then_some(self.seats.len() + self.visitors)
     }
 }
 
@@ -126,7 +148,8 @@ impl Link {
                  two clients: connect to the server itself",
             ));
         }
-        if hello.get::<_, i32>("version") < OLDEST_VERSION {
+        let version = hello.get("version");
+        if version < OLDEST_VERSION {
             return Err(config(
                 "the server is too old to end silent sessions: PostgreSQL 14 or newer is needed",
             ));
@@ -138,10 +161,12 @@ impl Link {
                  primary, or name all hosts in the URL",
             ));
         };
-        client.batch_execute(sql::SETTLE).await.map_err(translate)?;
+        client.batch_execute(&sql::settle(version)).await.map_err(translate)?;
         let now = Instant::now();
         Ok(Self {
             pid,
+            // A role that may not see its own session cannot see others of its store, either.
+            started: hello.get::<_, Option<f64>>("started").unwrap_or_default(),
             timeline: timeline.unsigned_abs(),
             runtime: runtime::Handle::current(),
             closed,
@@ -152,10 +177,13 @@ impl Link {
                 unanswered: None,
                 label: String::new(),
                 seats: HashSet::new(),
+                visitors: 0,
+                leaving: 0,
                 waits: false,
                 lock_timeout: Duration::ZERO,
             }),
             statements: [const { OnceLock::new() }; Statement::COUNT],
+            cancels: AtomicUsize::new(0),
             together: Together::default(),
             freed,
             wire,
@@ -176,6 +204,12 @@ impl Link {
         self.closed.cancel();
     }
 
+    /// How many of its statements have ended because they were cancelled. A cancel is sent on a connection of its
+    /// own and not answered, so this is the only way to know that it has arrived.
+    pub(crate) fn cancels(&self) -> usize {
+        self.cancels.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn cancel_token(&self) -> CancelToken {
         self.wire.client().cancel_token()
     }
@@ -190,18 +224,31 @@ impl Link {
     /// Whether nobody sits here or waits, whether it answers or not.
     pub(crate) fn is_unused(&self) -> bool {
         let state = self.state();
-        !state.waits && state.seats.is_empty()
+        !state.waits && state.seats.is_empty() && state.visitors == 0
     }
 
-    /// How many sit here, unless none may join them: it waits, or does not answer.
-    pub(crate) fn seats(&self) -> Option<usize> {
-        self.state().seats()
+    /// How many sit here, unless none may join them: it waits, or has not answered for longer than `patience`.
+    pub(crate) fn seats(&self, patience: Duration) -> Option<usize> {
+        self.state().seats(patience)
     }
 
     /// The same, unless one of them has this key.
-    pub(crate) fn seats_without(&self, key: Key) -> Option<usize> {
+    pub(crate) fn seats_without(&self, key: Key, patience: Duration) -> Option<usize> {
         let state = self.state();
-        state.seats().filter(|_| !state.seats.contains(&key))
+        state.seats(patience).filter(|_| !state.seats.contains(&key))
+    }
+
+    /// Keeps waiters away while a question about no lock of this session is under way. `None` if the session
+    /// waits, or has not answered for longer than `patience`.
+    pub(crate) fn visit(self: &Arc<Self>, patience: Duration) -> Option<Visit> {
+        let mut state = self.state();
+        state.seats(patience)?;
+        state.visitors += 1;
+        Some(Visit(self.clone()))
+    }
+
+    pub(crate) fn end_visit(&self) {
+        self.state().visitors -= 1;
     }
 
     pub(crate) fn is_waiting(&self) -> bool {
@@ -221,7 +268,7 @@ impl Link {
         }
     }
 
-    fn leave(&self, key: Key, left: Left) {
+    pub(crate) fn leave(&self, key: Key, left: Left) {
         let mut state = self.state();
         state.seats.remove(&key);
         // Not after a look that was in vain: whoever has no connection to wait on looks, too, and would
@@ -232,6 +279,34 @@ impl Link {
         if freed {
             self.freed.notify_one();
         }
+    }
+
+    /// Counts a claim of this session as leaving, until the answer is dropped.
+    pub(crate) fn leaving(self: &Arc<Self>) -> Leaving {
+        self.state().leaving += 1;
+        Leaving(self.clone())
+    }
+
+    pub(crate) fn has_left(&self) {
+        self.state().leaving -= 1;
+    }
+
+    /// How long to wait for the answer to a release: while other claims rely on the session, until that lapses, and
+    /// else for a few seconds.
+    pub(crate) fn leave_within(&self) -> Duration {
+        let session = self.session();
+        let state = self.state();
+        let left = session.saturating_sub(state.alive.elapsed());
+        if state.seats.len() > state.leaving {
+            return left;
+        }
+        left.min((session / 3).clamp(LEAST_FAREWELL, MOST_FAREWELL))
+    }
+
+    /// Whether no claim relies on the session any more: all are leaving, or it has lapsed.
+    pub(crate) fn is_done_with(&self) -> bool {
+        let state = self.state();
+        state.seats.len() <= state.leaving || state.alive.elapsed() >= self.session()
     }
 
     // The session.
@@ -359,10 +434,15 @@ impl Link {
     /// Whether there is a session after this answer. Most errors are a sign of life.
     fn survives<T>(&self, answer: &Result<T, tokio_postgres::Error>) -> bool {
         let Err(error) = answer else { return true };
+        if error.code() == Some(&SqlState::QUERY_CANCELED) {
+            self.cancels.fetch_add(1, Ordering::Relaxed);
+        }
         let fatal = [Some(Severity::Fatal), Some(Severity::Panic)];
         let lives =
             error.as_db_error().is_some_and(|error| !fatal.contains(&error.parsed_severity()));
-        if !lives && (error.is_closed() || error.as_db_error().is_some()) {
+        if !lives {
+            // Every statement here is well typed: an error that the server did not send means that the stream is
+            // closed, or that bytes were lost and its answers belong to other questions.
             self.kill();
         }
         lives
@@ -385,9 +465,16 @@ impl Link {
         if let Some(prepared) = known.get() {
             return Ok(prepared);
         }
-        let prepared = self.run(self.wire.client().prepare_typed(text, types)).await?;
-        // If another was faster, its will do.
-        Ok(known.get_or_init(|| prepared))
+        let mut tries = 1;
+        loop {
+            match self.run(self.wire.client().prepare_typed(text, types)).await {
+                // If another was faster, its will do.
+                Ok(prepared) => return Ok(known.get_or_init(|| prepared)),
+                // By a cancel that was meant for the wait before it.
+                Err(error) if is_cancelled(&error) && tries < PREPARE_TRIES => tries += 1,
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     /// A statement about a key, as the server knows it. What it takes to tell the server is in a box: it happens
@@ -446,8 +533,10 @@ impl Link {
 
     /// Takes note of how long a wait took: the session has been idle since its end, at the earliest.
     pub(crate) fn waited(&self, sent: Instant, waited: Duration) -> Instant {
-        // The server's clock may be a little faster than ours, all the while.
-        let since = (sent + waited.mul_f64(0.99)).min(Instant::now());
+        // The server's clock may be a little faster than ours, all the while. The server states the duration,
+        // so the sum may be past the end of our clock.
+        let (now, ended) = (Instant::now(), sent.checked_add(waited.mul_f64(0.99)));
+        let since = ended.map_or(now, |ended| ended.min(now));
         self.answered(since);
         since
     }
@@ -462,52 +551,5 @@ impl fmt::Debug for Link {
         let mut debug = f.debug_struct("Link");
         debug.field("pid", &self.pid).field("session", &self.session());
         debug.field("seats", &self.state().seats.len()).finish_non_exhaustive()
-    }
-}
-
-/// A claim's right to lock a key on a connection: no other claim of that key is on it.
-///
-/// Dropped before it was left, it ends the connection: nobody knows what the session then holds.
-#[derive(Debug)]
-pub(crate) struct Seat {
-    pub(crate) link: Arc<Link>,
-    pub(crate) key: Key,
-    left: Left,
-}
-
-/// How a seat is given up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Left {
-    /// Not yet.
-    Not,
-    /// Nothing was locked there.
-    Unused,
-    /// What was locked there has been given back.
-    Used,
-}
-
-impl Seat {
-    /// The seat that was taken with [`Link::sit`].
-    pub(crate) fn new(link: Arc<Link>, key: Key) -> Self {
-        Self { link, key, left: Left::Not }
-    }
-
-    /// Gives the seat up, on which nothing was locked.
-    pub(crate) fn leave(mut self) {
-        self.left = Left::Unused;
-    }
-
-    /// Gives the seat up after what was locked there has been given back.
-    pub(crate) fn vacate(mut self) {
-        self.left = Left::Used;
-    }
-}
-
-impl Drop for Seat {
-    fn drop(&mut self) {
-        if self.left == Left::Not {
-            self.link.kill();
-        }
-        self.link.leave(self.key, self.left);
     }
 }

@@ -17,9 +17,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::Options;
 use crate::error::{translate, unavailable};
-use crate::key::Key;
-use crate::link::{Link, Seat, Wire, gone, session_for};
+use crate::key::{Key, NO_KEY};
+use crate::link::{Link, STUCK, Wire, gone, patience_for, session_for};
 use crate::pooled::{self, Pooled};
+use crate::seat::{Seat, Visit};
 use crate::tls::Tls;
 
 /// The ttl that a connection is made for when it is not known for whom.
@@ -179,6 +180,24 @@ impl Links {
         Ok(link)
     }
 
+    /// Any connection that answers, for a question about no lock of it.
+    pub(crate) async fn visit(self: &Arc<Self>, guest: Guest<'_>) -> Result<Visit> {
+        let (here, patience) = (Handle::current().id(), patience_for(guest.ttl));
+        let visit = |table: &Table| {
+            let links = table.links.iter().filter(|link| link.runtime.id() == here);
+            let mut awake = links.filter(|link| !link.is_closed() && !link.is_drowsy());
+            awake.find_map(|link| link.visit(patience))
+        };
+        if let Some(visit) = visit(&self.table()) {
+            return Ok(visit);
+        }
+        let seat = self.shared(Guest { key: NO_KEY, ..guest }).await?;
+        let seat = seat.ok_or_else(|| self.exhausted())?;
+        let visit = seat.link.visit(Duration::MAX);
+        seat.leave();
+        visit.ok_or_else(|| self.exhausted())
+    }
+
     pub(crate) fn exhausted(&self) -> lockkeeper_core::Error {
         unavailable(format!(
             "all {} connections that there may be are in use: raise max_connections",
@@ -190,9 +209,10 @@ impl Links {
         let mut table = self.table();
         let here = Handle::current().id();
         table.links.retain(|link| !link.is_closed());
-        let free = |link: &Arc<Link>| {
-            if link.runtime.id() == here { link.seats_without(guest.key) } else { None }
+        let answers_within = |link: &Arc<Link>, patience| {
+            if link.runtime.id() == here { link.seats_without(guest.key, patience) } else { None }
         };
+        let free = |link: &Arc<Link>| answers_within(link, patience_for(guest.ttl));
         let sit = |link: &Arc<Link>, fit| {
             link.sit(guest.key, false);
             Offer::Seat(Seat::new(link.clone(), guest.key), fit)
@@ -222,7 +242,8 @@ impl Links {
             }
         }
         // Crowded: any will do.
-        let least = table.links.iter().filter_map(|link| Some((free(link)?, link)));
+        let least =
+            table.links.iter().filter_map(|link| Some((answers_within(link, STUCK)?, link)));
         match least.min_by_key(|(seats, _)| *seats) {
             Some((_, link)) => sit(link, self.fit(link, &guest)),
             None => Offer::Nothing,
@@ -238,7 +259,9 @@ impl Links {
             return Offer::Nothing;
         }
         let empty = |link: &&Arc<Link>| {
-            link.seats() == Some(0) && link.runtime.id() == here && is_near(link, guest.ttl)
+            link.seats(patience_for(guest.ttl)) == Some(0)
+                && link.runtime.id() == here
+                && is_near(link, guest.ttl)
         };
         if let Some(link) = table.links.iter().find(empty) {
             let fit = self.fit(link, &guest);

@@ -19,7 +19,15 @@ use crate::link::Link;
 
 /// What this process has, by key.
 #[derive(Debug, Default)]
-pub(crate) struct Locals(Mutex<HashMap<Key, Arc<Local>>>);
+pub(crate) struct Locals(Mutex<HashMap<Key, Counted>>);
+
+/// What this process has of one name, and how many entries share it. They are counted under the lock of the table:
+/// the count of an [`Arc`] falls later than the entry leaves the table.
+#[derive(Debug)]
+struct Counted {
+    local: Arc<Local>,
+    entries: usize,
+}
 
 /// What this process has of one name. It is there for as long as a claim has an [`Entry`].
 #[derive(Debug)]
@@ -116,7 +124,7 @@ pub(crate) struct Entry {
 }
 
 impl Locals {
-    fn table(&self) -> MutexGuard<'_, HashMap<Key, Arc<Local>>> {
+    fn table(&self) -> MutexGuard<'_, HashMap<Key, Counted>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -124,16 +132,21 @@ impl Locals {
     pub(crate) fn enter(self: &Arc<Self>, key: Key, spec: &ClaimSpec) -> Entry {
         let new = || {
             let (parties, released) = (Mutex::default(), Notify::new());
-            Arc::new(Local { name: spec.name.clone(), parties, released })
+            let local = Arc::new(Local { name: spec.name.clone(), parties, released });
+            Counted { local, entries: 0 }
         };
-        let local = self.table().entry(key).or_insert_with(new).clone();
+        let mut table = self.table();
+        let counted = table.entry(key).or_insert_with(new);
+        counted.entries += 1;
+        let local = counted.local.clone();
+        drop(table);
         Entry { locals: self.clone(), local, key, owner: spec.owner, bell: None }
     }
 
     /// What this process has, by key and name.
     pub(crate) fn all(&self) -> Vec<(Key, Name, Vec<Holder>, Vec<Waiter>)> {
         let table = self.table();
-        let all = table.iter().map(|(key, local)| {
+        let all = table.iter().map(|(key, Counted { local, .. })| {
             let parties = local.parties();
             let waiters = parties.queue.iter().map(|place| place.waiter.clone()).collect();
             (*key, local.name.clone(), parties.holders.clone(), waiters)
@@ -288,9 +301,37 @@ impl Drop for Entry {
         drop(self.leave_queue(|_, _| None));
         self.let_go();
         let mut table = self.locals.table();
-        // The table has one, and this one the other: nobody can come by a third meanwhile.
-        if Arc::strong_count(&self.local) == 2 {
-            table.remove(&self.key);
+        if let Some(counted) = table.get_mut(&self.key) {
+            counted.entries -= 1;
+            if counted.entries == 0 {
+                table.remove(&self.key);
+            }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lockkeeper_core::Background;
+
+    use super::*;
+
+    /// On another thread, an entry that has left the table may not have freed its part in it yet. The last one must
+    /// not take that for another that stays.
+    #[tokio::test]
+    async fn two_entries_that_are_dropped_at_once_leave_nothing_in_the_table() {
+        let (locals, key) = (Arc::new(Locals::default()), Key::from_i64(1));
+        let background = Background::new(runtime::Handle::current());
+        let name = Name::new("a").unwrap();
+        let spec = ClaimSpec::new(name, Duration::from_secs(1), background);
+        let (one, other) = (locals.enter(key, &spec), locals.enter(key, &spec));
+        let not_freed_yet = one.local.clone();
+        drop(one);
+        assert_eq!(locals.all().len(), 1, "the other is still there");
+        drop(other);
+        assert!(locals.all().is_empty(), "an entry has leaked");
+        drop(not_freed_yet);
+        drop(locals.enter(key, &spec));
+        assert!(locals.all().is_empty());
     }
 }

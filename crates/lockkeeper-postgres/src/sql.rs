@@ -5,12 +5,20 @@ use tokio_postgres::types::{ToSql, Type};
 use crate::key::{Form, Key};
 
 pub(crate) const GREET: &str = include_str!("../sql/greet.sql");
-pub(crate) const SETTLE: &str = include_str!("../sql/settle.sql");
 pub(crate) const SESSION: &str = include_str!("../sql/session.sql");
 pub(crate) const LOCKS: &str = include_str!("../sql/locks.sql");
 pub(crate) const EXAMINE: &str = include_str!("../sql/examine.sql");
 pub(crate) const TRY_TOGETHER: &str = include_str!("../sql/try_together.sql");
+pub(crate) const CONFIRM: &str = include_str!("../sql/confirm.sql");
+pub(crate) const END_SESSION: &str = include_str!("../sql/end_session.sql");
 pub(crate) const TERMINATE: &str = include_str!("../sql/terminate.sql");
+
+/// What makes a new session fit for holding locks, on a server of this version (its `server_version_num`).
+pub(crate) fn settle(version: i32) -> String {
+    const ALWAYS: &str = include_str!("../sql/settle.sql");
+    const FROM_17_ON: &str = include_str!("../sql/settle_17.sql");
+    if version < 170_000 { ALWAYS.to_owned() } else { format!("{ALWAYS};\n{FROM_17_ON}") }
+}
 
 /// What is done to a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,6 +105,23 @@ mod tests {
     use std::collections::HashSet;
 
     use super::*;
+
+    /// An older server answers an unknown setting with an error, and no connection would be made.
+    #[test]
+    fn a_timeout_of_transactions_is_turned_off_where_there_is_one() {
+        for version in [140_000, 150_013, 169_999] {
+            assert!(!settle(version).contains("transaction_timeout ="), "{version}");
+        }
+        for version in [170_000, 170_002, 180_000] {
+            let sql = settle(version);
+            let statements: Vec<&str> = sql
+                .split(';')
+                .filter_map(|part| part.lines().find(|line| line.starts_with("SET")))
+                .collect();
+            assert_eq!(statements.last(), Some(&"SET transaction_timeout = 0"), "{version}");
+            assert_eq!(statements.len(), 6, "{statements:?}");
+        }
+    }
 
     #[test]
     fn every_statement_has_a_number_of_its_own() {

@@ -21,7 +21,7 @@ async fn connect_plainly(config: &Config) -> Result<Connected> {
 #[cfg(feature = "tls")]
 mod with {
     use std::path::Path;
-    use std::sync::Arc;
+    use std::sync::{Arc, OnceLock};
 
     use deadpool_postgres::Manager;
     use rustls::pki_types::CertificateDer;
@@ -35,7 +35,7 @@ mod with {
     use crate::error::{config, translate};
 
     /// How to encrypt connections, if they are to be. Certificates are always checked, and so is the
-    /// host's name.
+    /// host's name. Roots are read when this is made, and shared by all connections.
     #[derive(Clone)]
     pub(crate) struct Tls(Option<MakeRustlsConnect>);
 
@@ -80,14 +80,20 @@ mod with {
     }
 
     /// What the operating system trusts. If that is nothing, the server's certificate is refused when it
-    /// comes to that.
-    fn trusted_here() -> RootCertStore {
+    /// comes to that. It is read once for the process: some 140 certificates take milliseconds.
+    fn trusted_here() -> Arc<RootCertStore> {
+        static TRUSTED: OnceLock<Arc<RootCertStore>> = OnceLock::new();
+        if let Some(roots) = TRUSTED.get() {
+            return roots.clone();
+        }
         let mut roots = RootCertStore::empty();
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-        roots
+        let roots = Arc::new(roots);
+        // Where nothing was found, the next store looks again.
+        if roots.is_empty() { roots } else { TRUSTED.get_or_init(|| roots).clone() }
     }
 
-    fn roots_in(path: &Path) -> Result<RootCertStore> {
+    fn roots_in(path: &Path) -> Result<Arc<RootCertStore>> {
         let bad = |why: &dyn std::fmt::Display| {
             config(format!("no certificate in sslrootcert={}: {why}", path.display()))
         };
@@ -96,7 +102,18 @@ mod with {
             let certificate = certificate.map_err(|error| bad(&error))?;
             roots.add(certificate).map_err(|error| bad(&error))?;
         }
-        if roots.is_empty() { Err(bad(&"it has none")) } else { Ok(roots) }
+        if roots.is_empty() { Err(bad(&"it has none")) } else { Ok(Arc::new(roots)) }
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use super::*;
+
+        #[test]
+        fn what_the_system_trusts_is_read_once() {
+            let (first, second) = (trusted_here(), trusted_here());
+            assert!(first.is_empty() || Arc::ptr_eq(&first, &second));
+        }
     }
 }
 

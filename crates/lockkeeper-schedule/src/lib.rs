@@ -54,7 +54,8 @@
 //! # In the store
 //!
 //! A run holds the lock `schedule/run/<job>`; a claim is the lock `schedule/tick/<time>/<job>`. So `lockkeeper
-//! ls schedule/` shows what runs where, and which ticks are claimed.
+//! ls schedule/` shows what runs where, and which ticks are claimed. PostgreSQL keeps hashes of names and cannot list
+//! by prefix: there, `lockkeeper show schedule/run/<job>` shows where one job runs.
 
 #[cfg(feature = "metrics")]
 mod counting;

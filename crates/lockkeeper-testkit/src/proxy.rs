@@ -2,7 +2,8 @@
 //!
 //! Point a client at [`Proxy::addr`] instead of at its server. It needs no root, unlike firewall
 //! rules, and what it does is done when the call returns: after [`cut`](Proxy::cut) or
-//! [`freeze`](Proxy::freeze) not one more byte passes, in either direction.
+//! [`freeze`](Proxy::freeze) not one more byte passes, in either direction, and after [`lose`](Proxy::lose) none
+//! in the direction that loses.
 
 use std::future::poll_fn;
 use std::io;
@@ -39,6 +40,39 @@ struct Link {
     delay: Duration,
     /// How often it was cut: a connection from before a cut is gone, even if it was healed at once.
     cuts: u64,
+    /// How many connections there have been.
+    connections: u64,
+    /// Which directions lose everything until the link heals, by [`Side::index`].
+    loses: [bool; 2],
+    /// Connections with a lower number lose everything in that direction, for good.
+    lost_before: [u64; 2],
+    /// Connections with this number or a higher one are frozen until the link heals.
+    frozen_from: Option<u64>,
+}
+
+/// One end of the link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// The end that connects to the proxy.
+    Client,
+    /// The end that the proxy connects to.
+    Server,
+}
+
+impl Side {
+    fn index(self) -> usize {
+        match self {
+            Side::Client => 0,
+            Side::Server => 1,
+        }
+    }
+
+    fn other(self) -> Self {
+        match self {
+            Side::Client => Side::Server,
+            Side::Server => Side::Client,
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,7 +92,15 @@ impl Proxy {
     pub async fn start(target: SocketAddr) -> io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let addr = listener.local_addr()?;
-        let link = Link { flow: Flow::Flowing, delay: Duration::ZERO, cuts: 0 };
+        let link = Link {
+            flow: Flow::Flowing,
+            delay: Duration::ZERO,
+            cuts: 0,
+            connections: 0,
+            loses: [false; 2],
+            lost_before: [0; 2],
+            frozen_from: None,
+        };
         let link = Arc::new(watch::Sender::new(link));
         let task = tokio::spawn(accept(listener, target, link.clone()));
         Ok(Self { addr, link, task })
@@ -90,9 +132,30 @@ impl Proxy {
         self.link.send_modify(|link| link.flow = Flow::Frozen);
     }
 
-    /// Ends a cut or a freeze. A delay stays.
+    /// Freezes connections that are made from now on, until [`heal`](Self::heal). Others are not affected.
+    pub fn freeze_new(&self) {
+        self.link.send_modify(|link| link.frozen_from = Some(link.connections));
+    }
+
+    /// Discards, until [`heal`](Self::heal), everything that one side sends, a close included. Neither side is
+    /// told: the connections stay open. What is discarded does not arrive later.
+    pub fn lose(&self, from: Side) {
+        self.link.send_modify(|link| link.loses[from.index()] = true);
+    }
+
+    /// Discards, for good, everything that one side sends on the connections that exist now, a close included.
+    /// New connections are not affected. A firewall that forgets its connections does this to both sides.
+    pub fn lose_for_good(&self, from: Side) {
+        self.link.send_modify(|link| link.lost_before[from.index()] = link.connections);
+    }
+
+    /// Ends a cut, a freeze, or a [`lose`](Self::lose). A delay stays.
     pub fn heal(&self) {
-        self.link.send_modify(|link| link.flow = Flow::Flowing);
+        self.link.send_modify(|link| {
+            link.flow = Flow::Flowing;
+            link.loses = [false; 2];
+            link.frozen_from = None;
+        });
     }
 }
 
@@ -108,8 +171,12 @@ async fn accept(listener: TcpListener, target: SocketAddr, link: Arc<watch::Send
         tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok((client, _)) => {
-                    let cuts = link.borrow().cuts;
-                    let cable = Cable { link: link.clone(), cuts };
+                    let (mut cuts, mut number) = (0, 0);
+                    link.send_modify(|link| {
+                        (cuts, number) = (link.cuts, link.connections);
+                        link.connections += 1;
+                    });
+                    let cable = Cable { link: link.clone(), cuts, number };
                     connections.spawn(carry(client, target, cable));
                 }
                 // Most likely there are too many open files: a pause lets some be closed.
@@ -125,7 +192,7 @@ async fn accept(listener: TcpListener, target: SocketAddr, link: Arc<watch::Send
 async fn carry(mut client: TcpStream, target: SocketAddr, cable: Cable) {
     let connect = async {
         // On a frozen link the server must not hear of the client.
-        cable.gate(|_| Poll::Ready(())).await;
+        cable.gate(None, |_| Poll::Ready(())).await;
         TcpStream::connect(target).await
     };
     let server = tokio::select! {
@@ -142,8 +209,8 @@ async fn carry(mut client: TcpStream, target: SocketAddr, cable: Cable) {
     let (mut from_server, mut to_server) = server.split();
     let both = async {
         tokio::try_join!(
-            pump(&mut from_client, &mut to_server, &cable),
-            pump(&mut from_server, &mut to_client, &cable),
+            pump(&mut from_client, &mut to_server, Side::Client, &cable),
+            pump(&mut from_server, &mut to_client, Side::Server, &cable),
         )
     };
     let closed = tokio::select! {
@@ -157,7 +224,12 @@ async fn carry(mut client: TcpStream, target: SocketAddr, cable: Cable) {
 }
 
 /// Passes on, after the delay, what one side sends to the other, then its close or its failure.
-async fn pump(from: &mut ReadHalf<'_>, to: &mut WriteHalf<'_>, cable: &Cable) -> io::Result<()> {
+async fn pump(
+    from: &mut ReadHalf<'_>,
+    to: &mut WriteHalf<'_>,
+    side: Side,
+    cable: &Cable,
+) -> io::Result<()> {
     let (sender, mut chunks) = mpsc::channel::<(Instant, io::Result<Vec<u8>>)>(CHUNKS);
     let reading = async move {
         let mut buffer = vec![0; CHUNK];
@@ -175,22 +247,36 @@ async fn pump(from: &mut ReadHalf<'_>, to: &mut WriteHalf<'_>, cable: &Cable) ->
             tokio::time::sleep_until(due).await;
             let result = match chunk {
                 Ok(chunk) if chunk.is_empty() => {
-                    cable.gate(|cx| Pin::new(&mut *to).poll_shutdown(cx)).await
+                    let close = cable.gate(Some(side), |cx| Pin::new(&mut *to).poll_shutdown(cx));
+                    close.await.unwrap_or(Ok(()))
                 }
-                Ok(chunk) => write(to, &chunk, cable).await,
-                Err(error) => cable.gate(|_| Poll::Ready(Ok(()))).await.and(Err(error)),
+                Ok(chunk) => write(to, &chunk, side, cable).await,
+                Err(error) => {
+                    let passed = cable.gate(Some(side), |_| Poll::Ready(())).await;
+                    passed.map_or(Ok(()), |()| Err(error))
+                }
             };
-            result?;
+            // That the other side has failed is news from it, which may be lost, too.
+            if result.is_err() && !cable.loses(&cable.link.borrow(), side.other()) {
+                return result;
+            }
         }
         Ok(())
     };
     tokio::try_join!(reading, writing).map(|_| ())
 }
 
-async fn write(to: &mut WriteHalf<'_>, mut chunk: &[u8], cable: &Cable) -> io::Result<()> {
+async fn write(
+    to: &mut WriteHalf<'_>,
+    mut chunk: &[u8],
+    side: Side,
+    cable: &Cable,
+) -> io::Result<()> {
     while !chunk.is_empty() {
-        let written = cable.gate(|cx| Pin::new(&mut *to).poll_write(cx, chunk)).await?;
-        chunk = &chunk[written..];
+        let write = cable.gate(Some(side), |cx| Pin::new(&mut *to).poll_write(cx, chunk));
+        // Lost, and with it the rest of the chunk.
+        let Some(written) = write.await else { return Ok(()) };
+        chunk = &chunk[written?..];
     }
     Ok(())
 }
@@ -200,24 +286,48 @@ struct Cable {
     link: Arc<watch::Sender<Link>>,
     /// How often the link had been cut when the connection was made.
     cuts: u64,
+    /// How many connections were made before it.
+    number: u64,
+}
+
+/// What became of one step through a gate.
+enum Passage<T> {
+    Passed(T),
+    Lost,
+    Blocked,
 }
 
 impl Cable {
-    /// Polls `act` only while the link flows.
-    async fn gate<T>(&self, mut act: impl FnMut(&mut Context<'_>) -> Poll<T>) -> T {
+    /// Polls `act` only while the link flows. `None` if the link loses what `from` sends.
+    async fn gate<T>(
+        &self,
+        from: Option<Side>,
+        mut act: impl FnMut(&mut Context<'_>) -> Poll<T>,
+    ) -> Option<T> {
         let mut changes = self.link.subscribe();
         loop {
             let acted = poll_fn(|cx| {
                 // The link is borrowed, and so cannot change, while `act` runs: this is what makes
-                // the promise of `freeze` and `cut` that nothing passes after them.
+                // the promise of `freeze`, `cut` and `lose` that nothing passes after them.
                 let link = self.link.borrow();
-                if self.flows(&link) { act(cx).map(Some) } else { Poll::Ready(None) }
+                if !self.flows(&link) {
+                    Poll::Ready(Passage::Blocked)
+                } else if from.is_some_and(|from| self.loses(&link, from)) {
+                    Poll::Ready(Passage::Lost)
+                } else {
+                    act(cx).map(Passage::Passed)
+                }
             });
-            if let Some(done) = acted.await {
-                return done;
+            match acted.await {
+                Passage::Passed(done) => return Some(done),
+                Passage::Lost => return None,
+                Passage::Blocked => self.wait(&mut changes, |link| self.flows(link)).await,
             }
-            self.wait(&mut changes, |link| self.flows(link)).await;
         }
+    }
+
+    fn loses(&self, link: &Link, from: Side) -> bool {
+        link.loses[from.index()] || self.number < link.lost_before[from.index()]
     }
 
     /// Waits until this connection is cut.
@@ -226,7 +336,8 @@ impl Cable {
     }
 
     fn flows(&self, link: &Link) -> bool {
-        link.flow == Flow::Flowing && !self.is_cut(link)
+        let frozen = link.frozen_from.is_some_and(|from| self.number >= from);
+        link.flow == Flow::Flowing && !frozen && !self.is_cut(link)
     }
 
     fn is_cut(&self, link: &Link) -> bool {

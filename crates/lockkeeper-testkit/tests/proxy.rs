@@ -6,7 +6,7 @@ use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use lockkeeper_testkit::proxy::Proxy;
+use lockkeeper_testkit::proxy::{Proxy, Side};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
@@ -269,4 +269,59 @@ async fn a_dropped_proxy_closes_its_port_and_its_connections() {
     assert!(matches!(within(client.read(&mut [0])).await, Ok(0) | Err(_)));
     let refused = TcpStream::connect(addr).await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
+}
+
+#[tokio::test]
+async fn a_direction_that_loses_discards_silently_until_it_heals() {
+    let (addr, mut seen) = echo().await;
+    let proxy = Proxy::start(addr).await.unwrap();
+    let mut stream = connect(&proxy).await;
+    assert_eq!(within(seen.recv()).await, Some(Seen::Connected));
+    proxy.lose(Side::Server);
+    stream.write_all(b"lost answer").await.unwrap();
+    assert_eq!(within(seen.recv()).await, Some(Seen::Bytes(b"lost answer".to_vec())));
+    assert_silent(&mut stream).await;
+    proxy.heal();
+    ask(&mut stream, "heard").await;
+    assert_eq!(within(seen.recv()).await, Some(Seen::Bytes(b"heard".to_vec())));
+
+    proxy.lose(Side::Client);
+    stream.write_all(b"lost question").await.unwrap();
+    assert_silent(&mut stream).await;
+    proxy.heal();
+    ask(&mut stream, "and again").await;
+    assert_eq!(within(seen.recv()).await, Some(Seen::Bytes(b"and again".to_vec())));
+}
+
+#[tokio::test]
+async fn connections_that_are_lost_for_good_hear_nothing_and_new_ones_work() {
+    let (addr, mut seen) = echo().await;
+    let proxy = Proxy::start(addr).await.unwrap();
+    let mut lost = connect(&proxy).await;
+    assert_eq!(within(seen.recv()).await, Some(Seen::Connected));
+    proxy.lose_for_good(Side::Client);
+    proxy.lose_for_good(Side::Server);
+    proxy.heal();
+    lost.write_all(b"lost").await.unwrap();
+    assert_silent(&mut lost).await;
+    let mut new = connect(&proxy).await;
+    ask(&mut new, "new").await;
+    assert_eq!(within(seen.recv()).await, Some(Seen::Connected));
+    assert_eq!(within(seen.recv()).await, Some(Seen::Bytes(b"new".to_vec())), "and no close");
+}
+
+#[tokio::test]
+async fn new_connections_can_be_frozen_while_others_flow() {
+    let (addr, mut seen) = echo().await;
+    let proxy = Proxy::start(addr).await.unwrap();
+    let mut old = connect(&proxy).await;
+    assert_eq!(within(seen.recv()).await, Some(Seen::Connected));
+    proxy.freeze_new();
+    let mut new = connect(&proxy).await;
+    new.write_all(b"later").await.unwrap();
+    ask(&mut old, "now").await;
+    assert_eq!(within(seen.recv()).await, Some(Seen::Bytes(b"now".to_vec())));
+    assert_silent(&mut new).await;
+    proxy.heal();
+    expect(&mut new, "later").await;
 }

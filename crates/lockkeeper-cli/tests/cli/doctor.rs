@@ -32,8 +32,10 @@ fn a_healthy_directory_is_well_and_sick_ones_are_not() {
     fs::create_dir(&dir).unwrap();
     fs::set_permissions(&dir, fs::Permissions::from_mode(0o777)).unwrap();
     let url = format!("file:{}?polling=on", dir.display());
+    finds(&world.say(&["doctor", "--store", &url]), 2, "FAIL", "every user may write to it");
+    fs::set_permissions(&dir, fs::Permissions::from_mode(0o1777)).unwrap();
     let said = world.say(&["doctor", "--store", &url]);
-    finds(&said, 1, "WARN", "others may write");
+    finds(&said, 1, "WARN", "others may create files");
     finds(&said, 1, "WARN", "not told of changes");
 
     fs::set_permissions(&dir, fs::Permissions::from_mode(0o755)).unwrap();
@@ -56,19 +58,20 @@ fn a_healthy_directory_is_well_and_sick_ones_are_not() {
     assert_eq!(world.say(&["doctor", "--store", "zoo:x"]).code, Some(64));
 }
 
+/// Only root can give a directory away.
 #[test]
-fn a_directory_of_somebody_else_is_told_of() {
+fn a_directory_of_another_user_is_a_failure() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
     let world = World::new();
     let theirs = world.path("theirs");
     fs::create_dir(&theirs).unwrap();
-    // Only root can give a directory away; all others have root's at hand.
-    let is_root = rustix::process::geteuid().is_root();
-    let dir = if is_root { theirs } else { std::env::temp_dir() };
-    if is_root {
-        chown(&dir, Some(12_345), None).unwrap();
-    }
-    let url = format!("file:{}", dir.display());
-    finds(&world.say(&["doctor", "--store", &url]), 1, "WARN", "belongs to another user");
+    chown(&theirs, Some(12_345), None).unwrap();
+    let url = format!("file:{}", theirs.display());
+    finds(&world.say(&["doctor", "--store", &url]), 2, "FAIL", "it belongs to user 12345");
+    let said = world.say(&["run", "--store", &url, "a", "--", "true"]);
+    assert!(said.err.contains("chown 0"), "{said:?}");
 }
 
 #[test]

@@ -247,3 +247,31 @@ fn break_asks_and_does_not_hit_another_than_the_one_confirmed() {
     assert_eq!(other.end().code, Some(70));
     eventually("it is free", || world.say(&["ls"]).out.is_empty());
 }
+
+/// Names are hashes there: an empty table and exit code 0 would say that no lock is held.
+#[test]
+fn a_prefix_on_postgres_is_refused_and_says_what_works() {
+    let server = PostgresServer::start_or_panic();
+    let world = World::on(&server.url());
+    let _held = world.hold("orders/1", &["--label", "web-1"]);
+    for args in [&["ls", "orders/"][..], &["ls", "orders/", "--json"], &["watch", "orders/"]] {
+        let said = world.say(args);
+        assert_eq!((said.code, said.out.as_str()), (Some(64), ""), "{args:?}: {}", said.err);
+        for text in ["keeps hashes of names", "list all keys without one, or show a name"] {
+            assert!(said.err.contains(text), "{args:?}: {}", said.err);
+        }
+    }
+    let listed = world.say(&["ls"]).out;
+    assert!(listed.contains("web-1") && listed.contains("pg:"), "{listed}");
+    let shown = world.say(&["show", "orders/1"]).out;
+    assert!(shown.contains("orders/1") && shown.contains("web-1"), "{shown}");
+
+    // A key of the list is shown by a store that is opened for keys.
+    let key = listed.lines().nth(1).unwrap().split_whitespace().next().unwrap();
+    let refused = world.say(&["show", key]);
+    assert_eq!(refused.code, Some(64));
+    assert!(refused.err.contains("foreign_keys=on"), "{}", refused.err);
+    let url = format!("{}?foreign_keys=on", server.url());
+    let shown = world.say(&["show", key, "--store", &url]);
+    assert!(shown.out.contains("web-1"), "{shown:?}");
+}

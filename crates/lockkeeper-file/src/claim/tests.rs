@@ -148,7 +148,7 @@ async fn a_line_is_for_one_file_whatever_is_at_its_path_later() {
     store.store.lines.call(holder.file.as_ref().unwrap().id);
     fs::remove_file(store.path("a")).unwrap();
     assert!(is_granted(&mut second).await);
-    let at_path = Store::id_at(&store.path("a")).unwrap();
+    let at_path = id_at(&store.path("a")).unwrap();
     assert_eq!(at_path, second.file.as_ref().map(|open| open.id));
 }
 

@@ -9,7 +9,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
@@ -32,6 +32,8 @@ struct Shared {
     watches: Mutex<HashMap<i32, Watch>>,
     /// Nobody reads any more: whoever listens hears nothing.
     ended: AtomicBool,
+    /// The watch of the store's directory; -1 if there is none.
+    dir: AtomicI32,
 }
 
 /// A file that somebody listens to.
@@ -60,11 +62,23 @@ impl Watcher {
         // The root of the file system stays, whatever happens to the store's directory.
         let anchor = inotify::add_watch(&inotify, "/", WatchFlags::DELETE_SELF)?;
         let (watches, ended) = (Mutex::default(), AtomicBool::new(false));
-        let shared = Arc::new(Shared { inotify, watches, ended });
+        let shared = Arc::new(Shared { inotify, watches, ended, dir: AtomicI32::new(-1) });
         let reader = Reading(shared.clone());
         let thread = thread::Builder::new().name("lockkeeper-file".to_owned());
         thread.stack_size(128 * 1024).spawn(move || reader.0.read(anchor))?;
         Ok(Self { shared, anchor })
+    }
+
+    /// Watches the store's directory: if it is moved away, no lock file is in place any more, and none of them changes.
+    /// Best effort, since a renewal finds out as well.
+    pub(crate) fn watch_dir(&self, dir: &Path) {
+        let what = WatchFlags::MOVE_SELF | WatchFlags::ONLYDIR | WatchFlags::DONT_FOLLOW;
+        let added = inotify::add_watch(&self.shared.inotify, dir, what).unwrap_or(-1);
+        let before = self.shared.dir.swap(added, Ordering::SeqCst);
+        if before != added && before != -1 {
+            // It fails if the directory is gone, and its watch with it.
+            let _ = inotify::remove_watch(&self.shared.inotify, before);
+        }
     }
 
     /// Listens to the file that is at a path now.
@@ -75,6 +89,7 @@ impl Watcher {
     pub(crate) fn listen(&self, path: &Path) -> io::Result<Listener> {
         // A file that is unlinked, or replaced by another, changes its attributes: its count of links.
         let what = WatchFlags::CLOSE_WRITE | WatchFlags::ATTRIB | WatchFlags::MOVE_SELF;
+        let what = what | WatchFlags::DONT_FOLLOW;
         let mut watches = self.shared.watches();
         if self.shared.has_ended() {
             return Err(io::Error::other("nobody reads what inotify tells"));
@@ -168,8 +183,11 @@ impl Shared {
     }
 
     fn tell(&self, watch: i32, events: ReadFlags) {
-        if events.contains(ReadFlags::QUEUE_OVERFLOW) {
-            // Nobody knows what was lost.
+        let is_dir = watch == self.dir.load(Ordering::SeqCst);
+        if events.contains(ReadFlags::QUEUE_OVERFLOW)
+            || (is_dir && events.contains(ReadFlags::MOVE_SELF))
+        {
+            // Nobody knows what was lost, or all files are gone with the directory.
             let all: Vec<_> = self.watches().values().map(|watch| watch.bell.clone()).collect();
             for bell in all {
                 bell.ring();

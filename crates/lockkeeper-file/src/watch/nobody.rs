@@ -20,6 +20,10 @@ impl Watcher {
         Err(io::ErrorKind::Unsupported.into())
     }
 
+    pub(crate) fn watch_dir(&self, _dir: &Path) {
+        match self.0 {}
+    }
+
     pub(crate) fn listen(&self, _path: &Path) -> io::Result<Listener> {
         match self.0 {}
     }

@@ -110,7 +110,7 @@ struct Liar {
 }
 
 impl Liar {
-    /// Replaces rows of so many columns or more.
+    /// Replaces rows of so many columns or more; if that is none, the answers to preparations.
     async fn before(target: SocketAddr, code: &'static str, columns: u16) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (addr, lies) = (listener.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
@@ -151,8 +151,12 @@ async fn lie(
         let mut body = vec![0; length - 4];
         from.read_exact(&mut body).await?;
         let take = |count: usize| count.checked_sub(1);
-        let row = head[0] == b'D' && u16::from_be_bytes([body[0], body[1]]) >= columns;
-        if row && lies.fetch_update(Ordering::SeqCst, Ordering::SeqCst, take).is_ok() {
+        let replaced = match head[0] {
+            b't' => columns == 0,
+            b'D' => columns > 0 && u16::from_be_bytes([body[0], body[1]]) >= columns,
+            _ => false,
+        };
+        if replaced && lies.fetch_update(Ordering::SeqCst, Ordering::SeqCst, take).is_ok() {
             lying = true;
             let fields = format!("SERROR\0VERROR\0C{code}\0Mnot in time\0\0");
             to.write_all(b"E").await?;
@@ -160,8 +164,8 @@ async fn lie(
             to.write_all(fields.as_bytes()).await?;
             continue;
         }
-        // A command that has failed is not complete.
-        if lying && head[0] == b'C' {
+        // A command that has failed is not complete, and a statement that was not prepared has no columns.
+        if lying && [b'C', b'T', b'n'].contains(&head[0]) {
             lying = false;
             continue;
         }
@@ -192,9 +196,17 @@ async fn what_is_granted_in_spite_of_an_error_is_given_back() {
         assert_eq!(holders_and_waiters(&client, key).await, (1, 0));
         held.release().await.unwrap();
         assert_eq!(holders_and_waiters(&client, key).await, (0, 0), "after {code}");
-        // A try that fails leaves nothing, either.
+        // A try that fails leaves nothing, either. A cancel is no answer: the try is sent again.
         liar.lies.store(1, Ordering::SeqCst);
-        soon("try_lock", far.mutex(name.clone()).try_lock()).await.unwrap_err();
+        let tried = soon("try_lock", far.mutex(name.clone()).try_lock()).await;
+        assert_eq!(liar.lies.load(Ordering::SeqCst), 0, "nobody was lied to");
+        if code == "57014" {
+            let held = tried.unwrap().expect("it is free");
+            assert_eq!(holders_and_waiters(&client, key).await, (1, 0));
+            held.release().await.unwrap();
+        } else {
+            tried.unwrap_err();
+        }
         assert_eq!(holders_and_waiters(&client, key).await, (0, 0), "a try, after {code}");
     }
 }
@@ -224,4 +236,21 @@ async fn those_who_ask_together_do_not_fail_together() {
         guard.release().await.unwrap();
         assert_eq!(holders_and_waiters(&client, Key::of(name)).await, (0, 0));
     }
+}
+
+/// A cancel that is late may hit the preparation of a statement, on a connection that sends it for the first time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_preparation_that_is_cancelled_is_sent_again() {
+    let (name, client) = (name("prepared"), client().await);
+    let liar = Liar::before(server().addr(), "57014", 0).await;
+    let url = format!("postgres://postgres@{}/postgres?fence=off&sslmode=disable", liar.addr);
+    let store = Postgres::connect(&url).await.unwrap();
+    let keeper = Keeper::new(store);
+    liar.lies.store(1, Ordering::SeqCst);
+    let guard = soon("try_lock", keeper.mutex(name.clone()).try_lock()).await.unwrap().unwrap();
+    assert_eq!(liar.lies.load(Ordering::SeqCst), 0, "the try was not prepared");
+    liar.lies.store(1, Ordering::SeqCst);
+    soon("release", guard.release()).await.unwrap();
+    assert_eq!(liar.lies.load(Ordering::SeqCst), 0, "the unlock was not prepared");
+    assert_eq!(holders_and_waiters(&client, Key::of(&name)).await, (0, 0));
 }

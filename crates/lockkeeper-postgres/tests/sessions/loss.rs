@@ -1,14 +1,20 @@
 //! How a holder learns that it has lost, and when.
 
-use std::time::Duration;
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
-use lockkeeper_core::{Keeper, ReleaseOutcome, State};
+use lockkeeper_core::{
+    Attempt, Backend as _, Background, Change, ClaimSpec, Fence, Keeper, Name, ReleaseOutcome,
+    State,
+};
 use lockkeeper_postgres::{Key, Postgres};
 use lockkeeper_testkit::proxy::Proxy;
 use lockkeeper_testkit::server::PostgresServer;
 
 use crate::kit::{
-    client, crash_and_restart, eventually, holders_and_waiters, keeper, name, server, soon,
+    client, crash_and_restart, eventually, holders_and_waiters, in_pg_locks, keeper, name, server,
+    soon,
 };
 
 /// A keeper on the other end of a line that can be cut.
@@ -124,4 +130,95 @@ async fn fences_rise_over_crashes_of_the_server_and_holders_are_told() {
     let guard = soon("lock", mutex.lock()).await.unwrap();
     assert!(guard.fence() > last);
     guard.release().await.unwrap();
+}
+
+/// The grant and the end of its session have both arrived when the waiter next looks.
+#[tokio::test]
+async fn a_grant_whose_session_has_already_ended_is_not_handed_out() {
+    let name = name("granted-and-ended");
+    let (store, client, key) = (crate::kit::store(""), client().await, Key::of(&name));
+    let holder = keeper("").mutex(name.clone()).lock().await.unwrap();
+    let background = Background::new(tokio::runtime::Handle::current());
+    let mut spec = ClaimSpec::new(Name::new(name).unwrap(), Duration::from_secs(60), background);
+    spec.queue = true;
+    let mut claim = store.claim(spec).unwrap();
+    let answer = soon("an answer", claim.attempt(None)).await.unwrap();
+    assert!(matches!(answer, Attempt::Contended { .. }), "{answer:?}");
+    eventually("it waits", async || {
+        // Polled for a moment: a new connection prepares the statement before it sends the wait.
+        let _ = tokio::time::timeout(Duration::from_millis(5), claim.changed()).await;
+        holders_and_waiters(&client, key).await == (1, 1)
+    })
+    .await;
+    holder.release().await.unwrap();
+    eventually("it is granted", async || holders_and_waiters(&client, key).await == (1, 0)).await;
+    // The process of the session is gone when this returns, and its end has been sent before.
+    crate::kit::terminate_holders(key).await;
+    assert_eq!(holders_and_waiters(&client, key).await, (0, 0));
+    assert_eq!(soon("a change", claim.changed()).await, Change::LookAgain);
+    let answer = soon("an answer", claim.attempt(None)).await.unwrap();
+    assert!(matches!(answer, Attempt::Granted(_)), "{answer:?}");
+    assert_eq!(holders_and_waiters(&client, key).await, (1, 0));
+    claim.release().await.unwrap();
+}
+
+/// What a task saw of one hold.
+#[derive(Debug, Clone, Copy)]
+struct Seen {
+    start: Instant,
+    end: Instant,
+    fence: Fence,
+    /// It was released, and had not been lost before.
+    whole: bool,
+}
+
+/// The server frees the lock first, and tells its holder later. So holds overlap by moments, and the fence of the
+/// one that was lost is the lower.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn fences_order_the_holds_of_sessions_that_are_terminated() {
+    let name = name("terminated-often");
+    let stop = Instant::now() + Duration::from_secs(2);
+    let seen: Arc<Mutex<Vec<Seen>>> = Arc::default();
+    let keepers = [keeper(""), keeper("")];
+    let tasks: Vec<_> = (0..6)
+        .map(|task| {
+            let (mutex, seen) = (keepers[task % 2].mutex(name.clone()), seen.clone());
+            tokio::spawn(async move {
+                while Instant::now() < stop {
+                    // A session that is terminated while it waits may fail the wait.
+                    let Ok(guard) = mutex.lock().await else { continue };
+                    let (start, fence) = (Instant::now(), guard.fence().unwrap());
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                    let end = Instant::now();
+                    let whole = matches!(guard.release().await, Ok(ReleaseOutcome::Released));
+                    seen.lock().unwrap().push(Seen { start, end, fence, whole });
+                }
+            })
+        })
+        .collect();
+    let (client, mut terminated) = (client().await, 0);
+    let sql = format!(
+        "SELECT count(*) FILTER (WHERE pg_terminate_backend(pid)) FROM pg_locks WHERE granted AND {}",
+        in_pg_locks(Key::of(&name))
+    );
+    while Instant::now() < stop {
+        terminated += client.query_one(&sql, &[]).await.unwrap().get::<_, i64>(0);
+        tokio::time::sleep(Duration::from_millis(3)).await;
+    }
+    for task in tasks {
+        soon("a task", task).await.unwrap();
+    }
+    let mut seen = Arc::into_inner(seen).unwrap().into_inner().unwrap();
+    assert!(terminated > 20 && seen.iter().any(|hold| hold.whole), "{terminated}, {}", seen.len());
+    let fences: HashSet<Fence> = seen.iter().map(|hold| hold.fence).collect();
+    assert_eq!(fences.len(), seen.len(), "a fence was granted twice");
+    seen.sort_by_key(|hold| hold.fence);
+    for (low, hold) in seen.iter().enumerate() {
+        for later in &seen[low + 1..] {
+            let overlap = hold.start < later.end && later.start < hold.end;
+            assert!(!(overlap && hold.whole), "{hold:?} was not lost when {later:?} began");
+            let ordered = hold.start < later.start || !hold.whole;
+            assert!(ordered, "{hold:?} has the lower fence, and came after {later:?}");
+        }
+    }
 }

@@ -5,6 +5,7 @@
 mod kit;
 
 mod connections;
+mod half_open;
 mod in_spite;
 mod left;
 mod loss;

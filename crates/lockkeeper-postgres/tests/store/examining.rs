@@ -34,3 +34,20 @@ async fn a_server_with_few_locks_or_connections_left_is_told_of() {
     assert_eq!(connections.verdict, Verdict::Warn, "{connections:?}");
     assert!(connections.advice.unwrap().contains("max_connections"));
 }
+
+#[tokio::test]
+async fn tls_that_an_attacker_can_turn_off_is_a_warning() {
+    let about = "sslmode=prefer";
+    let warned = finding("postgres://u@db.invalid/x?connect_timeout=1", about).await;
+    assert_eq!(warned.verdict, Verdict::Warn, "{warned:?}");
+    assert!(warned.advice.unwrap().contains("sslmode=require"));
+    let urls = [
+        "postgres://u@db.invalid/x?connect_timeout=1&sslmode=require".to_owned(),
+        // The server is on this machine.
+        crate::kit::url(),
+    ];
+    for url in urls {
+        let findings = soon("examine", lockkeeper_postgres::examine(&url)).await.unwrap();
+        assert!(findings.iter().all(|finding| !finding.what.contains(about)), "{findings:?}");
+    }
+}

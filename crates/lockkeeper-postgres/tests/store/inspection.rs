@@ -20,9 +20,10 @@ async fn locks_of_others_are_shown_with_their_labels() {
 
     // Nobody but its user knows the name that a key was made of: in a list it stands as the key.
     let key = Key::of(&name).to_string();
-    let listed = inspect.list("pg:").await.unwrap();
+    let listed = inspect.list("").await.unwrap();
     assert!(listed.iter().any(|info| *info.name == *key), "{key} is not in {listed:?}");
-    assert_eq!(inspect.show(key).await.unwrap()[0].holders.len(), 1);
+    let foreign = keeper("foreign_keys=on");
+    assert_eq!(foreign.inspect().unwrap().show(key).await.unwrap()[0].holders.len(), 1);
 
     let waiter = tokio::spawn({
         let mutex = other.mutex(name.clone()).label("who waits");
@@ -79,4 +80,38 @@ async fn a_foreign_session_is_shown_by_its_application_name_and_without_one_as_u
         assert_eq!(holder.who(), label.unwrap_or("(unknown)"));
         assert_eq!(holder.owner, None);
     }
+}
+
+/// An empty list would say that none of them is held.
+#[tokio::test]
+async fn a_list_with_a_prefix_is_refused_since_names_are_not_kept() {
+    let name = name("prefix");
+    let (one, other) = (keeper(""), keeper(""));
+    let guard = one.mutex(name.clone()).lock().await.unwrap();
+    for keeper in [&one, &other] {
+        let inspect = keeper.inspect().unwrap();
+        for error in
+            [inspect.list("prefix").await.unwrap_err(), inspect.watch("prefix").await.unwrap_err()]
+        {
+            assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+            assert!(error.to_string().contains("keeps hashes of names"), "{error}");
+        }
+        assert_eq!(inspect.show(name.clone()).await.unwrap().len(), 1);
+        inspect.watch("").await.unwrap();
+    }
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn the_leader_of_another_process_is_known_by_the_name_of_its_election() {
+    let name = name("election");
+    let (one, other) = (keeper("").label("the leader"), keeper(""));
+    let leadership = one.election(name.clone()).campaign().await.unwrap();
+    let election = other.election(name);
+    assert_eq!(election.leader().await.unwrap().unwrap().who(), "the leader");
+    let mut observe = election.observe().unwrap();
+    let leader = soon("the leader", observe.next()).await.unwrap().unwrap();
+    assert_eq!(leader.who(), "the leader");
+    leadership.resign().await.unwrap();
+    assert!(soon("no leader", observe.next()).await.unwrap().is_none());
 }

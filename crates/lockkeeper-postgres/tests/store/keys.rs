@@ -1,12 +1,47 @@
 //! Keys, as other programs see them.
 
+use lockkeeper_core::{ErrorKind, Keeper};
 use lockkeeper_postgres::{Key, TransactionLock};
 
-use crate::kit::{client, holders_and_waiters, keeper, name};
+use crate::kit::{client, holders_and_waiters, keeper, name, store};
+
+/// A name that comes from a user must not reach the lock of another program, or of another name.
+#[tokio::test]
+async fn a_name_that_spells_a_key_is_refused_unless_the_store_is_opened_for_keys() {
+    let plain = keeper("");
+    let key = Key::of(&name("victim"));
+    let inspect = plain.inspect().unwrap();
+    for text in [key.to_string(), Key::from_pair(-7, 42).to_string()] {
+        let errors = [
+            plain.mutex(text.clone()).try_lock().await.unwrap_err(),
+            plain.rw_lock(text.clone()).try_read().await.unwrap_err(),
+            inspect.show(text.clone()).await.unwrap_err(),
+            inspect.break_lock(text.clone()).await.unwrap_err(),
+        ];
+        for error in errors {
+            assert_eq!(error.kind(), ErrorKind::InvalidName, "{error}");
+            assert!(error.to_string().contains("foreign_keys=on"), "{error}");
+        }
+    }
+    // What only looks like one is a name like any other.
+    for text in ["pg:", "pg:042", "pg:+1", "pg:1,2,3", "PG:1", "pg:x"] {
+        drop(plain.mutex(format!("{text}{}", name("-like"))).try_lock().await.unwrap().unwrap());
+        let guard = plain.mutex(text).lock().await.unwrap();
+        guard.release().await.unwrap();
+    }
+    let client = client().await;
+    for keeper in [keeper("foreign_keys=on"), Keeper::new(store("").with_foreign_keys())] {
+        let guard = keeper.mutex(key).try_lock().await.unwrap().unwrap();
+        assert_eq!(holders_and_waiters(&client, key).await, (1, 0));
+        guard.release().await.unwrap();
+    }
+    let off = keeper("foreign_keys=off").mutex(key).try_lock().await.unwrap_err();
+    assert_eq!(off.kind(), ErrorKind::InvalidName, "{off}");
+}
 
 #[tokio::test]
 async fn a_key_is_locked_as_other_programs_lock_it() {
-    let keeper = keeper("");
+    let keeper = keeper("foreign_keys=on");
     let client = client().await;
     let pid = i64::from(std::process::id());
     let keys = [
@@ -36,7 +71,7 @@ async fn a_key_is_locked_as_other_programs_lock_it() {
 
 #[tokio::test]
 async fn readers_and_downgrades_of_a_pair_work_as_those_of_a_name() {
-    let keeper = keeper("");
+    let keeper = keeper("foreign_keys=on");
     for name in [Key::from_pair(11, std::process::id().cast_signed()).to_string(), name("rw")] {
         let lock = keeper.rw_lock(name.clone());
         let writer = lock.write().await.unwrap();

@@ -95,12 +95,11 @@ end
 local function read_tally()
   if tally then return tally end
   local holders, used, limits = string.match(call('HGET', INFO, TALLY) or '0 0', '^(%d+) (%d+)(.*)$')
-  tally = {holders = tonumber(holders), used = tonumber(used), limits = {}}
-  for of, count in string.gmatch(limits, ' (%d+) (%d+)') do
+  tally = {holders = tonumber(holders or -1), used = tonumber(used or 0), limits = {}}
+  for of, count in string.gmatch(limits or '', ' (%d+) (%d+)') do
     tally.limits[tonumber(of)] = tonumber(count)
   end
   if call('ZCARD', SHARERS) ~= tally.holders then make_tally() end
-  return tally
 end
 
 -- Removes some sharers, with their records.

@@ -4,7 +4,11 @@
 local function held(owner, p)
   local before
   if p.mode == 'x' then
-    if call('GET', HOLDER) ~= owner then return nil end
+    if call('GET', HOLDER) ~= owner then
+      -- A lease of before, as a reader: its record must not be taken for the one that it waits with.
+      shares(owner, true)
+      return nil
+    end
     before = read(call('GET', HELD))
   else
     if not shares(owner, p.mode == 's') then return nil end
@@ -136,6 +140,8 @@ local function give_back(step, owner)
   end
   move_on('')
   if step == 'lt' or step == 'mt' then say(HOLDER, 'free') end
+  -- Whatever else there is to remove, it stands in the way of nobody.
+  if more and call('EXISTS', QUEUE) == 0 then more = false end
   return more and held .. ' again' or held
 end
 

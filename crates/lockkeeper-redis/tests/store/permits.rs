@@ -82,7 +82,14 @@ fn random_steps_never_grant_too_much_and_refuse_nothing_that_fits() {
             // What other clients and expiry do to keys.
             92..94 => drop(server.command(&["DEL", &format!("{SEMAPHORE}:r")])),
             94..96 => drop(server.command(&["DEL", &format!("{SEMAPHORE}:i")])),
-            96..97 => drop(server.command(&["HDEL", &format!("{SEMAPHORE}:i"), "(tally)"])),
+            96..97 => {
+                let info = format!("{SEMAPHORE}:i");
+                if random.bool() {
+                    server.command(&["HDEL", &info, "(tally)"]);
+                } else if !before.is_empty() {
+                    server.command(&["HSET", &info, "(tally)", "not a tally"]);
+                }
+            }
             97..98 => drop(server.command(&["ZREM", &format!("{SEMAPHORE}:r"), owner])),
             _ => drop(break_it("semaphore").run(&server)),
         }

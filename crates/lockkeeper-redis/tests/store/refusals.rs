@@ -94,6 +94,40 @@ async fn a_user_without_permission_for_scripts_is_told_so(make: RedisMake) {
     nothing_left(&keeper, &server).await;
 }
 
+/// As docs/backends/redis.md has them.
+async fn a_user_with_the_documented_permissions_lacks_nothing(make: RedisMake) {
+    let server = RedisServer::builder().make(make).start_or_panic();
+    let rule = format!(">{SECRET}");
+    let rules = ["on", &rule, "resetchannels", "~lockkeeper:*", "&lockkeeper:*"];
+    let commands =
+        ["+@scripting", "+@pubsub", "+@read", "+@write", "+@connection", "+time", "+ping"];
+    let more = ["+role", "+info", "+client"];
+    server.command(&[&["ACL", "SETUSER", "ann"], &rules[..], &commands, &more].concat());
+    let url = format!("redis://ann:{SECRET}@127.0.0.1:{}/", server.port());
+    let (one, two) = (open(&url).await, open(&url).await);
+    assert!(one.capabilities().push);
+    let guard = one.rw_lock("a").write().await.unwrap();
+    let reader = waiter(&one, "a", 1, read(&two, "a")).await;
+    guard.downgrade().await.unwrap();
+    let reader = got(reader).await;
+    guard.extend(secs(60)).await.unwrap();
+    guard.release().await.unwrap();
+    reader.release().await.unwrap();
+    let permit = one.semaphore("a", 2).acquire_many(2).await.unwrap();
+    assert!(two.semaphore("a", 2).try_acquire().await.unwrap().is_none());
+    let semaphore = two.semaphore("a", 2);
+    let waiting = waiter(&one, "a", 1, async move { semaphore.acquire().await }).await;
+    permit.release().await.unwrap();
+    got(waiting).await.release().await.unwrap();
+    let guard = lock(&one, "b").await;
+    assert_eq!(two.inspect().unwrap().break_lock("b").await.unwrap(), 1);
+    soon("the loss", guard.lost()).await;
+    let log = server.command(&["ACL", "LOG"]);
+    assert_eq!(log, "", "refused");
+    nothing_left(&one, &server).await;
+    nothing_left(&two, &server).await;
+}
+
 /// One that may run scripts, but not what they do.
 async fn a_user_without_permission_for_a_command_of_a_script_is_told_so(make: RedisMake) {
     let server = RedisServer::builder().make(make).start_or_panic();
@@ -356,6 +390,7 @@ macro_rules! on_every_make {
 }
 
 on_every_make! {
+    a_user_with_the_documented_permissions_lacks_nothing
     wrong_credentials_are_refused
     a_server_that_knows_no_passwords_is_not_quoted
     a_password_for_a_server_without_one_is_not_told

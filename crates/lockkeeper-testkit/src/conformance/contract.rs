@@ -128,8 +128,8 @@ async fn dropped<T>(mut future: lockkeeper_core::BoxFuture<'_, T>, polls: usize)
     }
 }
 
-/// Exclusive grants have rising fences; a floor is honoured by stores that say so; a store without
-/// fences gives none.
+/// Exclusive grants have rising fences; a floor is honoured by stores that say so, unless it is implausible; a store
+/// without fences gives none.
 pub async fn fences_rise_and_honour_their_floor_where_declared(subject: Subject) {
     let fences = subject.capabilities().fences;
     let mut last = None;
@@ -156,6 +156,17 @@ pub async fn fences_rise_and_honour_their_floor_where_declared(subject: Subject)
         let mut next = subject.claim("a", |_| ());
         assert!(granted(&mut *next, None).await.fence > raised, "forgot a raised fence");
         released(&mut *next).await;
+
+        // One that is implausible is refused, also of a holder, and is not to be seen afterwards.
+        let mut holder = subject.claim("b", |_| ());
+        for _ in 0..2 {
+            let answer = soon("attempt", holder.attempt(Some(Fence::MAX))).await;
+            assert!(answer.is_err(), "the highest floor there is was honoured: {answer:?}");
+            released(&mut *holder).await;
+            let fence = granted(&mut *holder, None).await.fence;
+            assert!(fence.is_some_and(|fence| fence.get() < 1 << 62), "{fence:?}");
+        }
+        released(&mut *holder).await;
     }
     subject.done(&[]).await;
 }

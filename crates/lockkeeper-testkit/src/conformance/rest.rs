@@ -238,7 +238,7 @@ pub async fn inspection_shows_holders_and_waiters(subject: Subject) {
     let waiters: Vec<_> = shown[0].waiters.iter().map(lockkeeper_core::Party::who).collect();
     let expected: &[_] = if subject.shows_waiters { &["the waiter"] } else { &[] };
     assert_eq!(waiters, expected);
-    let listed = inspect.list(&subject.space).await.unwrap();
+    let listed = subject.left().await.unwrap();
     let of = |infos: &[lockkeeper_core::LockInfo]| {
         infos.iter().map(|info| (info.name.to_string(), info.holders.len())).collect::<Vec<_>>()
     };

@@ -1,0 +1,313 @@
+//! The directory of a store: checked when it is opened, and never left by way of a link.
+//!
+//! Lock files are opened relative to the open directory and without following links, so that another user who can
+//! write to the directory, or to one above it, cannot make this process write to a file elsewhere. Whether a file is
+//! still the one at its path is asked of the path: two processes that have different directories open must not
+//! both believe in their locks.
+
+use std::fmt;
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
+use rustix::io::Errno;
+
+use crate::backend::{Id, LockFile, found, temporary};
+
+const STICKY: u32 = 0o1000;
+const OTHERS_WRITE: u32 = 0o022;
+
+/// A directory or a file that is not safe to use, and what to do about it.
+#[derive(Debug)]
+pub(crate) struct Unsafe {
+    pub(crate) what: String,
+    pub(crate) advice: String,
+}
+
+impl fmt::Display for Unsafe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.what, self.advice)
+    }
+}
+
+impl std::error::Error for Unsafe {}
+
+impl From<Unsafe> for io::Error {
+    fn from(reason: Unsafe) -> Self {
+        io::Error::new(io::ErrorKind::InvalidInput, reason)
+    }
+}
+
+/// A file that was opened, and what `fstat` says about it.
+pub(crate) struct Opened {
+    pub(crate) file: LockFile,
+    pub(crate) stat: Stat,
+}
+
+impl Opened {
+    pub(crate) fn id(&self) -> Id {
+        Id::of(&self.stat)
+    }
+}
+
+/// An open directory. It is opened again, and created if it is missing, when it is no longer the one at its path.
+#[derive(Debug)]
+pub(crate) struct Dir {
+    path: PathBuf,
+    open: Mutex<Arc<OwnedFd>>,
+}
+
+impl Dir {
+    /// Opens a directory, creates it with mode 0700 if it is missing, and checks that it is safe and writable.
+    pub(crate) fn open(path: &Path) -> io::Result<Self> {
+        check_link(path)?;
+        match fs::metadata(path) {
+            Ok(at_path) if !at_path.is_dir() => return Err(io::ErrorKind::NotADirectory.into()),
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => create(path)?,
+            Err(error) => return Err(error),
+        }
+        // Absolute: the process may change its working directory.
+        let path = path.canonicalize()?;
+        let open = Mutex::new(Arc::new(open_checked(&path)?));
+        let dir = Self { path, open };
+        let probe = temporary();
+        dir.make_new(&probe)?;
+        // A concurrent `gc` may have removed it already.
+        let _ = dir.remove(&probe);
+        Ok(dir)
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn fd(&self) -> Arc<OwnedFd> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Opens the directory again if it was removed, moved or replaced, as [`open`](Self::open) did. Returns whether
+    /// that was necessary.
+    pub(crate) fn refresh(&self) -> io::Result<bool> {
+        match self.reopen() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                create(&self.path)?;
+                self.reopen()
+            }
+            reopened => reopened,
+        }
+    }
+
+    /// The same, for those who only look.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` if the directory is missing: it is not created.
+    pub(crate) fn reopen(&self) -> io::Result<bool> {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if id_at(&self.path)? == Some(Id::of(&rustix::fs::fstat(&**open)?)) {
+            return Ok(false);
+        }
+        *open = Arc::new(open_checked(&self.path)?);
+        let dir = self.path.display();
+        tracing::warn!(%dir, "the lock directory was removed or replaced, and is opened again");
+        Ok(true)
+    }
+
+    /// Opens the directory once more, for a lock on it.
+    pub(crate) fn to_lock(&self) -> io::Result<LockFile> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Ok(LockFile::new(rustix::fs::openat(self.fd(), ".", flags, Mode::empty())?))
+    }
+
+    /// Opens a lock file, and creates it if it is missing.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` if the directory itself was removed.
+    pub(crate) fn make(&self, file: &str) -> io::Result<Opened> {
+        self.open_file(file, OFlags::CREATE)
+    }
+
+    /// Creates a file.
+    ///
+    /// # Errors
+    ///
+    /// If there is one of that name.
+    pub(crate) fn make_new(&self, file: &str) -> io::Result<LockFile> {
+        self.open_file(file, OFlags::CREATE | OFlags::EXCL).map(|opened| opened.file)
+    }
+
+    /// Opens a lock file if there is one.
+    pub(crate) fn find(&self, file: &str) -> io::Result<Option<Opened>> {
+        found(self.open_file(file, OFlags::empty()))
+    }
+
+    /// Opens for writing, because inotify reports only then that a file was closed; with mode 0600, not for
+    /// programs that this one starts, and without waiting for the other end of a FIFO.
+    fn open_file(&self, file: &str, flags: OFlags) -> io::Result<Opened> {
+        let flags = flags
+            | OFlags::RDWR
+            | OFlags::CLOEXEC
+            | OFlags::NOFOLLOW
+            | OFlags::NONBLOCK
+            | OFlags::NOCTTY;
+        let mode = Mode::RUSR | Mode::WUSR;
+        let opened = match rustix::fs::openat(self.fd(), file, flags, mode) {
+            Ok(opened) => LockFile::new(opened),
+            // FreeBSD answers MLINK.
+            Err(Errno::LOOP | Errno::MLINK) => {
+                return Err(self.not_ours(file, "is a symbolic link"));
+            }
+            Err(Errno::ISDIR) => return Err(self.not_ours(file, "is a directory")),
+            Err(Errno::NXIO) => return Err(self.not_ours(file, "is not a regular file")),
+            Err(error) => return Err(error.into()),
+        };
+        let stat = rustix::fs::fstat(&*opened)?;
+        match objection_to_file(&stat) {
+            Some(objection) => Err(self.not_ours(file, &objection)),
+            None => Ok(Opened { file: opened, stat }),
+        }
+    }
+
+    fn not_ours(&self, file: &str, objection: &str) -> io::Error {
+        let dir = self.path.display();
+        Unsafe {
+            what: format!("\"{dir}/{file}\" {objection}"),
+            advice: "remove it, and see who can write to the directory".to_owned(),
+        }
+        .into()
+    }
+
+    pub(crate) fn remove(&self, file: &str) -> io::Result<()> {
+        Ok(rustix::fs::unlinkat(self.fd(), file, AtFlags::empty())?)
+    }
+
+    pub(crate) fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        let dir = self.fd();
+        Ok(rustix::fs::renameat(&dir, from, &dir, to)?)
+    }
+
+    /// Returns the names of all files that may be lock files, sorted. Names that are not text are not ours.
+    pub(crate) fn files(&self) -> io::Result<Vec<String>> {
+        let dir = self.fd();
+        let mut files = Vec::new();
+        for entry in rustix::fs::Dir::read_from(&dir)? {
+            let entry = entry?;
+            let Ok(name) = entry.file_name().to_str() else { continue };
+            let stat = rustix::fs::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW);
+            if let Some(stat) = found(stat.map_err(io::Error::from))?
+                && objection_to_file(&stat).is_none()
+            {
+                files.push(name.to_owned());
+            }
+        }
+        files.sort_unstable();
+        Ok(files)
+    }
+}
+
+/// Returns which file is at a path, without following a link.
+pub(crate) fn id_at(path: &Path) -> io::Result<Option<Id>> {
+    Ok(found(rustix::fs::lstat(path).map_err(io::Error::from))?.map(|stat| Id::of(&stat)))
+}
+
+fn create(path: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(path)
+}
+
+fn open_checked(path: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let open = rustix::fs::open(path, flags, Mode::empty())?;
+    match objection_to_directory(&rustix::fs::fstat(&open)?, path) {
+        Some(reason) => Err(reason.into()),
+        None => Ok(open),
+    }
+}
+
+/// Refuses a path that is a symbolic link of another user, who could point it at any directory.
+fn check_link(path: &Path) -> io::Result<()> {
+    match fs::symlink_metadata(path) {
+        Ok(link) if link.is_symlink() && !is_trusted(link.uid()) => Err(Unsafe {
+            what: format!("it is a symbolic link that belongs to user {}", link.uid()),
+            advice: "name the directory itself".to_owned(),
+        }
+        .into()),
+        _ => Ok(()),
+    }
+}
+
+/// Whether a user may own what this process relies on: the process's own user and root may.
+pub(crate) fn is_trusted(user: u32) -> bool {
+    user == 0 || user == rustix::process::geteuid().as_raw()
+}
+
+/// Returns what is wrong with a directory: other users can replace its lock files.
+///
+/// The members of its group are other users, too.
+fn objection_to_directory(stat: &Stat, path: &Path) -> Option<Unsafe> {
+    let (owner, mode) = (stat.st_uid, mode_of(stat));
+    let path = path.display();
+    if !is_trusted(owner) {
+        let user = rustix::process::geteuid().as_raw();
+        return Some(Unsafe {
+            what: format!("it belongs to user {owner}, who can replace lock files"),
+            advice: format!("run `chown {user} {path}`, or use a directory of user {user}"),
+        });
+    }
+    if mode & OTHERS_WRITE != 0 && mode & STICKY == 0 {
+        let who = if mode & 0o002 == 0 { "its group" } else { "every user" };
+        return Some(Unsafe {
+            what: format!("{who} may write to it (mode {mode:04o}), and so replace lock files"),
+            advice: format!(
+                "run `chmod go-w {path}`, or `chmod +t {path}` if several users share it on purpose"
+            ),
+        });
+    }
+    None
+}
+
+/// Returns what is wrong with a lock file, if anything is: a write to it would change a file elsewhere, or another
+/// user can change what is written to it.
+fn objection_to_file(stat: &Stat) -> Option<String> {
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        return Some("is not a regular file".to_owned());
+    }
+    if stat.st_nlink > 1 {
+        return Some(format!("is also known by another name ({} hard links)", stat.st_nlink));
+    }
+    (!is_trusted(stat.st_uid)).then(|| format!("belongs to user {}", stat.st_uid))
+}
+
+/// The permission bits, with set-id and sticky.
+pub(crate) fn mode_of(stat: &Stat) -> u32 {
+    #[allow(clippy::useless_conversion, reason = "other systems have other types")]
+    let mode = u32::from(stat.st_mode);
+    mode & 0o7777
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn directories_and_files_of_root_and_of_this_user_are_trusted_and_no_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        fs::write(&path, "").unwrap();
+        let user = rustix::process::geteuid().as_raw();
+        let mut directory = rustix::fs::stat(dir.path()).unwrap();
+        let mut file = rustix::fs::stat(&path).unwrap();
+        for (owner, trusted) in [(user, true), (0, true), (user + 1, false), (65_534, false)] {
+            (directory.st_uid, file.st_uid) = (owner, owner);
+            let objection = objection_to_directory(&directory, dir.path());
+            assert_eq!(objection.is_none(), trusted, "{owner}: {objection:?}");
+            let objection = objection_to_file(&file);
+            assert_eq!(objection.is_none(), trusted, "{owner}: {objection:?}");
+        }
+    }
+}

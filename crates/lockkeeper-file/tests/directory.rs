@@ -1,0 +1,296 @@
+//! Directories that go away, and directories and files that other users can change.
+#![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
+
+mod common;
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt as _, chown, lchown, symlink};
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::time::Duration;
+
+use common::{files, soon, store, url};
+use lockkeeper_core::{ErrorKind, Keeper, Verdict};
+use lockkeeper_file::{File, examine};
+use rustix::fs::{FileType, Mode};
+
+/// Longer than any test: nothing is found out by a renewal, or by looking now and then.
+const LONG: Duration = Duration::from_secs(600);
+/// A user who is neither root nor runs tests.
+const STRANGER: u32 = 12_345;
+
+fn keeper(store: &File) -> Keeper {
+    Keeper::new(store.clone()).ttl(LONG)
+}
+
+fn chmod(path: &Path, mode: u32) {
+    fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+#[tokio::test]
+async fn a_directory_that_was_removed_is_created_again_by_the_next_attempt() {
+    let (store, dir) = store();
+    let keeper = keeper(&store);
+    for round in 0..3 {
+        let held = keeper.mutex("held").lock().await.unwrap();
+        fs::remove_dir_all(dir.path()).unwrap();
+        soon("to be told", held.lost()).await;
+        let inspect = keeper.inspect().unwrap();
+        assert!(inspect.list("").await.unwrap().is_empty(), "round {round}");
+        assert!(inspect.show("held").await.unwrap().is_empty(), "round {round}");
+        assert_eq!(inspect.break_lock("held").await.unwrap(), 0, "round {round}");
+        assert_eq!(store.gc().await.unwrap(), 0, "round {round}");
+        assert!(!dir.path().exists(), "one who only looks creates no directory");
+        let guard = keeper.mutex("b").try_lock().await.unwrap().expect("it is free");
+        assert_eq!(fs::metadata(dir.path()).unwrap().permissions().mode() & 0o777, 0o700);
+        let waiter = tokio::spawn({
+            let mutex = keeper.mutex("b");
+            async move { mutex.lock().await.unwrap() }
+        });
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        guard.release().await.unwrap();
+        soon("a waiter in the new directory", waiter).await.unwrap().release().await.unwrap();
+        keeper.semaphore("c", 2).acquire().await.unwrap().release().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn those_who_wait_when_the_directory_is_removed_get_the_lock_in_the_new_one() {
+    let (store, dir) = store();
+    let keeper = keeper(&store);
+    let held = keeper.mutex("a").lock().await.unwrap();
+    let waiters: Vec<_> = (0..3)
+        .map(|_| {
+            let mutex = keeper.mutex("a");
+            tokio::spawn(async move { mutex.lock().await.unwrap().release().await.unwrap() })
+        })
+        .collect();
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    // A waiter may create its file again before the directory is empty.
+    while fs::remove_dir_all(dir.path()).is_err() {}
+    soon("to be told", held.lost()).await;
+    for waiter in waiters {
+        soon("a waiter", waiter).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_holder_is_told_when_its_directory_is_moved_away() {
+    let above = tempfile::tempdir().unwrap();
+    let (dir, away) = (above.path().join("locks"), above.path().join("away"));
+    let keeper = keeper(&File::open(&dir).unwrap());
+    for _ in 0..2 {
+        let held = keeper.mutex("a").lock().await.unwrap();
+        // So that it listens by now.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        fs::rename(&dir, &away).unwrap();
+        soon("to be told", held.lost()).await;
+        let next = soon("the lock", keeper.mutex("a").lock()).await.unwrap();
+        assert!(dir.join("a.lock").exists(), "it is in the directory at the path");
+        next.release().await.unwrap();
+        fs::remove_dir_all(&away).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_directory_that_others_put_in_the_place_of_the_old_one_is_not_used() {
+    let above = tempfile::tempdir().unwrap();
+    let dir = above.path().join("locks");
+    let mutex = keeper(&File::open(&dir).unwrap()).mutex("a");
+    fs::remove_dir(&dir).unwrap();
+    fs::create_dir(&dir).unwrap();
+    chmod(&dir, 0o777);
+    let error = mutex.lock().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(error.to_string().contains("every user may write to it (mode 0777)"), "{error}");
+    fs::remove_dir(&dir).unwrap();
+    fs::create_dir(above.path().join("elsewhere")).unwrap();
+    symlink(above.path().join("elsewhere"), &dir).unwrap();
+    mutex.lock().await.unwrap_err();
+    assert_eq!(files(&above.path().join("elsewhere")), [""; 0]);
+    fs::remove_file(&dir).unwrap();
+    mutex.lock().await.expect("created again").release().await.unwrap();
+}
+
+/// What `open` and `examine` answer to a directory that is not safe.
+#[track_caller]
+fn assert_refused(dir: &Path, why: &str, advice: &str) {
+    let error = File::open(dir).expect_err(why);
+    assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+    let said = error.to_string();
+    assert!(said.starts_with(&format!("file: open \"{}\": ", dir.display())), "{said}");
+    assert!(said.contains(why) && said.contains(advice), "not {why:?} and {advice:?}: {said}");
+    let findings = examine(&url(dir)).unwrap();
+    let [finding] = &findings[..] else { panic!("{findings:?}") };
+    assert_eq!(finding.verdict, Verdict::Fail);
+    assert!(finding.what.contains(why), "{finding:?}");
+    assert!(finding.advice.as_deref().is_some_and(|said| said.contains(advice)), "{finding:?}");
+}
+
+#[test]
+fn a_directory_that_others_can_write_to_is_refused_unless_it_is_sticky() {
+    let above = tempfile::tempdir().unwrap();
+    let dir = above.path().join("locks");
+    fs::create_dir(&dir).unwrap();
+    for (mode, who) in [
+        (0o777, "every user"),
+        (0o757, "every user"),
+        (0o702, "every user"),
+        (0o770, "its group"),
+        (0o2770, "its group"),
+        (0o775, "its group"),
+    ] {
+        chmod(&dir, mode);
+        let why = format!("{who} may write to it (mode {mode:04o})");
+        assert_refused(&dir, &why, &format!("chmod go-w {}", dir.display()));
+        assert_eq!(files(&dir), [""; 0]);
+    }
+    for mode in [0o1777, 0o3770, 0o1770, 0o755, 0o700] {
+        chmod(&dir, mode);
+        File::open(&dir).unwrap_or_else(|error| panic!("mode {mode:04o}: {error}"));
+    }
+}
+
+/// Only root can give files away. For other users the unit tests of `dir.rs` check the rule itself.
+#[test]
+fn a_directory_or_link_of_another_user_is_refused() {
+    if !is_root() {
+        return;
+    }
+    let above = tempfile::tempdir().unwrap();
+    let dir = above.path().join("locks");
+    fs::create_dir(&dir).unwrap();
+    let link = above.path().join("link");
+    symlink(&dir, &link).unwrap();
+    File::open(&link).expect("a link of one's own");
+    lchown(&link, Some(STRANGER), None).unwrap();
+    assert_refused(&link, "a symbolic link that belongs to user 12345", "name the directory");
+    chown(&dir, Some(STRANGER), None).unwrap();
+    assert_refused(&dir, "it belongs to user 12345", &format!("chown 0 {}", dir.display()));
+}
+
+#[tokio::test]
+async fn what_others_put_in_the_place_of_a_lock_file_is_refused_and_not_written_to() {
+    let (store, dir) = store();
+    let outside = tempfile::tempdir_in(dir.path()).unwrap();
+    let victim = outside.path().join("victim");
+    fs::write(&victim, "mine").unwrap();
+    let missing = outside.path().join("missing");
+    let keeper = keeper(&store);
+    let path = |name| store.path(name);
+    symlink(&victim, path("link")).unwrap();
+    symlink(&missing, path("dangling")).unwrap();
+    fs::hard_link(&victim, path("hard")).unwrap();
+    fs::create_dir(path("dir")).unwrap();
+    let _socket = UnixListener::bind(path("socket")).unwrap();
+    let make = |name, kind, device| {
+        rustix::fs::mknodat(rustix::fs::CWD, path(name), kind, Mode::RWXU, device)
+    };
+    make("fifo", FileType::Fifo, 0).unwrap();
+    let mut planted = vec![
+        ("link", "is a symbolic link"),
+        ("dangling", "is a symbolic link"),
+        ("hard", "is also known by another name (2 hard links)"),
+        ("dir", "is a directory"),
+        ("socket", "is not a regular file"),
+        ("fifo", "is not a regular file"),
+    ];
+    if is_root() {
+        fs::write(path("theirs"), "").unwrap();
+        chown(path("theirs"), Some(STRANGER), None).unwrap();
+        planted.push(("theirs", "belongs to user 12345"));
+        // Containers may forbid devices even to root.
+        if make("device", FileType::CharacterDevice, rustix::fs::makedev(1, 7)).is_ok() {
+            planted.push(("device", "is not a regular file"));
+        }
+    }
+    for (name, why) in &planted {
+        for shared in [false, true] {
+            let lock = keeper.rw_lock(*name);
+            let tried =
+                async { if shared { lock.try_read().await } else { lock.try_write().await } };
+            let error = soon(name, tried).await.expect_err(name);
+            assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+            let said = error.to_string();
+            assert!(said.contains(&path(name).display().to_string()), "{said}");
+            assert!(said.contains(why) && said.contains("remove it"), "{name}: {said}");
+        }
+    }
+    assert_eq!(fs::read(&victim).unwrap(), b"mine");
+    assert!(!missing.exists());
+    // They stand in the way of no other lock.
+    let guard = keeper.mutex("a").lock().await.unwrap();
+    let inspect = keeper.inspect().unwrap();
+    assert_eq!(inspect.list("").await.unwrap().len(), 1);
+    assert_eq!(inspect.break_lock("a").await.unwrap(), 1);
+    drop(guard);
+    keeper.close().await;
+    assert_eq!(store.gc().await.unwrap(), 1);
+    for (name, _) in &planted {
+        fs::symlink_metadata(path(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
+    }
+}
+
+#[tokio::test]
+async fn a_turnstile_that_others_planted_stands_in_nobodys_way() {
+    let (store, dir) = store();
+    let victim = dir.path().join("victim");
+    fs::write(&victim, "mine").unwrap();
+    symlink(&victim, dir.path().join("a.turn")).unwrap();
+    let lock = keeper(&store).rw_lock("a");
+    let inside = lock.read().await.unwrap();
+    let writer = tokio::spawn({
+        let lock = lock.clone();
+        async move { lock.write().await.unwrap() }
+    });
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    lock.read().await.unwrap().release().await.unwrap();
+    inside.release().await.unwrap();
+    soon("the writer", writer).await.unwrap().release().await.unwrap();
+    assert_eq!(fs::read(&victim).unwrap(), b"mine");
+}
+
+#[test]
+fn a_directory_below_one_that_others_can_change_is_warned_of() {
+    let above = tempfile::tempdir().unwrap();
+    let dir = above.path().join("locks");
+    let verdicts = || {
+        let findings = examine(&url(&dir)).unwrap();
+        findings.iter().filter(|finding| finding.what.contains("above the directory")).count()
+    };
+    assert_eq!(verdicts(), 0);
+    chmod(above.path(), 0o777);
+    assert_eq!(verdicts(), 1);
+    chmod(above.path(), 0o1777);
+    assert_eq!(verdicts(), 0);
+    if is_root() {
+        chown(above.path(), Some(STRANGER), None).unwrap();
+        assert_eq!(verdicts(), 1);
+    }
+}
+
+/// A claim that was refused some slots must not keep their files open.
+#[tokio::test]
+async fn a_permit_keeps_one_file_open() {
+    const PERMITS: u32 = 64;
+    let (store, dir) = store();
+    let open = || {
+        let fds = fs::read_dir("/proc/self/fd").unwrap();
+        let paths = fds.filter_map(|fd| fs::read_link(fd.unwrap().path()).ok());
+        paths.filter(|path| path.starts_with(dir.path()) && path != dir.path()).count()
+    };
+    let other = keeper(&File::open(dir.path()).unwrap()).semaphore("a", PERMITS);
+    let semaphore = keeper(&store).semaphore("a", PERMITS);
+    let mut held = Vec::new();
+    for i in 0..PERMITS {
+        let semaphore = if i % 2 == 0 { &semaphore } else { &other };
+        held.push(semaphore.acquire().await.unwrap());
+    }
+    assert!(semaphore.try_acquire().await.unwrap().is_none());
+    // The gate of a claim that has entered may be open as well.
+    assert!(open() <= 2 * held.len(), "{} files are open for {} permits", open(), held.len());
+}

@@ -1,0 +1,235 @@
+//! Readers of several processes, and a writer that waits for them.
+#![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
+
+mod common;
+
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use common::{Process, SOON, files, soon, store, url};
+use lockkeeper_core::{Guard, Keeper, RwLock};
+use lockkeeper_file::File;
+use rustix::process::Signal;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+/// Longer than any test: nothing is found out by a renewal, or by looking now and then.
+const LONG: Duration = Duration::from_secs(600);
+const READERS: usize = 4;
+
+fn lock(store: &File) -> RwLock {
+    Keeper::new(store.clone()).ttl(LONG).rw_lock("a")
+}
+
+/// Starts readers of other processes that overlap all the time, and returns a channel with a message for each turn.
+async fn start_readers(url: &str) -> mpsc::UnboundedReceiver<usize> {
+    let (tell, mut turns) = mpsc::unbounded_channel();
+    for i in 0..READERS {
+        let reader = Process::start_at(url, &["read"]);
+        let tell = tell.clone();
+        tokio::spawn(async move {
+            // All of it: it is killed when dropped.
+            let mut reader = reader;
+            while let Ok(Some(_)) = reader.lines.next_line().await {
+                if tell.send(i).is_err() {
+                    break;
+                }
+            }
+        });
+        // The next one starts in the middle of a turn of this one.
+        while soon("a reader", turns.recv()).await != Some(i) {}
+    }
+    turns
+}
+
+/// Counts turns of readers until a writer is in.
+async fn turns_before_a_writer(url: &str, store: &File) -> usize {
+    let mut turns = start_readers(url).await;
+    while turns.try_recv().is_ok() {}
+    let lock = lock(store);
+    let mut writer = tokio::spawn(async move { lock.write().await.unwrap() });
+    let mut count = 0;
+    loop {
+        tokio::select! {
+            guard = &mut writer => {
+                guard.unwrap().release().await.unwrap();
+                return count;
+            }
+            turn = turns.recv() => {
+                turn.expect("the readers run");
+                count += 1;
+            }
+        }
+        if count == 100 * READERS {
+            writer.abort();
+            return count;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_writer_enters_after_the_readers_that_were_inside_when_it_came() {
+    let (store, dir) = store();
+    let turns = turns_before_a_writer(&url(dir.path()), &store).await;
+    // Those inside have had their turn; each reader may just have passed the turnstile.
+    assert!(turns <= 3 * READERS, "{turns} turns of {READERS} readers before a writer got in");
+    assert_eq!(files(dir.path()), ["a.lock"], "the turnstile is removed");
+}
+
+#[tokio::test]
+async fn a_writer_that_polls_enters_too() {
+    let (_, dir) = store();
+    let url = format!("{}?polling=on", url(dir.path()));
+    let store = File::from_url(&url).unwrap();
+    let turns = turns_before_a_writer(&url, &store).await;
+    // Readers pass a writer that sleeps between two looks, though seldom.
+    assert!(turns <= 20 * READERS, "{turns} turns of {READERS} readers before a writer got in");
+}
+
+/// Waits until a writer has the turnstile of `a`.
+async fn until_a_writer_waits(dir: &Path) {
+    let start = Instant::now();
+    // The file is there a moment before it is locked. To lock it here, even shared, would keep the writer from it.
+    let is_locked = || {
+        let inode = std::fs::metadata(dir.join("a.turn")).ok()?.ino();
+        let locks = std::fs::read_to_string("/proc/locks").unwrap();
+        locks.contains(&format!(":{inode} ")).then_some(())
+    };
+    while is_locked().is_none() {
+        assert!(start.elapsed() < SOON, "no writer waits");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+fn reader(lock: &RwLock) -> JoinHandle<Guard> {
+    let lock = lock.clone();
+    tokio::spawn(async move { lock.read().await.unwrap() })
+}
+
+/// Lets a task come to where it waits, if it waits.
+async fn a_moment() {
+    tokio::time::sleep(Duration::from_millis(20)).await;
+}
+
+#[tokio::test]
+async fn readers_queue_behind_a_waiting_writer_and_enter_when_it_gives_up() {
+    let (store, dir) = store();
+    let lock = lock(&store);
+    let inside = lock.read().await.unwrap();
+    let writer = tokio::spawn({
+        let lock = lock.clone();
+        async move { lock.write().await.unwrap() }
+    });
+    until_a_writer_waits(dir.path()).await;
+    let waiting = [reader(&lock), reader(&lock)];
+    a_moment().await;
+    assert!(waiting.iter().all(|waiting| !waiting.is_finished()), "a reader overtook the writer");
+    assert!(lock.try_read().await.unwrap().is_none(), "a try overtook the writer");
+    writer.abort();
+    for waiting in waiting {
+        soon("a reader, beside the one inside", waiting).await.unwrap().release().await.unwrap();
+    }
+    assert!(inside.is_held());
+    assert_eq!(files(dir.path()), ["a.lock"], "the turnstile is removed");
+}
+
+#[tokio::test]
+async fn readers_that_queued_behind_a_writer_enter_together_when_it_is_done() {
+    let (store, dir) = store();
+    let lock = lock(&store);
+    let inside = lock.read().await.unwrap();
+    let mut writer = Process::start(dir.path(), &["a", "600000", "hold"]);
+    until_a_writer_waits(dir.path()).await;
+    let waiting = [reader(&lock), reader(&lock)];
+    a_moment().await;
+    inside.release().await.unwrap();
+    writer.says("held").await;
+    assert!(waiting.iter().all(|waiting| !waiting.is_finished()), "a reader beside a writer");
+    drop(writer.stdin.take());
+    let mut together = Vec::new();
+    for waiting in waiting {
+        together.push(soon("a reader", waiting).await.unwrap());
+    }
+    assert!(together.iter().all(Guard::is_held));
+}
+
+#[tokio::test]
+async fn a_waiting_writer_that_is_killed_keeps_no_reader_out() {
+    let (store, dir) = store();
+    let lock = lock(&store);
+    let _inside = lock.read().await.unwrap();
+    for _ in 0..5 {
+        let mut writer = Process::start(dir.path(), &["a", "600000", "hold"]);
+        until_a_writer_waits(dir.path()).await;
+        let waiting = reader(&lock);
+        a_moment().await;
+        writer.child.kill().await.unwrap();
+        soon("a reader", waiting).await.unwrap().release().await.unwrap();
+        let guard = lock.try_read().await.unwrap().expect("no writer waits");
+        guard.release().await.unwrap();
+        assert_eq!(files(dir.path()), ["a.lock", "a.turn"], "it could not remove its turnstile");
+        assert_eq!(store.gc().await.unwrap(), 0, "a turnstile is not a lock");
+        assert_eq!(files(dir.path()), ["a.lock"]);
+    }
+}
+
+#[tokio::test]
+async fn a_turnstile_that_a_killed_writer_left_is_removed_by_the_next_writer() {
+    let (store, dir) = store();
+    let lock = lock(&store);
+    std::fs::write(dir.path().join("a.turn"), "").unwrap();
+    let inside = lock.read().await.unwrap();
+    let writer = tokio::spawn({
+        let lock = lock.clone();
+        async move { lock.write().await.unwrap() }
+    });
+    // It is there already, so it does not tell that the writer waits.
+    soon("the writer to wait", async {
+        while let Some(guard) = lock.try_read().await.unwrap() {
+            guard.release().await.unwrap();
+        }
+    })
+    .await;
+    inside.release().await.unwrap();
+    soon("the writer", writer).await.unwrap().release().await.unwrap();
+    assert_eq!(files(dir.path()), ["a.lock"]);
+}
+
+#[tokio::test]
+async fn a_waiting_writer_that_is_stopped_does_not_keep_readers_from_a_free_lock() {
+    let (store, dir) = store();
+    let lock = lock(&store);
+    let inside = lock.read().await.unwrap();
+    let mut writer = Process::start(dir.path(), &["a", "600000", "hold"]);
+    until_a_writer_waits(dir.path()).await;
+    writer.signal(Signal::STOP);
+    inside.release().await.unwrap();
+    let guard = lock.try_read().await.unwrap().expect("a try is not refused on a free lock");
+    guard.release().await.unwrap();
+    for _ in 0..3 {
+        soon("a reader", lock.read()).await.unwrap().release().await.unwrap();
+    }
+    writer.signal(Signal::CONT);
+    writer.says("held").await;
+}
+
+#[tokio::test]
+async fn only_a_writer_that_waits_for_readers_makes_a_turnstile() {
+    let (store, dir) = store();
+    let lock = lock(&store);
+    let inside = lock.write().await.unwrap();
+    let writer = tokio::spawn({
+        let lock = lock.clone();
+        async move { lock.write().await.unwrap() }
+    });
+    a_moment().await;
+    assert!(lock.try_write().await.unwrap().is_none());
+    assert_eq!(files(dir.path()), ["a.lock"]);
+    inside.release().await.unwrap();
+    soon("the writer", writer).await.unwrap().release().await.unwrap();
+    let inside = lock.read().await.unwrap();
+    assert!(lock.try_write().await.unwrap().is_none());
+    assert_eq!(files(dir.path()), ["a.lock"], "a try does not wait");
+    inside.release().await.unwrap();
+}

@@ -1,0 +1,291 @@
+//! Connections on which one side, or both, no longer hear the other.
+
+use std::time::{Duration, Instant};
+
+use lockkeeper_core::{
+    Attempt, Backend as _, Background, ClaimSpec, Guard, Keeper, Name, Release, Result,
+};
+use lockkeeper_postgres::{Key, Postgres};
+use lockkeeper_testkit::proxy::{Proxy, Side};
+use tokio::task::JoinHandle;
+use tokio_postgres::Client;
+
+use crate::kit::{
+    client, eventually, holders_and_waiters, in_pg_locks, keeper, name, server, soon,
+};
+
+const TTL: Duration = Duration::from_secs(3);
+
+/// A lock that is held by a nearby keeper, and a keeper behind a proxy that waits for it.
+struct Scene {
+    name: String,
+    holder: Guard,
+    proxy: Proxy,
+    far: Keeper,
+    client: Client,
+}
+
+impl Scene {
+    async fn new(what: &str) -> Self {
+        let name = name(what);
+        let holder = keeper("").mutex(name.clone()).lock().await.unwrap();
+        let proxy = Proxy::start(server().addr()).await.unwrap();
+        let url = format!("postgres://postgres@{}/postgres", proxy.addr());
+        let far = Keeper::new(Postgres::new(&url).unwrap()).ttl(TTL);
+        Self { name, holder, proxy, far, client: client().await }
+    }
+
+    fn key(&self) -> Key {
+        Key::of(&self.name)
+    }
+
+    /// Starts a waiter behind the proxy.
+    fn wait(&self) -> JoinHandle<Result<Guard>> {
+        let mutex = self.far.mutex(self.name.clone());
+        tokio::spawn(async move { mutex.lock().await })
+    }
+
+    async fn until_one_waits(&self) {
+        eventually("it waits", async || {
+            holders_and_waiters(&self.client, self.key()).await == (1, 1)
+        })
+        .await;
+    }
+
+    /// The sessions that hold or await the lock, apart from the first holder's.
+    async fn sessions(&self, granted: bool) -> Vec<i32> {
+        let sql = format!(
+            "SELECT pid FROM pg_locks WHERE granted = {granted} AND {}",
+            in_pg_locks(self.key())
+        );
+        self.client.query(&sql, &[]).await.unwrap().iter().map(|row| row.get(0)).collect()
+    }
+}
+
+/// Waits for a guard, and expects it about a TTL after `start`, or two on a busy machine.
+async fn within_about_a_ttl(start: Instant, waiter: JoinHandle<Result<Guard>>) -> Guard {
+    let guard = soon("the waiter", waiter).await.unwrap().unwrap();
+    assert!(start.elapsed() < TTL * 3, "it took {:?}", start.elapsed());
+    guard
+}
+
+#[tokio::test]
+async fn a_waiter_whose_session_ended_unheard_asks_again() {
+    let scene = Scene::new("unheard").await;
+    let waiter = scene.wait();
+    scene.until_one_waits().await;
+    scene.proxy.lose_for_good(Side::Client);
+    scene.proxy.lose_for_good(Side::Server);
+    let [waits] = scene.sessions(false).await[..] else { panic!("one waits") };
+    let sql = format!("SELECT pg_terminate_backend({waits}, 10000)");
+    scene.client.batch_execute(&sql).await.unwrap();
+    let start = Instant::now();
+    scene.holder.release().await.unwrap();
+    within_about_a_ttl(start, waiter).await.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_grant_that_was_lost_on_the_way_is_found_and_given_back() {
+    let scene = Scene::new("lost-grant").await;
+    let waiter = scene.wait();
+    scene.until_one_waits().await;
+    let [waits] = scene.sessions(false).await[..] else { panic!("one waits") };
+    scene.proxy.lose_for_good(Side::Server);
+    let start = Instant::now();
+    let Scene { name, holder, .. } = &scene;
+    assert!(keeper("").mutex(name.clone()).try_lock().await.unwrap().is_none());
+    assert!(holder.is_held());
+    let Scene { holder, client, far, .. } = scene;
+    holder.release().await.unwrap();
+    let guard = within_about_a_ttl(start, waiter).await;
+    let sql = "SELECT count(*) FROM pg_stat_activity WHERE pid = $1";
+    let left: i64 = client.query_one(sql, &[&waits]).await.unwrap().get(0);
+    assert_eq!(left, 0, "the session that was granted the lock unheard is still there");
+    guard.release().await.unwrap();
+    far.close().await;
+}
+
+#[tokio::test]
+async fn those_who_wait_behind_a_dead_line_move_on() {
+    let scene = Scene::new("behind").await;
+    let waiters = [scene.wait(), scene.wait(), scene.wait()];
+    let inspect = scene.far.inspect().unwrap();
+    eventually("all wait", async || {
+        inspect.show(scene.name.clone()).await.unwrap()[0].waiters.len() == 3
+    })
+    .await;
+    scene.until_one_waits().await;
+    scene.proxy.lose_for_good(Side::Server);
+    scene.holder.release().await.unwrap();
+    for waiter in waiters {
+        within_about_a_ttl(Instant::now(), waiter).await.release().await.unwrap();
+    }
+}
+
+/// The wait is sent on a connection whose outgoing direction is dead, so the server never hears of it.
+#[tokio::test]
+async fn a_wait_that_the_server_never_received_is_sent_again() {
+    let scene = Scene::new("unsent").await;
+    // A connection of the store that is idle, for the second waiter to wait on.
+    let other = name("other");
+    let blocked = keeper("").mutex(other.clone()).lock().await.unwrap();
+    let mutex = scene.far.mutex(other.clone());
+    let idle = tokio::spawn(async move { mutex.lock().await });
+    eventually("it waits", async || {
+        holders_and_waiters(&scene.client, Key::of(&other)).await == (1, 1)
+    })
+    .await;
+    let first = scene.wait();
+    scene.until_one_waits().await;
+    let second = scene.wait();
+    let inspect = scene.far.inspect().unwrap();
+    eventually("both wait", async || {
+        inspect.show(scene.name.clone()).await.unwrap()[0].waiters.len() == 2
+    })
+    .await;
+    blocked.release().await.unwrap();
+    soon("the other lock", idle).await.unwrap().unwrap().release().await.unwrap();
+    scene.proxy.lose_for_good(Side::Client);
+    scene.proxy.lose_for_good(Side::Server);
+    let start = Instant::now();
+    first.abort();
+    scene.holder.release().await.unwrap();
+    within_about_a_ttl(start, second).await.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_waiter_is_told_when_the_server_has_not_been_heard_for_a_ttl() {
+    let scene = Scene::new("silence").await;
+    let waiter = scene.wait();
+    scene.until_one_waits().await;
+    scene.proxy.freeze();
+    let error = soon("the waiter", waiter).await.unwrap().unwrap_err();
+    assert_eq!(error.kind(), lockkeeper_core::ErrorKind::Unavailable, "{error}");
+    scene.proxy.heal();
+    eventually("it has left", async || {
+        holders_and_waiters(&scene.client, scene.key()).await == (1, 0)
+    })
+    .await;
+    scene.holder.release().await.unwrap();
+}
+
+/// The driver is not told when a cancel arrives. One that is late would end the next statement of its session.
+#[tokio::test]
+async fn a_session_is_not_used_again_while_a_cancel_for_it_is_on_its_way() {
+    let name = name("late-cancel");
+    let holder = keeper("").mutex(name.clone()).lock().await.unwrap();
+    let proxy = Proxy::start(server().addr()).await.unwrap();
+    // Without TLS the client waits for no answer before it sends a cancel.
+    let url = format!("postgres://postgres@{}/postgres?sslmode=disable", proxy.addr());
+    let (store, client, key) = (Postgres::new(&url).unwrap(), client().await, Key::of(&name));
+    let background = Background::new(tokio::runtime::Handle::current());
+    let mut spec = ClaimSpec::new(Name::new(name).unwrap(), Duration::from_secs(60), background);
+    // The server ends the wait soon, so that it ends while the cancel is on its way.
+    (spec.queue, spec.max_wait) = (true, Some(Duration::from_millis(1)));
+    let mut claim = store.claim(spec).unwrap();
+    let answer = soon("an answer", claim.attempt(None)).await.unwrap();
+    assert!(matches!(answer, Attempt::Contended { .. }), "{answer:?}");
+    let sql = format!("SELECT pid FROM pg_locks WHERE NOT granted AND {}", in_pg_locks(key));
+    let waits: i32 = soon("it waits", async {
+        loop {
+            // The server is told of the limit first, and the wait is sent when that is answered.
+            let _ = tokio::time::timeout(Duration::from_millis(5), claim.changed()).await;
+            if let Some(row) = client.query_opt(&sql, &[]).await.unwrap() {
+                return row.get(0);
+            }
+        }
+    })
+    .await;
+    // It is over soon after the first cancel, and before a second.
+    let _ = tokio::time::timeout(Duration::from_millis(80), claim.changed()).await;
+    proxy.freeze_new();
+    assert_eq!(soon("release", claim.release()).await.unwrap(), Release::WasNotHeld);
+    eventually("its session has ended", async || {
+        let sql = "SELECT count(*) FROM pg_stat_activity WHERE pid = $1";
+        client.query_one(sql, &[&waits]).await.unwrap().get::<_, i64>(0) == 0
+    })
+    .await;
+    proxy.heal();
+    holder.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_keeper_whose_releases_are_not_answered_closes_within_seconds() {
+    let scene = Scene::new("close").await;
+    // A connection that has answered a release before.
+    scene.far.mutex(name("warm")).lock().await.unwrap().release().await.unwrap();
+    let mut held = Vec::new();
+    for _ in 0..3 {
+        held.push(scene.far.mutex(name("held")).lock().await.unwrap());
+    }
+    scene.proxy.freeze();
+    let start = Instant::now();
+    drop(held);
+    soon("close", scene.far.close()).await;
+    assert!(start.elapsed() < Duration::from_secs(10), "it took {:?}", start.elapsed());
+}
+
+#[tokio::test]
+async fn a_keeper_whose_waiters_cannot_be_cancelled_closes_within_seconds() {
+    let scene = Scene::new("close-waiting").await;
+    let waiter = scene.wait();
+    scene.until_one_waits().await;
+    scene.proxy.freeze();
+    let start = Instant::now();
+    soon("close", scene.far.close()).await;
+    assert!(start.elapsed() < Duration::from_secs(10), "it took {:?}", start.elapsed());
+    let error = soon("the waiter", waiter).await.unwrap().unwrap_err();
+    assert_eq!(error.kind(), lockkeeper_core::ErrorKind::Closed, "{error}");
+    scene.holder.release().await.unwrap();
+}
+
+/// Bytes vanish in one direction, and then the network is well again. Answers may then belong to other questions.
+/// Every call returns nevertheless, with or without an error, and the lock can be acquired.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_call_returns_after_a_network_that_lost_one_direction_has_healed() {
+    const TASKS: usize = 6;
+    let (shared, extra) = (name("lossy"), name("lossy-extra"));
+    let stop = tokio_util::sync::CancellationToken::new();
+    let (mut proxies, mut keepers, mut tasks) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..2 {
+        let proxy = Proxy::start(server().addr()).await.unwrap();
+        let url = format!("postgres://postgres@{}/postgres?connect_timeout=2", proxy.addr());
+        // Shorter than the loss, so that the server ends sessions unheard.
+        let keeper = Keeper::new(Postgres::new(&url).unwrap()).ttl(Duration::from_secs(1));
+        for task in 0..TASKS {
+            let (keeper, stop) = (keeper.clone(), stop.clone());
+            let (shared, extra) = (shared.clone(), extra.clone());
+            tasks.push(tokio::spawn(async move {
+                while !stop.is_cancelled() {
+                    // What fails has returned, and that is all that is asked of it here.
+                    match task % 3 {
+                        0 => drop(keeper.mutex(shared.clone()).lock().await),
+                        1 => drop(keeper.lock_all([shared.clone(), extra.clone()]).lock().await),
+                        _ => {
+                            let mutex = keeper.mutex(shared.clone());
+                            drop(mutex.try_lock_for(Duration::from_millis(300)).await);
+                        }
+                    }
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+            }));
+        }
+        keepers.push(keeper);
+        proxies.push(proxy);
+    }
+    for (side, proxy) in [(Side::Server, &proxies[0]), (Side::Client, &proxies[1])] {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        proxy.lose(side);
+        tokio::time::sleep(Duration::from_millis(1500)).await;
+        proxy.heal();
+    }
+    stop.cancel();
+    for task in tasks {
+        soon("a call", task).await.unwrap();
+    }
+    for keeper in keepers {
+        soon("close", keeper.close()).await;
+    }
+    let near = keeper("");
+    soon("the lock", near.mutex(shared).lock()).await.unwrap().release().await.unwrap();
+}
