@@ -279,7 +279,11 @@ impl QuorumClaim {
         self.heeded.clear();
         self.ask_all(Ask::Attempt(floor));
         let mut last = self.last.take().filter(|last| floor <= Some(last.fence));
-        let mut said = vec![Said::Nothing; self.nodes.len()];
+        let asked = |node: &Node| match &node.op {
+            Some(op) if op.releases() => Said::Absent,
+            _ => Said::Nothing,
+        };
+        let mut said: Vec<Said> = self.nodes.iter().map(asked).collect();
         // To which fence each node was asked to raise its own.
         let mut raised = vec![None; self.nodes.len()];
         let mut fence = None;
@@ -307,6 +311,7 @@ impl QuorumClaim {
                 }
                 Some((i, Answer::Release(_))) => {
                     // What an earlier round left there is gone: now it can be asked.
+                    said[i] = Said::Nothing;
                     self.nodes[i].ask(Ask::Attempt(fence.or(floor)), self.node_timeout);
                     continue;
                 }

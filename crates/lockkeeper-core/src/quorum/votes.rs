@@ -41,6 +41,8 @@ impl LastGrant {
 #[derive(Clone)]
 pub(super) enum Said {
     Nothing,
+    /// Not asked, because what an earlier round left on the node has not been given back yet.
+    Absent,
     Granted(Grant),
     Contended {
         retry_after: Option<Duration>,
@@ -107,7 +109,7 @@ impl<'a> Votes<'a> {
 
     /// How many nodes granted or refused.
     pub(super) fn answered(&self) -> usize {
-        self.count(|said| !matches!(said, Said::Nothing | Said::Failed(_)))
+        self.count(|said| !matches!(said, Said::Nothing | Said::Absent | Said::Failed(_)))
     }
 
     fn refused(&self) -> usize {
@@ -137,7 +139,11 @@ impl<'a> Votes<'a> {
         if failed > spare {
             return true;
         }
-        if failed + self.refused() <= spare || self.answered() < self.majority {
+        // A node that has not confirmed a release yet is slow or down. The round does not wait for it, because others
+        // cannot have what this claim got in the meantime: two claims that each waited so would hardly ever meet
+        // with both of their nodes free.
+        let absent = self.count(|said| matches!(said, Said::Absent));
+        if failed + absent + self.refused() <= spare || self.answered() < self.majority {
             return false;
         }
         let silent = self.count(|said| matches!(said, Said::Nothing));
@@ -232,6 +238,9 @@ mod tests {
         assert!(open(&[held(a), held(a), held(b), Said::Nothing, granted()]));
         assert!(!open(&[held(a), held(b), held(b), Said::Nothing, granted(), held(a), granted()]));
         assert!(!open(&[held(a), held(a), Said::Nothing]));
+        // One that was not even asked cannot.
+        assert!(!open(&[granted(), held(a), Said::Absent]));
+        assert!(open(&[granted(), Said::Absent, Said::Absent]));
     }
 
     #[test]
