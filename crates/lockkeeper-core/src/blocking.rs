@@ -32,11 +32,11 @@ use std::time::Duration;
 
 use tokio::runtime::{Builder, EnterGuard, Runtime};
 
-use crate::backend::{Backend, LockInfo};
+use crate::contract::{Backend, LockInfo};
+use crate::engine::hold::ReleaseOutcome;
 use crate::error::Result;
-use crate::hold::ReleaseOutcome;
-use crate::inspect::Event;
-use crate::ticket::Ticket;
+use crate::locks::inspect::Event;
+use crate::locks::ticket::Ticket;
 
 pub use self::scoped::{ScopedGuard, scope};
 

@@ -13,73 +13,55 @@
 //! - around them: [`Prefixed`], [`Slots`], [`Quorum`].
 
 mod any_keeper;
-mod backend;
 mod background;
 mod backoff;
 pub mod blocking;
 mod clock;
-mod detached;
-mod driver;
-mod election;
+mod contract;
+mod diagnose;
+mod engine;
 mod error;
 mod fence;
-mod fence_register;
-mod finding;
-mod floors;
-mod guard;
-mod hold;
-mod inspect;
-mod join;
-mod keeper;
-mod lock_all;
-#[doc(hidden)]
-pub mod locked;
-mod memory;
-mod mutex;
+mod futures;
+mod locks;
 mod name;
-mod observe;
 mod options;
 mod owner;
-mod pending;
-pub mod plugin;
-mod polling;
-mod prefixed;
-mod quorum;
-mod rwlock;
-mod scope;
-mod semaphore;
-mod slots;
+mod recipes;
+mod release;
+mod stores;
 #[doc(hidden)]
 pub mod text;
-mod ticket;
-mod until_lost;
 
 pub use any_keeper::AnyKeeper;
-pub use backend::{
+pub use background::Background;
+pub use contract::{
     Attempt, Backend, BoxFuture, Capabilities, Change, Claim, ClaimSpec, Fences, Grant, Holder,
     Inspector, Kind, LockInfo, Mode, Party, Release, Renewal,
 };
-pub use background::Background;
-pub use election::{Election, Leader, Leadership, Observe};
+pub use diagnose::{Finding, Verdict};
+pub use engine::hold::{ReleaseOutcome, State};
+#[cfg(feature = "metrics")]
+pub use engine::observe::describe_metrics;
 pub use error::{Error, ErrorKind, Result};
 pub use fence::Fence;
-pub use fence_register::{FenceCheck, FenceRegister, FenceStore};
-pub use finding::{Finding, Verdict};
-pub use guard::Guard;
-pub use hold::{ReleaseOutcome, State};
-pub use inspect::{Event, Inspect, Watch, What};
-pub use keeper::Keeper;
-pub use lock_all::{Guards, LockAll};
-pub use memory::Memory;
-pub use mutex::Mutex;
+pub use locks::guard::Guard;
+pub use locks::inspect::{Event, Inspect, Watch, What};
+pub use locks::keeper::Keeper;
+pub use locks::lock_all::{Guards, LockAll};
+pub use locks::mutex::Mutex;
+pub use locks::rwlock::RwLock;
+pub use locks::semaphore::Semaphore;
+pub use locks::ticket::Ticket;
 pub use name::{Label, Name};
-#[cfg(feature = "metrics")]
-pub use observe::describe_metrics;
 pub use owner::Owner;
-pub use prefixed::Prefixed;
-pub use quorum::Quorum;
-pub use rwlock::RwLock;
-pub use scope::{ScopedGuard, scope};
-pub use semaphore::Semaphore;
-pub use slots::Slots;
-pub use ticket::Ticket;
+pub use recipes::election::{Election, Leader, Leadership, Observe};
+pub use recipes::fence_register::{FenceCheck, FenceRegister, FenceStore};
+#[doc(hidden)]
+pub use recipes::locked;
+pub use recipes::plugin;
+pub use recipes::scope::{ScopedGuard, scope};
+pub use stores::memory::Memory;
+pub use stores::prefixed::Prefixed;
+pub use stores::quorum::Quorum;
+pub use stores::slots::Slots;

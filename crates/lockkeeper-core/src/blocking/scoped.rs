@@ -4,9 +4,9 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use super::{Keeper, enter, wait};
+use crate::engine::hold::ReleaseOutcome;
 use crate::error::Result;
-use crate::hold::ReleaseOutcome;
-use crate::scope::{FRAME, Frame, current};
+use crate::recipes::scope::{FRAME, Frame, current};
 
 /// Runs a closure as one request: what it locks, it may lock again inside.
 ///

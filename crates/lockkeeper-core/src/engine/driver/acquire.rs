@@ -1,0 +1,344 @@
+//! The way to a grant: ask, wait, ask again.
+
+use std::time::Duration;
+
+use super::{Granted, Job, LEAST_PAUSE, Left, asked};
+use crate::backoff::Backoff;
+use crate::clock::{Moment, sleep_until};
+use crate::contract::{Attempt, BoxFuture, Change, Fences, Grant, Kind, Mode, Renewal};
+use crate::engine::context::KeeperContext;
+use crate::engine::hold::{Hold, LEASE_RAN_OUT, NO_SUCH_HOLD, Verdict};
+use crate::engine::observe;
+use crate::error::{Error, ErrorKind, Result};
+use crate::futures::{at_once, boxed, within};
+use crate::release::LEAVE_WITHIN;
+
+/// An attempt that takes longer has nothing left to give, whatever the ttl.
+const LONGEST_ANSWER: Duration = Duration::from_secs(30);
+/// How long the first answer is awaited even if the caller wants to wait less for other holders.
+const LEAST_ANSWER: Duration = Duration::from_secs(1);
+/// The longest pause between two asks of a store that does not tell.
+const MAX_POLL: Duration = Duration::from_millis(500);
+/// How long a try repeats rounds in which the store could not decide, at most; a third of the ttl if that is less.
+/// A round with a node that does not answer takes `Quorum::node_timeout`, half a second by default: this leaves
+/// time for four of them.
+const MAX_UNDECIDED: Duration = Duration::from_secs(2);
+/// The range of the random pauses of claims that ask at the same moment: it starts here, and doubles with every round
+/// lost to others, up to the other. A longer one would leave the lock unused while few wait, a shorter one would split
+/// most votes while many do: with 100 tasks on five nodes, 250 ms take a fifth longer than 125 ms and two thirds of the
+/// requests.
+const MIN_SPREAD: Duration = Duration::from_millis(2);
+const MAX_SPREAD: Duration = Duration::from_millis(250);
+
+impl Job {
+    pub(super) async fn acquire(&mut self) -> Result<Granted, Left> {
+        if self.hold.ending().is_some() {
+            return Err(Left::Nothing);
+        }
+        let start = Moment::now();
+        self.hold.watch.asking(&self.hold, self.plan, start);
+        let until = self.plan.wait.and_then(|wait| start.checked_add(wait));
+        match self.ask(start, until, None).await {
+            Ok(Attempt::Granted(grant)) if self.accepts(start, grant) => {
+                self.unless_ended(Granted { sent: start, grant })
+            }
+            answer => boxed(self.persist(start, until, answer)).await,
+        }
+    }
+
+    /// Goes on after a first answer that was no grant.
+    async fn persist(
+        &mut self,
+        start: Moment,
+        until: Option<Moment>,
+        mut answer: Result<Attempt>,
+    ) -> Result<Granted, Left> {
+        let one_shot = self.plan.wait == Some(Duration::ZERO);
+        let ttl = self.hold.ttl();
+        // A try waits for no holder, only for the store to decide.
+        let until = if one_shot { Some(start.add(MAX_UNDECIDED.min(ttl / 3))) } else { until };
+        let mut spread = Spread { range: MIN_SPREAD };
+        let mut noticed = false;
+        let mut sent = start;
+        let mut contended: Option<Moment> = None;
+        let mut polls = Backoff::new(Duration::from_millis(5), (ttl / 3).min(MAX_POLL));
+        let mut failures = Backoff::new(Duration::from_millis(50), (ttl / 10).min(MAX_POLL));
+
+        loop {
+            if let Ok(Attempt::Contended { .. } | Attempt::Undecided) = answer {
+                self.hold.watch.contended(&self.hold);
+                // A claim that asked unprompted and was refused has met a holder, and no crowd.
+                if noticed || matches!(answer, Ok(Attempt::Undecided)) {
+                    spread.widen(Moment::now().since(sent));
+                }
+            }
+            noticed = false;
+            let pause = match answer {
+                Ok(Attempt::Granted(grant)) if self.accepts(sent, grant) => {
+                    return self.unless_ended(Granted { sent, grant });
+                }
+                Ok(Attempt::Granted(_)) => {
+                    // Too late to be of use. Asked again, the store gives the same grant afresh.
+                    let error = Error::new(
+                        ErrorKind::Unavailable,
+                        "the answer took longer than the lease it granted",
+                    );
+                    self.weather(error, contended, ttl)?;
+                    failures.next()
+                }
+                Ok(Attempt::Contended { .. }) if one_shot => {
+                    self.hold.fail(Verdict::NotInTime { waited: Moment::now().since(start) });
+                    return Err(Left::Nothing);
+                }
+                Ok(Attempt::Undecided) => spread.pause(),
+                Ok(Attempt::Contended { retry_after, .. }) => {
+                    contended = Some(sent);
+                    let told = self.capabilities().push && retry_after != Some(Duration::ZERO);
+                    let retry_after = retry_after.filter(|after| !after.is_zero());
+                    let retry_after = retry_after.unwrap_or(Duration::MAX);
+                    if told {
+                        // Refreshed before the place in the queue ends, and so often that a grant
+                        // handed to us has two thirds of its lease before it.
+                        (ttl / 3).saturating_sub(Moment::now().since(sent)).min(retry_after)
+                    } else {
+                        polls.next().min(retry_after)
+                    }
+                }
+                Err(error) => {
+                    self.weather(error, contended, ttl)?;
+                    failures.next()
+                }
+            };
+            match self.wait(Listen::Yes, pause, start, until, contended).await? {
+                Waited::Granted(granted) => return self.unless_ended(granted),
+                Waited::Noticed if !self.capabilities().push => {
+                    noticed = true;
+                    // The notice went to every waiter, not only to the next one: asking at once would split the vote.
+                    let pause = spread.pause();
+                    self.wait(Listen::No, pause, start, until, contended).await?;
+                }
+                Waited::Noticed | Waited::Elapsed => {}
+            }
+            if Moment::now().since(sent) < LEAST_PAUSE {
+                // A store that says "look again" without end gets slow, and not the whole thread.
+                tokio::time::sleep(LEAST_PAUSE).await;
+            }
+            sent = Moment::now();
+            answer = self.ask(sent, until, contended.map(|_| start)).await;
+        }
+    }
+
+    /// Asks once. `waiting_since` is for a waiter that asks again.
+    async fn ask(
+        &mut self,
+        sent: Moment,
+        until: Option<Moment>,
+        waiting_since: Option<Moment>,
+    ) -> Result<Attempt> {
+        let floor = match self.hold.mode() {
+            Mode::Exclusive if self.has_floors() => {
+                self.hold.context.floors.next(&self.hold.name, sent)?
+            }
+            // Those who hold together should have the same fence: nothing to raise.
+            Mode::Exclusive | Mode::Shared | Mode::Permits { .. } => None,
+        };
+        let until = until.filter(|_| self.plan.wait != Some(Duration::ZERO));
+        let mut attempt = self.claim.attempt(floor);
+        match at_once(&mut attempt).await {
+            Some(answer) => answer,
+            None => boxed(answer(attempt, &self.hold, sent, until, waiting_since)).await,
+        }
+    }
+
+    /// Waits for a notice, for the time to ask again, or for the end of the caller's patience.
+    async fn wait(
+        &mut self,
+        listen: Listen,
+        pause: Duration,
+        start: Moment,
+        until: Option<Moment>,
+        contended: Option<Moment>,
+    ) -> Result<Waited, Left> {
+        let again = Moment::now().add(pause.max(LEAST_PAUSE));
+        let alarm = until.map_or(again, |until| until.min(again));
+        let context = self.hold.context.clone();
+        let change = tokio::select! {
+            biased;
+            () = asked(&self.hold) => return Err(Left::Something),
+            () = context.closed.cancelled() => {
+                self.hold.fail(Verdict::Failed(self.hold.error("lock", KeeperContext::closed_error())));
+                return Err(Left::Something);
+            }
+            change = self.claim.changed(), if listen == Listen::Yes => Some(change),
+            () = sleep_until(Some(alarm)) => None,
+            () = context.woken() => None,
+        };
+        if let (Some(Change::Granted(grant)), Some(sent)) = (change, contended)
+            && self.accepts(sent, grant)
+        {
+            return Ok(Waited::Granted(Granted { sent, grant }));
+        }
+        let now = Moment::now();
+        if until.is_some_and(|until| now >= until) {
+            let waited = now.since(start);
+            if contended.is_some() {
+                return Err(Left::Place { waited });
+            }
+            // No answer said that another claim holds the lock.
+            self.hold.fail(Verdict::Failed(self.hold.error("lock", Error::undecided(waited))));
+            return Err(Left::Something);
+        }
+        Ok(if change.is_some() { Waited::Noticed } else { Waited::Elapsed })
+    }
+
+    /// Whether the store honours floors. Then each grant of a lock is the floor of the next.
+    fn has_floors(&self) -> bool {
+        self.capabilities().fences == Fences::Raisable
+    }
+
+    /// Takes note of what the store granted; false if nothing of the lease is left.
+    fn accepts(&self, sent: Moment, grant: Grant) -> bool {
+        if let Some(fence) = grant.fence
+            && self.has_floors()
+            && self.hold.asked_mode.kind() == Kind::Lock
+        {
+            self.hold.context.floors.granted(&self.hold.name, fence, sent);
+        }
+        self.believes(sent, grant)
+    }
+
+    /// The same for a grant that is known from a ticket: its fence is not the store's word, and no floor.
+    fn believes(&self, sent: Moment, grant: Grant) -> bool {
+        self.hold.granted(sent, grant.fence, grant.valid_for, self.plan.max_hold)
+    }
+
+    /// A grant is none if the caller has gone in the meantime.
+    fn unless_ended(&self, granted: Granted) -> Result<Granted, Left> {
+        if self.hold.ending().is_some() { Err(Left::Something) } else { Ok(granted) }
+    }
+
+    /// Decides whether a failed ask ends the acquire. The first one does: nobody wants to wait in
+    /// silence for a store that is down. Once the store has answered, failures are borne for as long
+    /// as our place in the queue can have lasted.
+    fn weather(&self, error: Error, contended: Option<Moment>, ttl: Duration) -> Result<(), Left> {
+        if self.hold.ending().is_some() {
+            return Err(Left::Something);
+        }
+        let patient = contended.is_some_and(|last| Moment::now().since(last) < ttl);
+        if patient && error.is_retryable() {
+            observe::asking_again(&self.hold, &error);
+            return Ok(());
+        }
+        let error = self.hold.error("lock", error);
+        self.hold.fail(Verdict::Failed(error));
+        Err(Left::Something)
+    }
+
+    pub(super) async fn adopt(&mut self) -> Result<Granted, Left> {
+        let sent = Moment::now();
+        self.hold.watch.asking(&self.hold, self.plan, sent);
+        let ttl = self.hold.ttl();
+        let longest = ttl.min(LONGEST_ANSWER);
+        let mut renewal = self.claim.renew(ttl);
+        let answer = tokio::select! {
+            biased;
+            () = asked(&self.hold) => return Err(Left::Nothing),
+            answer = within(&mut renewal, sent.add(longest)) => answer,
+        };
+        drop(renewal);
+        let fence = self.hold.fence();
+        let error = match answer {
+            Some(Ok(Renewal::Renewed { valid_for })) => {
+                let grant = Grant { fence, valid_for: Some(valid_for) };
+                if self.believes(sent, grant) {
+                    return Ok(Granted { sent, grant });
+                }
+                Error::lost(LEASE_RAN_OUT)
+            }
+            Some(Ok(Renewal::Held)) => {
+                let grant = Grant { fence, valid_for: None };
+                self.believes(sent, grant);
+                return Ok(Granted { sent, grant });
+            }
+            Some(Ok(Renewal::Lost)) => Error::lost(NO_SUCH_HOLD),
+            Some(Err(error)) => error,
+            None => Error::no_answer(longest),
+        };
+        self.hold.fail(Verdict::Failed(self.hold.error("adopt", error)));
+        Err(Left::Nothing)
+    }
+}
+
+/// What ended a wait.
+enum Waited {
+    Granted(Granted),
+    /// The store says that something may have changed.
+    Noticed,
+    Elapsed,
+}
+
+/// Whether a wait ends early at a notice of the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Listen {
+    Yes,
+    No,
+}
+
+/// The range of the random pauses that keep apart claims which ask an undecided store at the same moment, or after
+/// the same notice.
+#[derive(Debug)]
+struct Spread {
+    range: Duration,
+}
+
+impl Spread {
+    /// Widens the range after a round that took so long and was lost to others. Claims that are less than a round
+    /// apart split the vote again.
+    fn widen(&mut self, round: Duration) {
+        self.range = (self.range * 2).max(round * 2).min(MAX_SPREAD);
+    }
+
+    fn pause(&self) -> Duration {
+        self.range.mul_f64(fastrand::f64())
+    }
+}
+
+/// Awaits the answer to an ask for as long as it can be worth anything. If the caller's time is up
+/// before, or the keeper is closed, he is told; the answer is awaited all the same, to release what it
+/// grants.
+///
+/// Of a waiter it is known that others hold the lock, and that the store answered before: it does not
+/// wait for this answer for long. Past the end of its time it still does for a moment, since only the answer
+/// says whether it has the lock or has to leave the queue.
+async fn answer(
+    mut attempt: BoxFuture<'_, Result<Attempt>>,
+    hold: &Hold,
+    sent: Moment,
+    until: Option<Moment>,
+    waiting_since: Option<Moment>,
+) -> Result<Attempt> {
+    let (longest, caller) = match waiting_since {
+        Some(_) => (hold.ttl() / 3, until.map(|until| until.add(LEAVE_WITHIN))),
+        None => (hold.ttl(), until.map(|until| until.max(sent.add(LEAST_ANSWER)))),
+    };
+    let longest = longest.min(LONGEST_ANSWER);
+    let end = sent.add(longest);
+    let told = tokio::select! {
+        biased;
+        answer = &mut attempt => return answer,
+        () = hold.context.closed.cancelled() => {
+            Verdict::Failed(hold.error("lock", KeeperContext::closed_error()))
+        }
+        () = sleep_until(Some(caller.map_or(end, |caller| caller.min(end)))) => {
+            let now = Moment::now();
+            match waiting_since {
+                _ if now >= end => return Err(Error::no_answer(longest)),
+                Some(start) => Verdict::NotInTime { waited: now.since(start) },
+                None => Verdict::Failed(hold.error("lock", Error::no_answer(now.since(sent)))),
+            }
+        }
+    };
+    hold.fail(told);
+    let answer = within(&mut attempt, end).await;
+    answer.unwrap_or_else(|| Err(Error::no_answer(longest)))
+}

@@ -1,0 +1,62 @@
+//! Releases a hold that only the store has.
+
+use std::sync::{Mutex, PoisonError};
+
+use tokio::sync::oneshot;
+
+use crate::contract::{ClaimSpec, Mode, Release};
+use crate::engine::context::KeeperContext;
+use crate::engine::hold::ReleaseOutcome;
+use crate::error::{Error, Result};
+use crate::locks::keeper::Keeper;
+use crate::name::Name;
+use crate::owner::Owner;
+use crate::release::release_until_confirmed;
+
+impl Keeper {
+    /// Releases an exclusive hold by its owner id.
+    ///
+    /// Sends the release only. To adopt the hold first would renew it: if the release then failed, the lock would stay
+    /// for longer than its holder asked for.
+    ///
+    /// # Errors
+    ///
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) if the store did not confirm it. The release is sent again in the
+    /// background until the store confirms it, for the keeper's ttl at most.
+    ///
+    /// # Cancel safety
+    ///
+    /// Once polled, the lock is released even if this is dropped: in the background then.
+    pub(crate) async fn release_detached(
+        &self,
+        name: Name,
+        owner: Owner,
+    ) -> Result<ReleaseOutcome> {
+        let (context, mode) = (&self.context, Mode::Exclusive);
+        let (store, of) = (context.backend.name(), name.clone());
+        let at = |error: Error| error.at(store, "release", &of);
+        context.check(mode).map_err(at)?;
+        let background = context.background().map_err(at)?.clone();
+        let (ttl, label) = (self.options().lease()?, self.options().label()?);
+        let spec =
+            ClaimSpec { owner, label, mode, ..ClaimSpec::new(name, ttl, background.clone()) };
+        let mut claim = context.backend.claim(spec).map_err(at)?;
+        let (reply, answer) = oneshot::channel();
+        background.spawn(async move {
+            // The first answer is the caller's; what comes later is for the store only.
+            let reply = Mutex::new(Some(reply));
+            let tell = |answer| {
+                let reply = reply.lock().unwrap_or_else(PoisonError::into_inner).take();
+                reply.map(|reply| reply.send(answer))
+            };
+            let released =
+                release_until_confirmed(&mut *claim, ttl, |error| drop(tell(Err(error.clone()))));
+            match released.await {
+                Some(Release::Released) => drop(tell(Ok(ReleaseOutcome::Released))),
+                Some(Release::WasNotHeld) => drop(tell(Ok(ReleaseOutcome::AlreadyLost))),
+                None => tracing::warn!(owner = %owner, "release not confirmed: its lease ends it"),
+            }
+        });
+        answer.await.unwrap_or_else(|_| Err(KeeperContext::runtime_gone())).map_err(at)
+    }
+}

@@ -1,0 +1,108 @@
+//! The lock handle: what every kind of lock is made of.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::contract::{ClaimSpec, Mode};
+use crate::engine::context::KeeperContext;
+use crate::engine::driver::Plan;
+use crate::engine::observe::Watch;
+use crate::engine::polling::{Acquire, Acquired};
+use crate::error::{Error, Result};
+use crate::locks::guard::Guard;
+use crate::name::Name;
+use crate::options::Options;
+use crate::owner::Owner;
+
+/// How long an acquire may wait for other holders.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Wait {
+    /// As the lock's `max_wait` says.
+    AsSet,
+    /// This long.
+    For(Duration),
+}
+
+/// What every kind of lock is made of.
+#[derive(Clone)]
+pub(crate) struct LockHandle {
+    pub(crate) context: Arc<KeeperContext>,
+    pub(crate) name: Result<Name>,
+    pub(crate) options: Options,
+}
+
+impl LockHandle {
+    /// Acquires; contention for longer than `max_wait` is an error.
+    pub(crate) async fn acquire(&self, mode: Mode) -> Result<Guard> {
+        match self.start(mode, Wait::AsSet).await? {
+            Acquired::Held(driver) => Ok(Guard::new(driver)),
+            Acquired::NotInTime { waited } => Err(self.error(Error::timed_out(waited))),
+        }
+    }
+
+    /// Acquires; contention for longer than `wait` is `None`.
+    pub(crate) async fn try_acquire(&self, mode: Mode, wait: Duration) -> Result<Option<Guard>> {
+        match self.start(mode, Wait::For(wait)).await? {
+            Acquired::Held(driver) => Ok(Some(Guard::new(driver))),
+            Acquired::NotInTime { .. } => Ok(None),
+        }
+    }
+
+    async fn start(&self, mode: Mode, wait: Wait) -> Result<Acquired> {
+        // A store whose answers are always there would never let other tasks of this thread run.
+        tokio::task::coop::consume_budget().await;
+        let claim = self.claim(mode, wait);
+        claim.inspect_err(|error| Watch::turned_away(&self.context, mode, error))?.await
+    }
+
+    fn claim(&self, mode: Mode, wait: Wait) -> Result<Acquire> {
+        let wait = match wait {
+            Wait::AsSet => self.options.max_wait,
+            Wait::For(wait) => Some(wait),
+        };
+        let name = self.name.clone()?;
+        let spec = || {
+            self.context.check(mode)?;
+            let (owner, label) = (Owner::random(), self.options.label()?);
+            let ttl = self.options.lease()?;
+            let background = self.context.background()?.clone();
+            let queue = wait != Some(Duration::ZERO);
+            let (max_wait, of) = (wait, name.clone());
+            let (min_uptime, ticket) = (None, None);
+            let spec = ClaimSpec {
+                name: of,
+                owner,
+                label,
+                mode,
+                ttl,
+                queue,
+                min_uptime,
+                max_wait,
+                ticket,
+                background,
+            };
+            let plan = Plan { wait, max_hold: self.options.max_hold, adopt: false };
+            self.context.drive(spec, plan, None)
+        };
+        spec().map_err(|error| error.at(self.context.backend.name(), "lock", &name))
+    }
+
+    /// An error about this lock.
+    pub(crate) fn error(&self, error: Error) -> Error {
+        match &self.name {
+            Ok(name) => error.at(self.context.backend.name(), "lock", name),
+            Err(_) => error,
+        }
+    }
+}
+
+impl fmt::Debug for LockHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockHandle")
+            .field("store", &self.context.backend.name())
+            .field("name", &self.name)
+            .field("options", &self.options)
+            .finish()
+    }
+}

@@ -1,0 +1,287 @@
+//! The keeper: a store, defaults, and the runtime that everything in the background runs on.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::contract::{Backend, Capabilities, ClaimSpec};
+use crate::engine::context::KeeperContext;
+use crate::engine::driver::Plan;
+use crate::engine::polling::Acquired;
+use crate::error::{Error, Result};
+use crate::locks::guard::Guard;
+use crate::locks::handle::LockHandle;
+use crate::locks::inspect::Inspect;
+use crate::locks::lock_all::LockAll;
+use crate::locks::mutex::Mutex;
+use crate::locks::rwlock::RwLock;
+use crate::locks::semaphore::Semaphore;
+use crate::locks::ticket::Ticket;
+use crate::name::Name;
+use crate::options::{Options, check_lease, option_setters};
+use crate::owner::Owner;
+
+/// The entry: a store with default options, from which locks are made.
+///
+/// Cheap to clone; clones share everything. Belongs to the runtime in which it was made (or, if that
+/// was outside of one, first used): renewals and background releases run there.
+///
+/// # Examples
+///
+/// ```
+/// # use lockkeeper_core as lockkeeper;
+/// use std::time::Duration;
+/// use lockkeeper::{Keeper, Memory};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> lockkeeper::Result<()> {
+/// let keeper = Keeper::new(Memory::new()).ttl(Duration::from_secs(10));
+/// let guard = keeper.mutex("orders/42").lock().await?;
+/// println!("fence {:?}", guard.fence());
+/// guard.release().await?;
+/// keeper.close().await;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Keeper {
+    pub(crate) context: Arc<KeeperContext>,
+    options: Options,
+}
+
+impl Keeper {
+    /// A keeper on a store.
+    pub fn new(backend: impl Backend) -> Self {
+        Self::from_backend(Arc::new(backend))
+    }
+
+    /// A keeper on a store that others use too.
+    pub fn from_backend(backend: Arc<dyn Backend>) -> Self {
+        let context = Arc::new(KeeperContext::new(backend));
+        // Outside of a runtime this fails, and the first use tries again.
+        let _ = context.background();
+        Self { context, options: Options::default() }
+    }
+
+    option_setters!(options);
+
+    /// A lock for one at a time. The name is checked when the lock is asked for.
+    pub fn mutex(&self, name: impl Into<Arc<str>>) -> Mutex {
+        Mutex::new(self.lock(name))
+    }
+
+    /// A lock for many readers or one writer.
+    pub fn rw_lock(&self, name: impl Into<Arc<str>>) -> RwLock {
+        RwLock::new(self.lock(name))
+    }
+
+    /// A lock for at most `permits` at a time. See [`Semaphore`] for what happens if clients disagree
+    /// about their number.
+    pub fn semaphore(&self, name: impl Into<Arc<str>>, permits: u32) -> Semaphore {
+        Semaphore::new(self.lock(name), permits)
+    }
+
+    /// Several mutexes at once: all or nothing, and never a deadlock with another who does the same.
+    pub fn lock_all<N: Into<Arc<str>>>(&self, names: impl IntoIterator<Item = N>) -> LockAll {
+        LockAll::new(self.clone(), names.into_iter().map(Name::new).collect(), self.options.clone())
+    }
+
+    pub(crate) fn options(&self) -> &Options {
+        &self.options
+    }
+
+    pub(crate) fn lock(&self, name: impl Into<Arc<str>>) -> LockHandle {
+        let options = self.options.clone();
+        LockHandle { context: self.context.clone(), name: Name::new(name), options }
+    }
+
+    pub(crate) fn lock_with(&self, name: Name, options: Options) -> Mutex {
+        Mutex::new(LockHandle { context: self.context.clone(), name: Ok(name), options })
+    }
+
+    /// Runs a closure while holding a mutex, and gives it back before returning.
+    ///
+    /// The closure's future is dropped if the lock is lost, as by
+    /// [`while_held`](Guard::while_held).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Mutex::lock`], and [`ErrorKind::Lost`] if the lock was lost before the work was
+    /// done. That the release failed is logged and not an error: the work is done.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping it drops the work and gives the lock back in the background.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use lockkeeper_core as lockkeeper;
+    /// # use lockkeeper::{Keeper, Memory};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> lockkeeper::Result<()> {
+    /// # let keeper = Keeper::new(Memory::new());
+    /// let fence = keeper.with_lock("orders/42", async |guard| guard.fence()).await?;
+    /// # assert!(fence.is_some());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn with_lock<T>(
+        &self,
+        name: impl Into<Arc<str>>,
+        work: impl AsyncFnOnce(&Guard) -> T,
+    ) -> Result<T> {
+        let guard = self.mutex(name).lock().await?;
+        let output = guard.while_held(work(&guard)).await;
+        guard.give_back().await;
+        output
+    }
+
+    /// Makes a guard from a [detached](Guard::detach) hold again, and renews it.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Lost`] if the lease had ended, or the ticket's owner, mode or fence are not those of the hold;
+    /// [`ErrorKind::InvalidOption`] if the ticket cannot be one, before anything is asked;
+    /// [`ErrorKind::Unsupported`] on a store without leases.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping it leaves the lock in the store as it was, until its lease ends.
+    pub async fn adopt(&self, ticket: Ticket) -> Result<Guard> {
+        if self.context.capabilities.leases {
+            let checked = ticket.check(self.context.capabilities.fences);
+            checked
+                .map_err(|error| error.at(self.context.backend.name(), "adopt", &ticket.name))?;
+        }
+        self.take_up(ticket).await
+    }
+
+    /// The same, for a ticket of our own making, which may lack the fence.
+    pub(crate) async fn take_up(&self, ticket: Ticket) -> Result<Guard> {
+        let Ticket { name, owner, label, mode, ttl, fence } = ticket;
+        let at = |error: Error| error.at(self.context.backend.name(), "adopt", &name);
+        if !self.context.capabilities.leases {
+            return Err(at(Error::unsupported("leases, and so no tickets")));
+        }
+        self.context.check(mode).map_err(at)?;
+        let background = self.context.background().map_err(at)?.clone();
+        let ttl = check_lease(ttl, self.options.max_hold).map_err(at)?;
+        let (queue, of, ticket) = (false, name.clone(), fence);
+        let (min_uptime, max_wait) = (None, None);
+        let spec = ClaimSpec {
+            name: of,
+            owner,
+            label,
+            mode,
+            ttl,
+            queue,
+            min_uptime,
+            max_wait,
+            ticket,
+            background,
+        };
+        let plan = Plan { wait: None, max_hold: self.options.max_hold, adopt: true };
+        match self.context.drive(spec, plan, fence).map_err(at)?.await? {
+            Acquired::Held(driver) => Ok(Guard::new(driver)),
+            // Nothing is waited for, so there is no time to run out of.
+            Acquired::NotInTime { waited } => Err(at(Error::timed_out(waited))),
+        }
+    }
+
+    /// Looks into the store: who holds, who waits.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Unsupported`] if the store cannot be looked into.
+    pub fn inspect(&self) -> Result<Inspect> {
+        Inspect::new(self.context.clone())
+    }
+
+    /// The owners of this keeper's acquires that wait at this moment, in the order in which they began: for
+    /// finding one's own place among the [waiters](crate::LockInfo::waiters) of a lock.
+    ///
+    /// An acquire is among them from when it was first polled and the store had no answer at once, until it
+    /// ends or is dropped. Clones of a keeper are one keeper here.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use lockkeeper_core as lockkeeper;
+    /// # use lockkeeper::{Keeper, Memory};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> lockkeeper::Result<()> {
+    /// let keeper = Keeper::new(Memory::new());
+    /// let _held = keeper.mutex("orders/42").lock().await?;
+    /// let mutex = keeper.mutex("orders/42");
+    /// let place = async {
+    ///     let shown = keeper.inspect()?.show("orders/42").await?;
+    ///     let ours = keeper.waiting();
+    ///     let is_ours = |who: &lockkeeper::Party| who.owner.is_some_and(|id| ours.contains(&id));
+    ///     lockkeeper::Result::Ok(shown[0].waiters.iter().position(is_ours))
+    /// };
+    /// tokio::select! {
+    ///     biased;
+    ///     guard = mutex.lock() => drop(guard?),
+    ///     ahead = place => assert_eq!(ahead?, Some(0)),
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn waiting(&self) -> Vec<Owner> {
+        let living = self.context.pending.living().into_iter();
+        living.filter(|driver| driver.hold.is_waiting()).map(|driver| driver.hold.owner).collect()
+    }
+
+    /// What the store can do.
+    pub fn capabilities(&self) -> Capabilities {
+        self.context.capabilities
+    }
+
+    /// Ends the keeper and all its clones: waits until no release is under way.
+    ///
+    /// Whoever waits for a lock gets [`ErrorKind::Closed`], and so does every acquire from now on.
+    /// Guards that still live keep their locks and are not waited for. If the store is down, this
+    /// waits until the leases have run out: put a timeout around it if you cannot.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping it stops the waiting, not the releases. The keeper stays closed.
+    pub async fn close(&self) {
+        let mut closed = vec![&self.context];
+        self.context.close();
+        // Looked for only now: a twin that is being made finds that all is closed, or is found here.
+        while let Some(twin) = closed.last().and_then(|context| context.twin.get()) {
+            twin.close();
+            closed.push(twin);
+        }
+        for context in closed {
+            if let Some(background) = context.background.get() {
+                background.settled().await;
+            }
+        }
+    }
+
+    /// A keeper on the same store, with the same options, that belongs to the runtime in which this is
+    /// called.
+    pub(crate) fn twin(&self) -> Self {
+        let new = || {
+            let floors = self.context.floors.clone();
+            Arc::new(KeeperContext { floors, ..KeeperContext::new(self.context.backend.clone()) })
+        };
+        let context = self.context.twin.get_or_init(new).clone();
+        if self.context.closed.is_cancelled() {
+            context.close();
+        }
+        let _ = context.background();
+        Self { context, options: self.options.clone() }
+    }
+}
+
+impl fmt::Debug for Keeper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Keeper")
+            .field("backend", &self.context.backend)
+            .field("options", &self.options)
+            .finish_non_exhaustive()
+    }
+}
