@@ -193,20 +193,8 @@ impl Keeper {
         self.shared.check(mode).map_err(at)?;
         let background = self.shared.background().map_err(at)?.clone();
         let ttl = check_lease(ttl, self.options.max_hold).map_err(at)?;
-        let (queue, of, ticket) = (false, name.clone(), fence);
-        let (min_uptime, max_wait) = (None, None);
-        let spec = ClaimSpec {
-            name: of,
-            owner,
-            label,
-            mode,
-            ttl,
-            queue,
-            min_uptime,
-            max_wait,
-            ticket,
-            background,
-        };
+        let spec = ClaimSpec::new(name.clone(), ttl, background);
+        let spec = ClaimSpec { owner, label, mode, ticket: fence, ..spec };
         let plan = Plan { wait: None, max_hold: self.options.max_hold, adopt: true };
         match self.shared.drive(spec, plan, fence).map_err(at)?.await? {
             Acquired::Guard(guard) => Ok(guard),
@@ -362,24 +350,11 @@ impl Lock {
         let name = self.name.clone()?;
         let spec = || {
             self.shared.check(mode)?;
-            let (owner, label) = (Owner::random(), self.options.label()?);
-            let ttl = self.options.lease()?;
+            let (label, ttl) = (self.options.label()?, self.options.lease()?);
             let background = self.shared.background()?.clone();
             let queue = wait != Some(Duration::ZERO);
-            let (max_wait, of) = (wait, name.clone());
-            let (min_uptime, ticket) = (None, None);
-            let spec = ClaimSpec {
-                name: of,
-                owner,
-                label,
-                mode,
-                ttl,
-                queue,
-                min_uptime,
-                max_wait,
-                ticket,
-                background,
-            };
+            let spec = ClaimSpec::new(name.clone(), ttl, background);
+            let spec = ClaimSpec { label, mode, queue, max_wait: wait, ..spec };
             let plan = Plan { wait, max_hold: self.options.max_hold, adopt: false };
             self.shared.drive(spec, plan, None)
         };
