@@ -168,7 +168,8 @@ impl Keeper {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Lost`] if the lease had ended, or the ticket's owner, mode or fence are not those of the hold;
+    /// [`ErrorKind::Lost`] if the lease had ended, or the ticket's owner, mode or fence are not those of the hold (which
+    /// stores compare the fence is said at [`Ticket`]);
     /// [`ErrorKind::InvalidOption`] if the ticket cannot be one, before anything is asked;
     /// [`ErrorKind::Unsupported`] on a store without leases.
     ///

@@ -8,7 +8,9 @@ use std::task::Poll;
 use std::time::Duration;
 
 use common::{Uncounting, millis};
-use lockkeeper_core::{Guard, Inspector, Keeper, Memory, Slots};
+use lockkeeper_core::{
+    Backend as _, Background, ClaimSpec, ErrorKind, Guard, Inspector, Keeper, Memory, Name, Slots,
+};
 use lockkeeper_testkit::{Fault, Faults, Faulty, Op};
 
 /// Keepers of processes that share a store.
@@ -129,6 +131,27 @@ async fn a_set_that_is_free_costs_one_question_for_each_slot() {
     set.release().await.unwrap();
     assert_eq!(faults.asked(Op::Release), 3);
     assert_empty(&store, &processes).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_try_that_has_its_turn_is_shown_neither_as_a_holder_nor_as_a_waiter() {
+    let store = Memory::new();
+    let processes = processes(&store, 1);
+    let keeper = &processes[0].0;
+    let background = Background::new(tokio::runtime::Handle::current());
+    let turn = Name::derived("gpu\0turn".to_owned());
+    let mut turn = store.claim(ClaimSpec::new(turn, millis(600), background)).unwrap();
+    turn.attempt(None).await.unwrap();
+    let inspect = keeper.inspect().unwrap();
+    assert_eq!(inspect.list("").await.unwrap(), []);
+    assert_eq!(inspect.show("gpu").await.unwrap(), []);
+    // While another has the turn, it is not known who gets the permits. One that is free is not affected.
+    let semaphore = keeper.semaphore("gpu", 2).ttl(millis(900));
+    let one = semaphore.try_acquire().await.unwrap().unwrap();
+    let error = semaphore.try_acquire_many(2).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Undecided, "{error}");
+    one.release().await.unwrap();
+    semaphore.try_acquire_many(2).await.unwrap().unwrap().release().await.unwrap();
 }
 
 /// A process that has one of two permits, and one that tries for both: so it gets one, and asks again.
