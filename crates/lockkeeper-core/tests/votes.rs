@@ -197,6 +197,22 @@ async fn a_waiter_stays_through_undecided_rounds_and_enters_when_there_is_a_majo
     assert_empty(&stores[2..]).await;
 }
 
+/// A round then takes longer than a third of the ttl.
+#[tokio::test(start_paused = true)]
+async fn a_waiter_with_a_short_ttl_stays_through_undecided_rounds_with_a_node_that_hangs() {
+    let stores = memories(3);
+    let mut stray = stray(&stores[0], "a").await;
+    let (keeper, links) = keeper(&stores, |_| millis(1));
+    links[2].everything(Fault::Hangs);
+    let mutex = keeper.mutex("a").ttl(millis(1200));
+    let waiter = tokio::spawn(async move { mutex.lock().await });
+    tokio::time::sleep(secs(20)).await;
+    assert!(!waiter.is_finished());
+    stray.release().await.unwrap();
+    let guard = tokio::time::timeout(secs(2), waiter).await.unwrap().unwrap().unwrap();
+    guard.release().await.unwrap();
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_waiter_bears_a_store_that_fails_for_a_moment_between_undecided_rounds() {
     let stores = memories(3);

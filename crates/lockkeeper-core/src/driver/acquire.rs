@@ -327,10 +327,13 @@ async fn answer(
     until: Option<Moment>,
     waiting: Option<Waiting>,
 ) -> Result<Attempt> {
-    let (longest, caller) = match waiting {
-        Some(_) => (hold.ttl() / 3, until.map(|until| until.add(LEAVE_WITHIN))),
-        None => (hold.ttl(), until.map(|until| until.max(sent.add(LEAST_ANSWER)))),
-    };
+    // A place in the queue is refreshed before it ends.
+    let queued = waiting.is_some_and(|waiting| waiting.contended);
+    let longest = if queued { hold.ttl() / 3 } else { hold.ttl() };
+    let caller = until.map(|until| match waiting {
+        Some(_) => until.add(LEAVE_WITHIN),
+        None => until.max(sent.add(LEAST_ANSWER)),
+    });
     let longest = longest.min(LONGEST_ANSWER);
     let end = sent.add(longest);
     let told = tokio::select! {
