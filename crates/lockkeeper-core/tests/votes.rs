@@ -242,7 +242,8 @@ async fn a_waiter_bears_a_store_that_fails_for_a_moment_between_undecided_rounds
     let start = Instant::now();
     let error = waiter.await.unwrap().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
-    assert!((TTL - secs(1)..TTL + secs(1)).contains(&start.elapsed()), "{:?}", start.elapsed());
+    let took = start.elapsed();
+    assert!(took + secs(1) > TTL && took < TTL + secs(1), "{took:?}");
 }
 
 #[tokio::test(start_paused = true)]
