@@ -270,9 +270,9 @@ pub enum Attempt {
         /// taken from a vote that was split between claims that asked at the same moment.
         holder: Holder,
     },
-    /// The store could not decide: no claim has the lock, and this one has not got it either, because several
-    /// asked at the same moment and none got a majority. Nothing of this attempt is left in the store. The
-    /// engine asks again after a random pause.
+    /// The store could not decide: as far as it knows no claim has the lock, and this one has not got it either, because
+    /// several asked at the same moment and none got a majority, or all of its permits. Nothing of this attempt is left
+    /// in the store. The engine asks again after a random pause.
     Undecided,
 }
 

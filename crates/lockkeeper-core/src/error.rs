@@ -40,9 +40,9 @@ pub enum ErrorKind {
     Unavailable,
     /// Others held the lock for all of `max_wait`.
     TimedOut,
-    /// The store could not decide who gets the lock: several clients asked a quorum at the same moment, and
-    /// none was seen to have a majority in repeated rounds. A holder may still have one if a node of its majority did
-    /// not answer.
+    /// The store could not decide who gets the lock: several clients asked at the same moment, and none was seen to get
+    /// it in repeated rounds. A quorum answers so if votes stay split (a holder may still have a majority if one of its
+    /// nodes did not answer), and [`Slots`](crate::Slots) if a process died while it tried for several permits.
     Undecided,
     /// The lock was held and is no more.
     Lost,
@@ -102,7 +102,8 @@ impl Error {
 
     pub(crate) fn undecided(after: Duration) -> Self {
         let message = format!(
-            "undecided after {after:.1?}: no client has a majority of the nodes; try again"
+            "undecided after {after:.1?}: several clients asked at the same moment, and none was seen to get the lock; \
+             try again"
         );
         Self::new(ErrorKind::Undecided, message)
     }

@@ -89,8 +89,8 @@ struct MemoryClaim {
     notice: Option<Pin<Box<OwnedNotified>>>,
 }
 
-/// The highest floor that is taken. The fences of this store count grants: it comes nowhere near this number, which
-/// leaves it as many fences again.
+/// The highest floor that is taken, unless the store has granted such a fence itself. The fences of this store count
+/// grants: it comes nowhere near this number, which leaves it as many fences again.
 const HIGHEST_FLOOR: u64 = 1 << 62;
 
 /// An answer that is there already.
@@ -125,7 +125,10 @@ impl MemoryClaim {
 
 impl Claim for MemoryClaim {
     fn attempt(&mut self, floor: Option<Fence>) -> BoxFuture<'_, Result<Attempt>> {
-        if let Some(floor) = floor.filter(|floor| floor.get() > HIGHEST_FLOOR) {
+        let implausible = |floor: &Fence| {
+            floor.get() > HIGHEST_FLOOR && floor.get() - 1 > self.store.table().last_fence()
+        };
+        if let Some(floor) = floor.filter(implausible) {
             let message =
                 format!("a floor of {floor} is not of this store, which counts its grants");
             return ready(Err(Error::new(ErrorKind::Config, message)));

@@ -61,12 +61,15 @@ impl Job {
         let mut noticed = false;
         let mut sent = start;
         let mut contended: Option<Moment> = None;
+        // When a claim that waits sent the last attempt that was answered, by whatever answer.
+        let mut answered: Option<Moment> = None;
         let mut polls = Backoff::new(Duration::from_millis(5), (ttl / 3).min(MAX_POLL));
         let mut failures = Backoff::new(Duration::from_millis(50), (ttl / 10).min(MAX_POLL));
 
         loop {
             if let Ok(Attempt::Contended { .. } | Attempt::Undecided) = answer {
                 self.hold.watch.contended(&self.hold);
+                answered = Some(sent).filter(|_| !one_shot);
                 // A claim that asked unprompted and was refused has met a holder, and no crowd.
                 if noticed || matches!(answer, Ok(Attempt::Undecided)) {
                     spread.widen(Moment::now().since(sent));
@@ -83,7 +86,7 @@ impl Job {
                         ErrorKind::Unavailable,
                         "the answer took longer than the lease it granted",
                     );
-                    self.weather(error, contended, ttl)?;
+                    self.weather(error, answered, ttl)?;
                     failures.next()
                 }
                 Ok(Attempt::Contended { .. }) if one_shot => {
@@ -105,7 +108,7 @@ impl Job {
                     }
                 }
                 Err(error) => {
-                    self.weather(error, contended, ttl)?;
+                    self.weather(error, answered, ttl)?;
                     failures.next()
                 }
             };
@@ -124,16 +127,18 @@ impl Job {
                 tokio::time::sleep(LEAST_PAUSE).await;
             }
             sent = Moment::now();
-            answer = self.ask(sent, until, contended.map(|_| start)).await;
+            let waiting =
+                answered.map(|_| Waiting { since: start, contended: contended.is_some() });
+            answer = self.ask(sent, until, waiting).await;
         }
     }
 
-    /// Asks once. `waiting_since` is for a waiter that asks again.
+    /// Asks once. `waiting` is for a waiter that asks again.
     async fn ask(
         &mut self,
         sent: Moment,
         until: Option<Moment>,
-        waiting_since: Option<Moment>,
+        waiting: Option<Waiting>,
     ) -> Result<Attempt> {
         let floor = match self.hold.mode() {
             Mode::Exclusive if self.has_floors() => {
@@ -146,7 +151,7 @@ impl Job {
         let mut attempt = self.claim.attempt(floor);
         match at_once(&mut attempt).await {
             Some(answer) => answer,
-            None => boxed(answer(attempt, &self.hold, sent, until, waiting_since)).await,
+            None => boxed(answer(attempt, &self.hold, sent, until, waiting)).await,
         }
     }
 
@@ -220,11 +225,11 @@ impl Job {
     /// Decides whether a failed ask ends the acquire. The first one does: nobody wants to wait in
     /// silence for a store that is down. Once the store has answered, failures are borne for as long
     /// as our place in the queue can have lasted.
-    fn weather(&self, error: Error, contended: Option<Moment>, ttl: Duration) -> Result<(), Left> {
+    fn weather(&self, error: Error, answered: Option<Moment>, ttl: Duration) -> Result<(), Left> {
         if self.hold.ending().is_some() {
             return Err(Left::Something);
         }
-        let patient = contended.is_some_and(|last| Moment::now().since(last) < ttl);
+        let patient = answered.is_some_and(|last| Moment::now().since(last) < ttl);
         if patient && error.is_retryable() {
             observe::asking_again(&self.hold, &error);
             return Ok(());
@@ -269,6 +274,14 @@ impl Job {
     }
 }
 
+/// A claim that waits, and has been answered before.
+#[derive(Debug, Clone, Copy)]
+struct Waiting {
+    since: Moment,
+    /// Whether an answer said that another claim holds the lock.
+    contended: bool,
+}
+
 /// What ended a wait.
 enum Waited {
     Granted(Granted),
@@ -307,20 +320,22 @@ impl Spread {
 /// before, or the keeper is closed, he is told; the answer is awaited all the same, to release what it
 /// grants.
 ///
-/// Of a waiter it is known that others hold the lock, and that the store answered before: it does not
-/// wait for this answer for long. Past the end of its time it still does for a moment, since only the answer
-/// says whether it has the lock or has to leave the queue.
+/// Of a waiter it is known that the store answered before: it does not wait for this answer for long. Past the end of
+/// its time it still does for a moment, since only the answer says whether it has the lock or has to leave the queue.
 async fn answer(
     mut attempt: BoxFuture<'_, Result<Attempt>>,
     hold: &Hold,
     sent: Moment,
     until: Option<Moment>,
-    waiting_since: Option<Moment>,
+    waiting: Option<Waiting>,
 ) -> Result<Attempt> {
-    let (longest, caller) = match waiting_since {
-        Some(_) => (hold.ttl() / 3, until.map(|until| until.add(LEAVE_WITHIN))),
-        None => (hold.ttl(), until.map(|until| until.max(sent.add(LEAST_ANSWER)))),
-    };
+    // A place in the queue is refreshed before it ends.
+    let queued = waiting.is_some_and(|waiting| waiting.contended);
+    let longest = if queued { hold.ttl() / 3 } else { hold.ttl() };
+    let caller = until.map(|until| match waiting {
+        Some(_) => until.add(LEAVE_WITHIN),
+        None => until.max(sent.add(LEAST_ANSWER)),
+    });
     let longest = longest.min(LONGEST_ANSWER);
     let end = sent.add(longest);
     let told = tokio::select! {
@@ -331,9 +346,14 @@ async fn answer(
         }
         () = sleep_until(Some(caller.map_or(end, |caller| caller.min(end)))) => {
             let now = Moment::now();
-            match waiting_since {
+            match waiting {
                 _ if now >= end => return Err(Error::no_answer(longest)),
-                Some(start) => Verdict::NotInTime { waited: now.since(start) },
+                Some(Waiting { since, contended: true }) => {
+                    Verdict::NotInTime { waited: now.since(since) }
+                }
+                Some(Waiting { since, contended: false }) => {
+                    Verdict::Failed(hold.error("lock", Error::undecided(now.since(since))))
+                }
                 None => Verdict::Failed(hold.error("lock", Error::no_answer(now.since(sent)))),
             }
         }

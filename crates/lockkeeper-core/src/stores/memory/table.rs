@@ -107,6 +107,11 @@ impl Place {
 }
 
 impl Table {
+    /// The highest fence that was granted, of any name.
+    pub(super) fn last_fence(&self) -> u64 {
+        self.last_fence
+    }
+
     pub(super) fn ask(
         &mut self,
         spec: &ClaimSpec,

@@ -16,6 +16,10 @@ fn as_semaphores(infos: Vec<LockInfo>) -> Vec<LockInfo> {
             shown.push(info);
             continue;
         };
+        if part == "turn" {
+            // A try that is being decided: it neither holds nor waits.
+            continue;
+        }
         let semaphore = semaphores.entry(name.to_owned()).or_insert_with(|| LockInfo {
             name: Name::derived(name.to_owned()),
             kind: Kind::Semaphore,
