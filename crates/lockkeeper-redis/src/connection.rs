@@ -62,7 +62,7 @@ pub(crate) struct Identity {
     client: Option<i64>,
 }
 
-/// How long a server had been up when it was asked, and when its answer came.
+/// How long a server had been up at least when it was asked, and when its answer came.
 #[derive(Debug, Clone, Copy)]
 struct Uptime {
     reported: Duration,
@@ -472,10 +472,12 @@ async fn identify(requests: &Wire, address: &Address) -> (Identity, Option<Uptim
         line.map(str::trim)
     };
     let run = field("run_id:").map(str::to_owned);
-    // In whole seconds, rounded down.
-    let reported = field("uptime_in_seconds:").and_then(|seconds| seconds.parse().ok());
+    // The server subtracts the second in which it started from the present one. So it says 1 a moment after its start,
+    // if its clock shows another second then: up to one more than it has been up.
+    let reported = field("uptime_in_seconds:").and_then(|seconds| seconds.parse::<u64>().ok());
     let at = Instant::now();
-    let uptime = reported.map(|seconds| Uptime { reported: Duration::from_secs(seconds), at });
+    let uptime = reported
+        .map(|seconds| Uptime { reported: Duration::from_secs(seconds.saturating_sub(1)), at });
     (Identity { address: address.clone(), run, client }, uptime)
 }
 
