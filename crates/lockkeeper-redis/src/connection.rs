@@ -18,7 +18,7 @@ use crate::mailbox::Mailboxes;
 use crate::renewals::millis;
 use crate::scripts::{self, Script};
 use crate::stream;
-use crate::wire::{Hear, Wire};
+use crate::wire::{Hear, Wire, unquoted};
 
 /// How long replicas have to acknowledge. The connection waits for nothing else in the meantime.
 const REPLICAS_WITHIN: Duration = Duration::from_secs(1);
@@ -157,6 +157,7 @@ impl Connection {
             Ok(ears) => ears,
             Err(error) if verdict(&error) == Verdict::Broken => return Err(translate(error)),
             Err(error) => {
+                let error = translate(error);
                 tracing::warn!(%address, %error, "no messages from this server: waiters will poll");
                 Ears::None
             }
@@ -401,7 +402,7 @@ async fn connect(
         match wire.log_in(config, protocol).await {
             Ok(()) => return Ok((wire, None, gone)),
             Err(error) if knows_no_resp3(&error) => {}
-            Err(error) => return Err(translate(error)),
+            Err(error) => return Err(translate(unquoted(error, config))),
         }
     }
     let (protocol, gone) = (ProtocolVersion::RESP2, CancellationToken::new());
