@@ -185,6 +185,31 @@ async fn a_server_named_twice_is_refused_also_if_that_shows_late() {
     }
 }
 
+/// As docs/backends/redis.md says: fewer than a majority of the nodes can name the holder.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_try_for_a_lock_whose_holder_lost_a_node_is_undecided_and_gets_nothing() {
+    let mut servers = RedlockNodes::start_or_panic(3);
+    servers.nodes_mut()[2].kill9();
+    let one = keeper_at(&servers.url()).await;
+    let guard = one.mutex("a").lock().await.unwrap();
+    servers.nodes_mut()[2].restart().unwrap();
+    servers.nodes_mut()[1].kill9();
+    let other = keeper_at(&servers.url()).await;
+    let tried = Instant::now();
+    let error = soon("an answer", other.mutex("a").try_lock()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Undecided, "{error}");
+    assert!(tried.elapsed() >= Duration::from_secs(2), "{:?}", tried.elapsed());
+    assert_eq!(guard.state(), State::Held);
+    // A client that waits gets it when it is released.
+    let waiter = crate::kit::waiting(other.mutex("a"));
+    drop(guard);
+    soon("the lock", waiter).await.unwrap().release().await.unwrap();
+    servers.nodes_mut()[1].restart().unwrap();
+    for keeper in [&one, &other] {
+        close(keeper).await;
+    }
+}
+
 /// Nodes whose clocks are so many milliseconds ahead of this machine's.
 fn skewed(ahead: &[i64]) -> RedlockNodes {
     let builders = ahead.iter().map(|millis| {
