@@ -15,11 +15,12 @@ use self::known::{Known, Mark, Order, Semaphores};
 use crate::backoff::Backoff;
 use crate::contract::{
     Attempt, Backend, BoxFuture, Capabilities, Change, Claim, ClaimSpec, Grant, Holder, Inspector,
-    Mode, Release, Renewal,
+    Mode, Release, Renewal, Retry,
 };
 use crate::error::{Error, Result};
 use crate::fence::Fence;
 use crate::futures::{first, join_all};
+use crate::loss::LossReason;
 use crate::name::Name;
 use crate::options::invalid;
 
@@ -188,7 +189,7 @@ struct Answers {
     granted: usize,
     refused: usize,
     /// When it may be worth asking again.
-    retry_after: Option<Duration>,
+    retry: Retry,
     /// Whether the store could not decide on a slot.
     undecided: bool,
 }
@@ -214,7 +215,7 @@ impl SlotsClaim {
                 }
             }
         }
-        let Answers { retry_after, undecided, .. } = self.take_slots(floor).await?;
+        let Answers { retry, undecided, .. } = self.take_slots(floor).await?;
         if self.held() < self.take {
             self.granted = false;
             if self.gate.is_none() {
@@ -225,8 +226,8 @@ impl SlotsClaim {
                 return Ok(Attempt::Undecided);
             }
             let look = self.pauses.next();
-            let retry_after = Some(retry_after.map_or(look, |retry_after| retry_after.min(look)));
-            return Ok(Attempt::Contended { retry_after, holder: Holder::Unknown });
+            let retry = retry.sooner(Retry::After(look));
+            return Ok(Attempt::Contended { retry, holder: Holder::Unknown });
         }
         // A slot whose answer was lost may be one too many, as may be one that was asked for together with others.
         let (mut kept, take) = (0, self.take);
@@ -312,13 +313,13 @@ impl SlotsClaim {
                     slot.grant = Some(grant);
                     answers.granted += 1;
                 }
-                Ok(Attempt::Contended { retry_after, .. }) => {
+                Ok(Attempt::Contended { retry, .. }) => {
                     slot.grant = None;
                     if let Some(mark) = slot.asked.take() {
                         mark.refused();
                     }
                     answers.refused += 1;
-                    answers.retry_after = retry_after.into_iter().chain(answers.retry_after).min();
+                    answers.retry = answers.retry.sooner(retry);
                 }
                 Ok(Attempt::Undecided) => {
                     (slot.asked, slot.grant) = (None, None);
@@ -393,7 +394,7 @@ impl SlotsClaim {
             let valid_for = match renewal {
                 Renewal::Renewed { valid_for } => Some(valid_for),
                 Renewal::Held => None,
-                Renewal::Lost => continue,
+                Renewal::Lost(_) => continue,
             };
             slot.asked = Some(self.known.mark(*number));
             slot.grant = Some(Grant { fence: None, valid_for });
@@ -402,7 +403,7 @@ impl SlotsClaim {
         self.granted = self.held() >= self.take;
         let valid = self.slots.values().filter_map(|slot| slot.grant?.valid_for).min();
         Ok(match valid {
-            _ if !self.granted => Renewal::Lost,
+            _ if !self.granted => Renewal::Lost(LossReason::Broken),
             Some(valid_for) => Renewal::Renewed { valid_for },
             None => Renewal::Held,
         })
@@ -435,8 +436,8 @@ impl Claim for SlotsClaim {
                 }
             };
             match first(interesting).await {
-                Change::Lost if granted => Change::Lost,
-                Change::Lost | Change::LookAgain | Change::Granted(_) => Change::LookAgain,
+                Change::Lost(reason) if granted => Change::Lost(reason),
+                Change::Lost(_) | Change::LookAgain | Change::Granted(_) => Change::LookAgain,
             }
         })
     }
@@ -451,7 +452,7 @@ impl Claim for SlotsClaim {
             let mut result = Renewal::Held;
             for renewal in renewals {
                 result = match (result, renewal?) {
-                    (Renewal::Lost, _) | (_, Renewal::Lost) => Renewal::Lost,
+                    (lost @ Renewal::Lost(_), _) | (_, lost @ Renewal::Lost(_)) => lost,
                     (Renewal::Renewed { valid_for: a }, Renewal::Renewed { valid_for: b }) => {
                         Renewal::Renewed { valid_for: a.min(b) }
                     }
