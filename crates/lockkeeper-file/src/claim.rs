@@ -6,8 +6,8 @@ use std::pin::pin;
 use std::time::{Duration, Instant};
 
 use lockkeeper_core::{
-    Attempt, BoxFuture, Change, Claim, ClaimSpec, Error, ErrorKind, Fence, Grant, Holder, Mode,
-    Release, Renewal, Result,
+    Attempt, BoxFuture, Change, Claim, ClaimSpec, Error, ErrorKind, Fence, Grant, Holder,
+    LossReason, Mode, Release, Renewal, Result, Retry,
 };
 
 use crate::backend::{Id, LockFile, PATIENCE, Store, locked, unavailable};
@@ -330,7 +330,8 @@ impl FileClaim {
     fn look(&mut self) -> Option<Change> {
         // What fails here is told by the next attempt or renewal.
         if self.held.is_some() {
-            return matches!(self.still_held(), Ok(false)).then_some(Change::Lost);
+            return matches!(self.still_held(), Ok(false))
+                .then_some(Change::Lost(LossReason::Broken));
         }
         if self.spec.queue {
             return match self.ask() {
@@ -427,8 +428,8 @@ impl Claim for FileClaim {
             }
             // Whoever waits and cannot listen has to look.
             let deaf = self.spec.queue && self.store.watcher.is_some() && self.listen().is_err();
-            let retry_after = deaf.then_some(Duration::ZERO);
-            Ok(Attempt::Contended { retry_after, holder: Holder::Unknown })
+            let retry = if deaf { Retry::Poll } else { Retry::OnNotify };
+            Ok(Attempt::Contended { retry, holder: Holder::Unknown })
         })
     }
 
@@ -438,7 +439,8 @@ impl Claim for FileClaim {
 
     fn renew(&mut self, _ttl: Duration) -> BoxFuture<'_, Result<Renewal>> {
         let held = self.still_held();
-        let answer = held.map(|held| if held { Renewal::Held } else { Renewal::Lost });
+        let lost = Renewal::Lost(LossReason::Broken);
+        let answer = held.map(|held| if held { Renewal::Held } else { lost });
         Box::pin(std::future::ready(answer.map_err(unavailable)))
     }
 

@@ -10,8 +10,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use common::{files, soon, store, url};
-use lockkeeper_core::{ErrorKind, Keeper, Verdict};
-use lockkeeper_file::{File, examine};
+use lockkeeper_core::{ErrorKind, Keeper, Severity};
+use lockkeeper_file::{File, diagnose};
 use rustix::fs::{FileType, Mode};
 
 /// Longer than any test: nothing is found out by a renewal, or by looking now and then.
@@ -116,7 +116,7 @@ async fn a_directory_that_others_put_in_the_place_of_the_old_one_is_not_used() {
     mutex.lock().await.expect("created again").release().await.unwrap();
 }
 
-/// What `open` and `examine` answer to a directory that is not safe.
+/// What `open` and `diagnose` answer to a directory that is not safe.
 #[track_caller]
 fn assert_refused(dir: &Path, why: &str, advice: &str) {
     let error = File::open(dir).expect_err(why);
@@ -124,9 +124,9 @@ fn assert_refused(dir: &Path, why: &str, advice: &str) {
     let said = error.to_string();
     assert!(said.starts_with(&format!("file: open \"{}\": ", dir.display())), "{said}");
     assert!(said.contains(why) && said.contains(advice), "not {why:?} and {advice:?}: {said}");
-    let findings = examine(&url(dir)).unwrap();
+    let findings = diagnose(&url(dir)).unwrap();
     let [finding] = &findings[..] else { panic!("{findings:?}") };
-    assert_eq!(finding.verdict, Verdict::Fail);
+    assert_eq!(finding.severity, Severity::Fail);
     assert!(finding.what.contains(why), "{finding:?}");
     assert!(finding.advice.as_deref().is_some_and(|said| said.contains(advice)), "{finding:?}");
 }
@@ -258,18 +258,18 @@ async fn a_turnstile_that_others_planted_stands_in_nobodys_way() {
 fn a_directory_below_one_that_others_can_change_is_warned_of() {
     let above = tempfile::tempdir().unwrap();
     let dir = above.path().join("locks");
-    let verdicts = || {
-        let findings = examine(&url(&dir)).unwrap();
+    let unsafe_parents = || {
+        let findings = diagnose(&url(&dir)).unwrap();
         findings.iter().filter(|finding| finding.what.contains("above the directory")).count()
     };
-    assert_eq!(verdicts(), 0);
+    assert_eq!(unsafe_parents(), 0);
     chmod(above.path(), 0o777);
-    assert_eq!(verdicts(), 1);
+    assert_eq!(unsafe_parents(), 1);
     chmod(above.path(), 0o1777);
-    assert_eq!(verdicts(), 0);
+    assert_eq!(unsafe_parents(), 0);
     if is_root() {
         chown(above.path(), Some(STRANGER), None).unwrap();
-        assert_eq!(verdicts(), 1);
+        assert_eq!(unsafe_parents(), 1);
     }
 }
 

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{Address, Config, Protocol};
-use crate::error::{Verdict, translate, unavailable, unwrapped, verdict};
+use crate::error::{ErrorClass, classify, translate, unavailable, unwrapped};
 use crate::mailbox::Mailboxes;
 use crate::renewals::millis;
 use crate::scripts::{self, Script};
@@ -155,7 +155,7 @@ impl Connection {
         let channel = format!("{}:wake:{:016x}", config.prefix, fastrand::u64(..));
         let ears = match subscribe(&requests, second, &channel).await {
             Ok(ears) => ears,
-            Err(error) if verdict(&error) == Verdict::Broken => return Err(translate(error)),
+            Err(error) if classify(&error) == ErrorClass::Broken => return Err(translate(error)),
             Err(error) => {
                 let error = translate(error);
                 tracing::warn!(%address, %error, "no messages from this server: waiters will poll");
@@ -285,7 +285,7 @@ impl Connection {
             answer => Ok(answer),
         });
         let answer = answer.map_err(unwrapped);
-        if answer.as_ref().is_err_and(|error| verdict(error) == Verdict::Broken) {
+        if answer.as_ref().is_err_and(|error| classify(error) == ErrorClass::Broken) {
             self.gone.cancel();
         }
         answer
@@ -357,7 +357,7 @@ impl Connection {
         match tokio::time::timeout(within, pings).await {
             Ok(Ok(())) => true,
             // It answers, if only to refuse.
-            Ok(Err(error)) => verdict(&error) == Verdict::Refused,
+            Ok(Err(error)) => classify(&error) == ErrorClass::Refused,
             Err(_) => false,
         }
     }
@@ -451,7 +451,7 @@ async fn load(requests: &Wire) -> Result<()> {
     for loaded in join_all(scripts::all().map(load)).await {
         // Where that is refused, EVAL may not be.
         if let Err(error) = loaded
-            && verdict(&error) == Verdict::Broken
+            && classify(&error) == ErrorClass::Broken
         {
             return Err(translate(error));
         }

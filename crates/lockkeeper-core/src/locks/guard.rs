@@ -17,6 +17,7 @@ use crate::error::{Error, Result};
 use crate::fence::Fence;
 use crate::locks::handle::LockHandle;
 use crate::locks::ticket::Ticket;
+use crate::loss::LossReason;
 use crate::name::Label;
 use crate::options::{check_ttl, invalid};
 use crate::owner::Owner;
@@ -88,6 +89,13 @@ impl Guard {
     /// call, so it is right even if no task of this process has run for a while.
     pub fn is_held(&self) -> bool {
         matches!(self.state(), State::Held | State::AtRisk)
+    }
+
+    /// Why the lock was lost; `None` while it is held, and after it was given back.
+    ///
+    /// Compared with the deadline at each call, like [`is_held`](Self::is_held).
+    pub fn loss_reason(&self) -> Option<LossReason> {
+        self.driver.hold.loss_reason()
     }
 
     /// When the hold will be lost if no renewal succeeds before; `None` if the store needs none.

@@ -205,7 +205,7 @@ impl Keeper {
     /// let place = async {
     ///     let shown = keeper.inspect()?.show("orders/42").await?;
     ///     let ours = keeper.waiting();
-    ///     let is_ours = |who: &lockkeeper::Party| who.owner.is_some_and(|id| ours.contains(&id));
+    ///     let is_ours = |who: &lockkeeper::Participant| who.owner.is_some_and(|id| ours.contains(&id));
     ///     lockkeeper::Result::Ok(shown[0].waiters.iter().position(is_ours))
     /// };
     /// tokio::select! {

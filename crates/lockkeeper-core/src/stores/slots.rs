@@ -15,11 +15,12 @@ use self::known::{Known, Mark, Order, Semaphores};
 use crate::backoff::Backoff;
 use crate::contract::{
     Attempt, Backend, BoxFuture, Capabilities, Change, Claim, ClaimSpec, Grant, Holder, Inspector,
-    Mode, Release, Renewal,
+    Mode, Release, Renewal, Retry,
 };
 use crate::error::{Error, Result};
 use crate::fence::Fence;
 use crate::futures::{first, join_all};
+use crate::loss::LossReason;
 use crate::name::Name;
 use crate::options::invalid;
 
@@ -200,7 +201,7 @@ struct Answers {
     granted: usize,
     refused: usize,
     /// When it may be worth asking again.
-    retry_after: Option<Duration>,
+    retry: Retry,
     /// Whether the store could not decide on a slot.
     undecided: bool,
 }
@@ -272,8 +273,8 @@ impl SlotsClaim {
             return Ok(Attempt::Undecided);
         }
         let look = self.pauses.next();
-        let retry_after = answers.retry_after.map_or(look, |retry_after| retry_after.min(look));
-        Ok(Attempt::Contended { retry_after: Some(retry_after), holder: Holder::Unknown })
+        let retry = answers.retry.sooner(Retry::After(look));
+        Ok(Attempt::Contended { retry, holder: Holder::Unknown })
     }
 
     /// Asks for slots until there are enough: first for those that were held, to keep them.
@@ -344,13 +345,13 @@ impl SlotsClaim {
                     slot.grant = Some(grant);
                     answers.granted += 1;
                 }
-                Ok(Attempt::Contended { retry_after, .. }) => {
+                Ok(Attempt::Contended { retry, .. }) => {
                     slot.grant = None;
                     if let Some(mark) = slot.asked.take() {
                         mark.refused();
                     }
                     answers.refused += 1;
-                    answers.retry_after = retry_after.into_iter().chain(answers.retry_after).min();
+                    answers.retry = answers.retry.sooner(retry);
                 }
                 Ok(Attempt::Undecided) => {
                     (slot.asked, slot.grant) = (None, None);
@@ -434,7 +435,7 @@ impl SlotsClaim {
             let valid_for = match renewal {
                 Renewal::Renewed { valid_for } => Some(valid_for),
                 Renewal::Held => None,
-                Renewal::Lost => continue,
+                Renewal::Lost(_) => continue,
             };
             slot.asked = Some(self.known.mark(*number));
             slot.grant = Some(Grant { fence: None, valid_for });
@@ -443,7 +444,7 @@ impl SlotsClaim {
         self.granted = self.held() >= self.take;
         let valid = self.slots.values().filter_map(|slot| slot.grant?.valid_for).min();
         Ok(match valid {
-            _ if !self.granted => Renewal::Lost,
+            _ if !self.granted => Renewal::Lost(LossReason::Broken),
             Some(valid_for) => Renewal::Renewed { valid_for },
             None => Renewal::Held,
         })
@@ -477,8 +478,8 @@ impl Claim for SlotsClaim {
                 }
             };
             match first(interesting).await {
-                Change::Lost if granted => Change::Lost,
-                Change::Lost | Change::LookAgain | Change::Granted(_) => Change::LookAgain,
+                Change::Lost(reason) if granted => Change::Lost(reason),
+                Change::Lost(_) | Change::LookAgain | Change::Granted(_) => Change::LookAgain,
             }
         })
     }
@@ -493,7 +494,7 @@ impl Claim for SlotsClaim {
             let mut result = Renewal::Held;
             for renewal in renewals {
                 result = match (result, renewal?) {
-                    (Renewal::Lost, _) | (_, Renewal::Lost) => Renewal::Lost,
+                    (lost @ Renewal::Lost(_), _) | (_, lost @ Renewal::Lost(_)) => lost,
                     (Renewal::Renewed { valid_for: a }, Renewal::Renewed { valid_for: b }) => {
                         Renewal::Renewed { valid_for: a.min(b) }
                     }

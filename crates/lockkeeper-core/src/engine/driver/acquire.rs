@@ -5,12 +5,13 @@ use std::time::Duration;
 use super::{Granted, Job, LEAST_PAUSE, Left, asked};
 use crate::backoff::Backoff;
 use crate::clock::{Moment, sleep_until};
-use crate::contract::{Attempt, BoxFuture, Change, Fences, Grant, Kind, Mode, Renewal};
+use crate::contract::{Attempt, BoxFuture, Change, Fences, Grant, Kind, Mode, Renewal, Retry};
 use crate::engine::context::KeeperContext;
-use crate::engine::hold::{Hold, LEASE_RAN_OUT, NO_SUCH_HOLD, Verdict};
+use crate::engine::hold::{Hold, Verdict};
 use crate::engine::observe;
 use crate::error::{Error, ErrorKind, Result};
 use crate::futures::{at_once, boxed, within};
+use crate::loss::LossReason;
 use crate::release::LEAVE_WITHIN;
 
 /// An attempt that takes longer has nothing left to give, whatever the ttl.
@@ -94,17 +95,18 @@ impl Job {
                     return Err(Left::Nothing);
                 }
                 Ok(Attempt::Undecided) => spread.pause(),
-                Ok(Attempt::Contended { retry_after, .. }) => {
+                Ok(Attempt::Contended { retry, .. }) => {
                     contended = Some(sent);
-                    let told = self.capabilities().push && retry_after != Some(Duration::ZERO);
-                    let retry_after = retry_after.filter(|after| !after.is_zero());
-                    let retry_after = retry_after.unwrap_or(Duration::MAX);
-                    if told {
+                    let after = match retry {
+                        Retry::After(after) => after,
+                        Retry::OnNotify | Retry::Poll => Duration::MAX,
+                    };
+                    if retry == Retry::Poll || !self.capabilities().push {
+                        polls.next().min(after)
+                    } else {
                         // Refreshed before the place in the queue ends, and so often that a grant
                         // handed to us has two thirds of its lease before it.
-                        (ttl / 3).saturating_sub(Moment::now().since(sent)).min(retry_after)
-                    } else {
-                        polls.next().min(retry_after)
+                        (ttl / 3).saturating_sub(Moment::now().since(sent)).min(after)
                     }
                 }
                 Err(error) => {
@@ -258,14 +260,14 @@ impl Job {
                 if self.believes(sent, grant) {
                     return Ok(Granted { sent, grant });
                 }
-                Error::lost(LEASE_RAN_OUT)
+                Error::lost(LossReason::Expired)
             }
             Some(Ok(Renewal::Held)) => {
                 let grant = Grant { fence, valid_for: None };
                 self.believes(sent, grant);
                 return Ok(Granted { sent, grant });
             }
-            Some(Ok(Renewal::Lost)) => Error::lost(NO_SUCH_HOLD),
+            Some(Ok(Renewal::Lost(_))) => Error::no_such_hold(),
             Some(Err(error)) => error,
             None => Error::no_answer(longest),
         };
