@@ -120,6 +120,10 @@ impl FileClaim {
     /// Looks whether the hold is still there.
     fn still_held(&mut self) -> io::Result<bool> {
         if self.held.is_some() && !self.is_in_place()? {
+            if let Some(open) = self.file.as_mut().filter(|_| self.store.inherit) {
+                // The process that broke the lock waits for them: see `throw_out`.
+                open.file.leave_to_programs();
+            }
             self.close();
         }
         Ok(self.held.is_some())
