@@ -83,12 +83,11 @@ async fn a_ticket_is_released_without_a_renewal() {
         assert_eq!(error.kind(), ErrorKind::InvalidOption, "{error}");
         assert!(error.to_string().starts_with("memory: release \"a\": the ticket"), "{error}");
     }
-    for alter in [
-        (|ticket| ticket.owner = Owner::random()) as fn(&mut Ticket),
-        |ticket| ticket.mode = Mode::Permits { take: 1, of: 3 },
-    ] {
-        let mut altered = ticket.clone();
-        alter(&mut altered);
+    let mut of_another = ticket.clone();
+    of_another.owner = Owner::random();
+    let mut of_permits = ticket.clone();
+    of_permits.mode = Mode::Permits { take: 1, of: 3 };
+    for altered in [of_another, of_permits] {
         let released = keeper.release_ticket(altered).await.unwrap();
         assert_eq!(released, ReleaseOutcome::AlreadyLost);
     }
