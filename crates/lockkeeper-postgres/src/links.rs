@@ -136,8 +136,9 @@ impl Links {
         }
     }
 
-    /// A seat to wait on, alone; `None` if there may not be more connections. One is always left to
-    /// hold and to try on, else those who wait for each other's locks would do so for ever.
+    /// A seat to wait on, alone; `None` if there may not be more connections. One is always left to hold, to try and to
+    /// confirm waits on. Otherwise claims that wait for each other's locks would never end, and a wait that cannot be
+    /// confirmed fails after a TTL.
     pub(crate) async fn own(self: &Arc<Self>, guest: Guest<'_>) -> Result<Option<Seat>> {
         loop {
             match self.offer_own(guest, true) {
@@ -235,7 +236,7 @@ impl Links {
             if let Some(opening) = underway {
                 return Offer::Opening(opening.clone());
             }
-            if self.has_room(&mut table, 0) {
+            if self.has_room(&mut table, 0, None) {
                 let (opening, task) = self.open(&mut table, guest, false);
                 table.underway.insert(here, opening.clone());
                 return start(table, opening, task);
@@ -258,30 +259,38 @@ impl Links {
         if waiting + 1 >= self.limit() {
             return Offer::Nothing;
         }
+        let seats = |link: &Arc<Link>| {
+            link.seats(patience_for(guest.ttl)).filter(|_| link.runtime.id() == here)
+        };
+        // A wait is confirmed over another connection of this runtime. Without one, the claim polls instead.
+        let confirms = |waiting: &Arc<Link>| {
+            table.links.iter().any(|link| !Arc::ptr_eq(link, waiting) && seats(link).is_some())
+        };
         let empty = |link: &&Arc<Link>| {
-            link.seats(patience_for(guest.ttl)) == Some(0)
-                && link.runtime.id() == here
-                && is_near(link, guest.ttl)
+            seats(link) == Some(0) && is_near(link, guest.ttl) && confirms(link)
         };
         if let Some(link) = table.links.iter().find(empty) {
             let fit = self.fit(link, &guest);
             link.sit(guest.key, true);
             return Offer::Seat(Seat::new(link.clone(), guest.key), fit);
         }
-        // The last one that there may be is for holding and trying, if there is none for that.
-        let spare = usize::from(table.links.iter().all(|link| link.is_waiting()));
-        if may_open && self.has_room(&mut table, spare) {
+        // The last one that there may be is for holding, trying and confirming, if there is none for that.
+        let kept = table.links.iter().find(|link| seats(link).is_some()).cloned();
+        let spare = usize::from(kept.is_none());
+        if may_open && self.has_room(&mut table, spare, kept.as_ref()) {
             let (opening, task) = self.open(&mut table, guest, true);
             return start(table, opening, task);
         }
         Offer::Nothing
     }
 
-    /// Whether there may be one more, and so many beside it. One that nobody uses makes room.
-    fn has_room(&self, table: &mut Table, spare: usize) -> bool {
+    /// Returns whether there may be one more, and so many beside it. An unused connection makes room, except `kept`.
+    fn has_room(&self, table: &mut Table, spare: usize, kept: Option<&Arc<Link>>) -> bool {
         let limit = self.limit();
+        let is_kept = |link: &Arc<Link>| kept.is_some_and(|kept| Arc::ptr_eq(kept, link));
+        let unused = |link: &Arc<Link>| link.is_unused() && !is_kept(link);
         while table.links.len() + table.opening + spare >= limit {
-            let Some(unused) = table.links.iter().position(|link| link.is_unused()) else {
+            let Some(unused) = table.links.iter().position(unused) else {
                 return false;
             };
             table.links.swap_remove(unused);
@@ -340,7 +349,7 @@ impl Links {
         (Opening(opening), task)
     }
 
-    async fn connect(self: &Arc<Self>, ttl: Duration, waits: bool) -> Result<Arc<Link>> {
+    pub(crate) async fn connect(self: &Arc<Self>, ttl: Duration, waits: bool) -> Result<Arc<Link>> {
         let closed = CancellationToken::new();
         match &self.source {
             Source::Server { config, tls } => {
