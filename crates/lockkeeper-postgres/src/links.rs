@@ -170,15 +170,12 @@ impl Links {
         }
     }
 
-    /// Any connection on which nobody sits with this key, for a question about no lock of this process.
-    pub(crate) async fn any_without(self: &Arc<Self>, key: Key) -> Result<Arc<Link>> {
+    /// Returns a visit to any connection that does not have this key, for a question about no lock of this process.
+    pub(crate) async fn any_without(self: &Arc<Self>, key: Key) -> Result<Visit> {
         let label = Label::default();
         let (ttl, label) = (USUAL_TTL, label.as_str());
         let seat = self.shared(Guest { key, ttl, label }).await?;
-        let seat = seat.ok_or_else(|| self.exhausted())?;
-        let link = seat.link.clone();
-        seat.leave();
-        Ok(link)
+        self.visit_instead(seat)
     }
 
     /// Any connection that answers, for a question about no lock of it.
@@ -193,6 +190,11 @@ impl Links {
             return Ok(visit);
         }
         let seat = self.shared(Guest { key: NO_KEY, ..guest }).await?;
+        self.visit_instead(seat)
+    }
+
+    /// Replaces a seat by a visit, so that no waiter takes the connection in between.
+    fn visit_instead(&self, seat: Option<Seat>) -> Result<Visit> {
         let seat = seat.ok_or_else(|| self.exhausted())?;
         let visit = seat.link.visit(Duration::MAX);
         seat.leave();

@@ -40,15 +40,14 @@ impl Links {
     pub(crate) async fn end_session(self: &Arc<Self>, dead: &Link, guest: Guest<'_>) {
         dead.kill();
         let end = async {
-            match timeout(END_AT_HAND_WITHIN, self.end_over(None, dead, guest)).await {
-                Ok(Ok(())) => Ok(()),
-                // What cut this session off may have cut off all of them. Like a cancel, a connection for this purpose is
-                // not counted.
-                Ok(Err(_)) | Err(_) => {
-                    let fresh = self.connect(guest.ttl, false).await?;
-                    self.end_over(Some(&fresh), dead, guest).await
-                }
+            let at_hand = timeout(END_AT_HAND_WITHIN, self.end_over(None, dead, guest));
+            if let Ok(Ok(())) = at_hand.await {
+                return Ok(());
             }
+            // What cut this session off may have cut off all of them. Like one for a cancel, this connection is not
+            // counted.
+            let fresh = self.connect(guest.ttl, false).await?;
+            self.end_over(Some(&fresh), dead, guest).await
         };
         match timeout(END_WITHIN, end).await {
             Ok(Ok(())) => {}
