@@ -16,6 +16,7 @@ use lockkeeper_testkit::server::PostgresServer;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
+use tokio_postgres::Client;
 
 use crate::kit::{client, client_at, eventually, holders_and_waiters, keeper, name, server, soon};
 
@@ -41,6 +42,32 @@ async fn what_is_granted_while_a_cancel_is_on_its_way_is_given_back() {
     soon("close", far.close()).await;
     // Not a moment later: whoever has released has released.
     assert_eq!(holders_and_waiters(&client, key).await, (0, 0));
+}
+
+/// Returns how many sessions wait for a standby to confirm their commit.
+async fn await_a_standby(client: &Client) -> i64 {
+    let sql = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
+    client.query_one(sql, &[]).await.unwrap().get(0)
+}
+
+/// Waits until commits wait for a standby. It is the checkpointer that turns this on for all sessions, and it may read
+/// the settings later than they do.
+async fn commits_wait(client: &Client, other: &Client) {
+    let commit = "SET synchronous_commit = on; SELECT pg_logical_emit_message(true, 'test', '')";
+    eventually("commits wait for a standby", async || {
+        let waits = eventually("it waits", async || await_a_standby(client).await == 1);
+        tokio::select! {
+            committed = other.batch_execute(commit) => {
+                committed.unwrap();
+                false
+            }
+            () = waits => true,
+        }
+    })
+    .await;
+    let cancel = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
+    client.batch_execute(cancel).await.unwrap();
+    eventually("it does not", async || await_a_standby(client).await == 0).await;
 }
 
 /// A commit that waits for a standby which never comes: the lock is granted and not yet answered. Told to
@@ -69,6 +96,7 @@ async fn what_is_granted_in_spite_of_a_cancel_is_given_back() {
             client.query_one(set, &[]).await.unwrap().get::<_, &str>(0) == "nobody"
         })
         .await;
+        commits_wait(&client, &client_at(&server.url()).await).await;
         let mutex = other.mutex("a");
         let waiter = tokio::spawn(async move {
             if bounded {
@@ -79,10 +107,8 @@ async fn what_is_granted_in_spite_of_a_cancel_is_given_back() {
         });
         eventually("it waits", async || holders_and_waiters(&client, key).await == (1, 1)).await;
         guard.release().await.unwrap();
-        let stuck = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
         eventually("it is granted, and not answered", async || {
-            client.query_one(stuck, &[]).await.unwrap().get::<_, i64>(0) == 1
-                && holders_and_waiters(&client, key).await == (1, 0)
+            await_a_standby(&client).await == 1 && holders_and_waiters(&client, key).await == (1, 0)
         })
         .await;
         if bounded {
