@@ -12,6 +12,7 @@ use deadpool_postgres::Pool;
 use lockkeeper_core::{Label, Result};
 use tokio::runtime::{self, Handle};
 use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
 use tokio_postgres::{Config, NoTls};
 use tokio_util::sync::CancellationToken;
 
@@ -57,12 +58,18 @@ struct Table {
 /// A connection that is being opened, by a task of its own: it does not matter whether those who want it
 /// are polled.
 #[derive(Clone)]
-struct Opening(watch::Receiver<Option<Result<()>>>);
+struct Opening(watch::Receiver<Option<Result<()>>>, Instant);
 
 impl Opening {
     fn is_underway(&self) -> bool {
         // It is an error if the task was dropped with its runtime.
         self.0.has_changed().is_ok() && self.0.borrow().is_none()
+    }
+
+    /// Returns whether it takes so long that a claim of `ttl` should open another: if the greeting of the server was
+    /// lost, it is stuck until `connect_timeout`.
+    fn is_late(&self, ttl: Duration) -> bool {
+        self.1.elapsed() >= session_for(ttl) / 2
     }
 
     async fn done(mut self) -> Result<()> {
@@ -235,13 +242,17 @@ impl Links {
         }
         if may_open {
             let underway = table.underway.get(&here).filter(|opening| opening.is_underway());
-            if let Some(opening) = underway {
+            let underway = underway.cloned();
+            if let Some(opening) = underway.as_ref().filter(|opening| !opening.is_late(guest.ttl)) {
                 return Offer::Opening(opening.clone());
             }
             if self.has_room(&mut table, 0, None) {
                 let (opening, task) = self.open(&mut table, guest, false);
                 table.underway.insert(here, opening.clone());
                 return start(table, opening, task);
+            }
+            if let Some(opening) = underway {
+                return Offer::Opening(opening);
             }
         }
         // Crowded: any will do.
@@ -348,7 +359,7 @@ impl Links {
             drop(place);
             tell.send_replace(Some(opened));
         };
-        (Opening(opening), task)
+        (Opening(opening, Instant::now()), task)
     }
 
     pub(crate) async fn connect(self: &Arc<Self>, ttl: Duration, waits: bool) -> Result<Arc<Link>> {

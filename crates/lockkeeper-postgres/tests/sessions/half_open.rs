@@ -201,6 +201,21 @@ async fn a_waiter_that_is_cut_off_has_left_when_its_session_has_ended() {
     assert_eq!(holders_and_waiters(&client, key).await, (0, 0));
 }
 
+/// A connection whose greeting was lost is stuck for `connect_timeout`, which may be several TTLs.
+#[tokio::test]
+async fn a_connection_that_is_stuck_does_not_hold_up_the_next_claims() {
+    let scene = Scene::new("stuck").await;
+    let mutex = scene.far.mutex(name("stuck-other"));
+    scene.proxy.lose(Side::Server);
+    let error = soon("the first", mutex.lock()).await.unwrap_err();
+    assert_eq!(error.kind(), lockkeeper_core::ErrorKind::Unavailable, "{error}");
+    scene.proxy.heal();
+    let start = Instant::now();
+    soon("the second", mutex.lock()).await.unwrap().release().await.unwrap();
+    assert!(start.elapsed() < TTL, "it took {:?}", start.elapsed());
+    scene.holder.release().await.unwrap();
+}
+
 /// The driver is not told when a cancel arrives. One that is late would end the next statement of its session.
 #[tokio::test]
 async fn a_session_is_not_used_again_while_a_cancel_for_it_is_on_its_way() {
