@@ -172,7 +172,7 @@ async fn lie(
     lies: Arc<AtomicUsize>,
     (code, columns): (&str, u16),
 ) -> io::Result<()> {
-    let (mut lying, mut lied) = (false, false);
+    let (mut lying, mut after_row) = (false, false);
     loop {
         let mut head = [0; 5];
         from.read_exact(&mut head).await?;
@@ -181,12 +181,12 @@ async fn lie(
         from.read_exact(&mut body).await?;
         let take = |count: usize| count.checked_sub(1);
         let replaced = match head[0] {
-            b't' => columns == 0 || lied,
+            b't' => columns == 0 || after_row,
             b'D' => columns > 0 && u16::from_be_bytes([body[0], body[1]]) >= columns,
             _ => false,
         };
         if replaced && lies.fetch_update(Ordering::SeqCst, Ordering::SeqCst, take).is_ok() {
-            (lying, lied) = (true, true);
+            (lying, after_row) = (true, true);
             let fields = format!("SERROR\0VERROR\0C{code}\0Mnot in time\0\0");
             to.write_all(b"E").await?;
             to.write_u32(u32::try_from(fields.len() + 4).unwrap()).await?;
