@@ -92,7 +92,7 @@ struct MemoryClaim {
 
 /// The highest floor that is taken. The fences of this store count grants: it comes nowhere near this number, which
 /// leaves it as many fences again.
-const HIGHEST_FLOOR: u64 = 1 << 62;
+const MAX_FLOOR: u64 = 1 << 62;
 
 /// An answer that is there already.
 fn ready<'a, T: Send + 'a>(answer: T) -> BoxFuture<'a, T> {
@@ -126,7 +126,7 @@ impl MemoryClaim {
 
 impl Claim for MemoryClaim {
     fn attempt(&mut self, floor: Option<Fence>) -> BoxFuture<'_, Result<Attempt>> {
-        if let Some(floor) = floor.filter(|floor| floor.get() > HIGHEST_FLOOR) {
+        if let Some(floor) = floor.filter(|floor| floor.get() > MAX_FLOOR) {
             let message =
                 format!("a floor of {floor} is not of this store, which counts its grants");
             return ready(Err(Error::new(ErrorKind::Config, message)));
