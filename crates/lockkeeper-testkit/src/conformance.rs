@@ -259,15 +259,15 @@ where
     let runtime = builder.worker_threads(2).enable_all().build();
     let runtime = runtime.expect("the operating system gives threads");
     let done = runtime.block_on(async {
-        tokio::time::timeout(LONGEST_CASE, async { case(factory().await).await }).await
+        tokio::time::timeout(MAX_CASE, async { case(factory().await).await }).await
     });
     // Not by dropping it, which waits for what its threads do.
     runtime.shutdown_timeout(Duration::from_secs(10));
-    assert!(done.is_ok(), "the case has not ended within {LONGEST_CASE:?}: it hangs");
+    assert!(done.is_ok(), "the case has not ended within {MAX_CASE:?}: it hangs");
 }
 
 /// Longer than any case takes, on a busy machine.
-const LONGEST_CASE: Duration = Duration::from_secs(240);
+const MAX_CASE: Duration = Duration::from_secs(240);
 
 /// Makes a test of each behaviour that every store must show.
 ///
