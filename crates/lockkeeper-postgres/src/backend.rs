@@ -99,10 +99,10 @@ impl Postgres {
         Self { slots: Slots::new(Arc::new(Shared(store.clone()))), store }
     }
 
-    /// Lets a [`Key`] be locked, shown and broken wherever a name can be given, to meet programs that choose their own
+    /// Lets a [`AdvisoryKey`] be locked, shown and broken wherever a name can be given, to meet programs that choose their own
     /// keys. `foreign_keys=on` in the URL does the same.
     ///
-    /// A `Key` is passed as the name that it is written as, `pg:42` or `pg:7,42`. So every such name reaches the
+    /// A `AdvisoryKey` is passed as the name that it is written as, `pg:42` or `pg:7,42`. So every such name reaches the
     /// advisory lock of that number. Without this, such names are refused with
     /// [`InvalidName`](lockkeeper_core::ErrorKind::InvalidName). Do not use it where names come from users.
     #[must_use]

@@ -43,13 +43,13 @@ const CANCELS: usize = 5;
 ///
 /// ```
 /// use lockkeeper_core::{Fence, FenceRegister};
-/// use lockkeeper_postgres::PostgresFences;
+/// use lockkeeper_postgres::Fences;
 ///
 /// # #[tokio::main]
 /// # async fn main() -> lockkeeper_core::Result<()> {
 /// # let server = lockkeeper_testkit::server::PostgresServer::start_or_panic();
 /// # let url = server.url();
-/// let fences = PostgresFences::new(&url)?;
+/// let fences = Fences::new(&url)?;
 /// fences.create_table().await?; // or with your other migrations: docs/guides/fencing.md
 /// let register = FenceRegister::new(fences);
 /// assert!(register.check("orders/42", Fence::new(7).unwrap()).await?.is_passed());
@@ -58,13 +58,13 @@ const CANCELS: usize = 5;
 /// # }
 /// ```
 #[derive(Clone)]
-pub struct PostgresFences {
+pub struct Fences {
     pool: Pool,
     /// How its connections are encrypted, if that is known.
     tls: Option<Tls>,
 }
 
-impl PostgresFences {
+impl Fences {
     /// Fences at a URL, as [`Postgres::new`](crate::Postgres::new) takes it, without connecting yet. The
     /// parameter `max_connections` says how many checks are under way at the same time.
     ///
@@ -125,14 +125,14 @@ impl PostgresFences {
     ///
     /// ```
     /// use lockkeeper_core::{Fence, FenceCheck};
-    /// use lockkeeper_postgres::PostgresFences;
+    /// use lockkeeper_postgres::Fences;
     ///
     /// async fn book(
     ///     client: &mut tokio_postgres::Client,
     ///     fence: Fence,
     /// ) -> Result<bool, Box<dyn std::error::Error>> {
     ///     let transaction = client.transaction().await?;
-    ///     let checked = PostgresFences::check_in(&transaction, "orders/42", fence).await?;
+    ///     let checked = Fences::check_in(&transaction, "orders/42", fence).await?;
     ///     if checked.is_passed() {
     ///         transaction.execute("UPDATE orders SET booked = true WHERE id = 42", &[]).await?;
     ///         transaction.commit().await?;
@@ -149,7 +149,7 @@ impl PostgresFences {
     }
 }
 
-impl FenceStore for PostgresFences {
+impl FenceStore for Fences {
     fn name(&self) -> &'static str {
         "postgres"
     }
@@ -165,10 +165,10 @@ impl FenceStore for PostgresFences {
     }
 }
 
-impl fmt::Debug for PostgresFences {
+impl fmt::Debug for Fences {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The pool shows its configuration.
-        f.debug_struct("PostgresFences").finish_non_exhaustive()
+        f.debug_struct("Fences").finish_non_exhaustive()
     }
 }
 
@@ -192,7 +192,7 @@ async fn check(
 
 fn explain(error: tokio_postgres::Error) -> Error {
     if error.code() == Some(&SqlState::UNDEFINED_TABLE) {
-        let message = "there is no table lockkeeper_fences: call PostgresFences::create_table, or \
+        let message = "there is no table lockkeeper_fences: call Fences::create_table, or \
                        see docs/guides/fencing.md";
         return config(message).with_source(error);
     }
@@ -207,7 +207,7 @@ struct Connection {
 }
 
 impl Connection {
-    async fn get(fences: &PostgresFences) -> Result<Self> {
+    async fn get(fences: &Fences) -> Result<Self> {
         match fences.pool.get().await {
             Ok(object) => Ok(Self { object: Some(object), tls: fences.tls.clone() }),
             Err(PoolError::Backend(error)) => Err(translate(error)),

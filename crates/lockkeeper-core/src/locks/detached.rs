@@ -1,6 +1,6 @@
 //! Releases a hold that only the store has.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::oneshot;
 
@@ -29,10 +29,11 @@ impl Keeper {
     /// Once polled, the lock is released even if this is dropped: in the background then.
     pub(crate) async fn release_detached(
         &self,
+        context: &Arc<KeeperContext>,
         name: Name,
         owner: Owner,
     ) -> Result<ReleaseOutcome> {
-        let (context, mode) = (&self.context, Mode::Exclusive);
+        let mode = Mode::Exclusive;
         let (store, of) = (context.backend.name(), name.clone());
         let at = |error: Error| error.at(store, "release", &of);
         context.check(mode).map_err(at)?;

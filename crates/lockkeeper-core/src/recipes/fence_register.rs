@@ -29,7 +29,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 ///
 /// - **That the write which follows comes in time.** Between a check and the write, a higher fence may pass
 ///   *and write*. Where that does harm, check and write in one transaction, as
-///   `PostgresFences::check_in` does, or guard the row itself: `docs/guides/fencing.md` shows how.
+///   `Fences::check_in` of the PostgreSQL store does, or guard the row itself: `docs/guides/fencing.md` shows how.
 /// - **To tell a forged fence.** Whoever may send a fence can send the highest there is, and lock all
 ///   others out.
 /// - **To compare fences of different stores.** Each store counts in its own way: the fences of one name

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod};
 use lockkeeper_core::Keeper;
-use lockkeeper_postgres::{Key, Postgres};
+use lockkeeper_postgres::{AdvisoryKey, Postgres};
 use lockkeeper_testkit::server::PostgresServer;
 use tokio_postgres::NoTls;
 
@@ -63,7 +63,7 @@ async fn the_end_of_a_pools_connection_is_told() {
     let (pool, name) = (pool(2), name("pool-loss"));
     let keeper = Keeper::new(Postgres::from_pool(pool)).ttl(Duration::from_secs(600));
     let guard = keeper.mutex(name.clone()).lock().await.unwrap();
-    terminate_holders(Key::of(&name)).await;
+    terminate_holders(AdvisoryKey::of(&name)).await;
     soon("to be told", guard.lost()).await;
     soon("lock", keeper.mutex(name).lock()).await.unwrap().release().await.unwrap();
 }
@@ -133,7 +133,7 @@ async fn what_a_role_has_set_for_itself_does_not_end_a_wait() {
     let guard = holder.mutex(name.clone()).lock().await.unwrap();
     let mutex = keeper.mutex(name.clone());
     let waiter = tokio::spawn(async move { mutex.lock().await.unwrap() });
-    let (client, key) = (client().await, Key::of(&name));
+    let (client, key) = (client().await, AdvisoryKey::of(&name));
     let waits = async || crate::kit::holders_and_waiters(&client, key).await == (1, 1);
     eventually("it waits", waits).await;
     tokio::time::sleep(Duration::from_millis(500)).await;

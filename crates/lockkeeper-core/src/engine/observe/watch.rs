@@ -253,7 +253,7 @@ impl Renewing {
 pub(super) fn mode_name(mode: Mode) -> &'static str {
     match mode {
         Mode::Exclusive => "exclusive",
-        Mode::Shared => "context",
+        Mode::Shared => "shared",
         Mode::Permits { .. } => "permits",
     }
 }
