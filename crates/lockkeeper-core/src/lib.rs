@@ -23,6 +23,7 @@ mod error;
 mod fence;
 mod futures;
 mod locks;
+mod loss;
 mod name;
 mod options;
 mod owner;
@@ -76,22 +77,23 @@ pub mod blocking {
 pub use background::Background;
 pub use contract::{
     Attempt, Backend, BoxFuture, Capabilities, Change, Claim, ClaimSpec, Fences, Grant, Holder,
-    Inspector, Kind, LockInfo, Mode, Party, Release, Renewal,
+    Inspector, Kind, LockInfo, Mode, Participant, Release, Renewal, Retry,
 };
-pub use diagnose::{Finding, Verdict};
+pub use diagnose::{Finding, Severity};
 pub use engine::hold::{ReleaseOutcome, State};
 #[cfg(feature = "metrics")]
 pub use engine::observe::describe_metrics;
 pub use error::{Error, ErrorKind, Result};
 pub use fence::Fence;
 pub use locks::guard::Guard;
-pub use locks::inspect::{Event, Inspect, Watch, What};
+pub use locks::inspect::{Event, EventKind, Inspect, Watch};
 pub use locks::keeper::Keeper;
 pub use locks::lock_all::{Guards, LockAll};
 pub use locks::mutex::Mutex;
 pub use locks::rwlock::RwLock;
 pub use locks::semaphore::Semaphore;
 pub use locks::ticket::Ticket;
+pub use loss::LossReason;
 pub use name::{Label, Name};
 pub use owner::Owner;
 pub use recipes::election::{Election, Leader, Leadership, Observe};

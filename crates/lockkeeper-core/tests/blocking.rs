@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::{ErrorKind, Keeper, Memory, ReleaseOutcome, State, What};
+use lockkeeper_core::{ErrorKind, EventKind, Keeper, Memory, ReleaseOutcome, State};
 use tokio::runtime::Builder;
 
 /// Does everything that a blocking lock can do.
@@ -53,7 +53,7 @@ fn exercise(keeper: &Keeper) {
     let inspect = keeper.inspect().unwrap();
     let mut watch = inspect.blocking_watch("e").unwrap();
     let held = keeper.mutex("e").blocking_lock().unwrap();
-    assert_eq!(watch.blocking_next().unwrap().what, What::Acquired);
+    assert_eq!(watch.blocking_next().unwrap().what, EventKind::Acquired);
     assert_eq!(inspect.blocking_show("e").unwrap().len(), 1);
     assert_eq!(inspect.blocking_break_lock("e").unwrap(), 1);
     assert_eq!(held.blocking_release().unwrap(), ReleaseOutcome::AlreadyLost);

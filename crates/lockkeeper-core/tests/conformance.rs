@@ -5,9 +5,10 @@ mod common;
 
 use std::sync::Arc;
 
-use common::Uncounting;
+use common::{Uncounting, millis};
 use lockkeeper_core::{Backend, Inspector, Memory, Name, Prefixed, Quorum, Slots};
 use lockkeeper_testkit::conformance::{Held, Subject};
+use lockkeeper_testkit::{Fault, Faulty, Op};
 
 /// A subject whose holds are severed by breaking them in each of these stores.
 fn subject(backend: impl Backend, stores: Vec<Memory>, prefix: &'static str) -> Subject {
@@ -52,7 +53,16 @@ async fn uncounting() -> Subject {
 
 async fn slots() -> Subject {
     let store = Memory::new();
-    subject(Slots::new(Arc::new(Uncounting(store.clone()))), vec![store], "")
+    let subject = subject(Slots::new(Arc::new(Uncounting(store.clone()))), vec![store.clone()], "");
+    // Clients at different distances, which change from request to request.
+    subject.another(move || {
+        let (link, faults) = Faulty::new(Uncounting(store.clone()));
+        for _ in 0..500 {
+            faults.once(Op::Attempt, Fault::SlowRequest(millis(fastrand::u64(..4))));
+        }
+        faults.always(Op::Release, Fault::SlowRequest(millis(1)));
+        std::future::ready(Arc::new(Slots::new(Arc::new(link))) as Arc<dyn Backend>)
+    })
 }
 
 mod on_memory {

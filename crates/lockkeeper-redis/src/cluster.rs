@@ -9,7 +9,7 @@ use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
 
 use crate::config::{Address, Config, Servers};
 use crate::connection::Connection;
-use crate::error::{Verdict, translate, unavailable, verdict};
+use crate::error::{ErrorClass, classify, translate, unavailable};
 use crate::key::Keys;
 use crate::link::{Link, Target};
 use crate::scripts::Script;
@@ -178,7 +178,7 @@ impl Cluster {
                 tokio::time::sleep(PAUSE).await;
                 Ok(link.clone())
             }
-            _ if verdict(&error) == Verdict::Broken => {
+            _ if classify(&error) == ErrorClass::Broken => {
                 // Whether it was obeyed is not known: the engine asks again, perhaps elsewhere.
                 let version = self.map().version;
                 let _ = self.read_map(version).await;

@@ -13,12 +13,12 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{Address, Config, Protocol};
-use crate::error::{Verdict, translate, unavailable, unwrapped, verdict};
+use crate::error::{ErrorClass, classify, translate, unavailable, unwrapped};
 use crate::mailbox::Mailboxes;
 use crate::renewals::millis;
 use crate::scripts::{self, Script};
 use crate::stream;
-use crate::wire::{Hear, Wire};
+use crate::wire::{Hear, Wire, unquoted};
 
 /// How long replicas have to acknowledge. The connection waits for nothing else in the meantime.
 const REPLICAS_WITHIN: Duration = Duration::from_secs(1);
@@ -62,7 +62,7 @@ pub(crate) struct Identity {
     client: Option<i64>,
 }
 
-/// How long a server had been up when it was asked, and when its answer came.
+/// How long a server had been up at least when it was asked, and when its answer came.
 #[derive(Debug, Clone, Copy)]
 struct Uptime {
     reported: Duration,
@@ -155,8 +155,9 @@ impl Connection {
         let channel = format!("{}:wake:{:016x}", config.prefix, fastrand::u64(..));
         let ears = match subscribe(&requests, second, &channel).await {
             Ok(ears) => ears,
-            Err(error) if verdict(&error) == Verdict::Broken => return Err(translate(error)),
+            Err(error) if classify(&error) == ErrorClass::Broken => return Err(translate(error)),
             Err(error) => {
+                let error = translate(error);
                 tracing::warn!(%address, %error, "no messages from this server: waiters will poll");
                 Ears::None
             }
@@ -284,7 +285,7 @@ impl Connection {
             answer => Ok(answer),
         });
         let answer = answer.map_err(unwrapped);
-        if answer.as_ref().is_err_and(|error| verdict(error) == Verdict::Broken) {
+        if answer.as_ref().is_err_and(|error| classify(error) == ErrorClass::Broken) {
             self.gone.cancel();
         }
         answer
@@ -356,7 +357,7 @@ impl Connection {
         match tokio::time::timeout(within, pings).await {
             Ok(Ok(())) => true,
             // It answers, if only to refuse.
-            Ok(Err(error)) => verdict(&error) == Verdict::Refused,
+            Ok(Err(error)) => classify(&error) == ErrorClass::Refused,
             Err(_) => false,
         }
     }
@@ -401,7 +402,7 @@ async fn connect(
         match wire.log_in(config, protocol).await {
             Ok(()) => return Ok((wire, None, gone)),
             Err(error) if knows_no_resp3(&error) => {}
-            Err(error) => return Err(translate(error)),
+            Err(error) => return Err(translate(unquoted(error, config))),
         }
     }
     let (protocol, gone) = (ProtocolVersion::RESP2, CancellationToken::new());
@@ -450,7 +451,7 @@ async fn load(requests: &Wire) -> Result<()> {
     for loaded in join_all(scripts::all().map(load)).await {
         // Where that is refused, EVAL may not be.
         if let Err(error) = loaded
-            && verdict(&error) == Verdict::Broken
+            && classify(&error) == ErrorClass::Broken
         {
             return Err(translate(error));
         }
@@ -472,10 +473,12 @@ async fn identify(requests: &Wire, address: &Address) -> (Identity, Option<Uptim
         line.map(str::trim)
     };
     let run = field("run_id:").map(str::to_owned);
-    // In whole seconds, rounded down.
-    let reported = field("uptime_in_seconds:").and_then(|seconds| seconds.parse().ok());
+    // The server subtracts the second in which it started from the present one. So it says 1 a moment after its start,
+    // if its clock shows another second then: up to one more than it has been up.
+    let reported = field("uptime_in_seconds:").and_then(|seconds| seconds.parse::<u64>().ok());
     let at = Instant::now();
-    let uptime = reported.map(|seconds| Uptime { reported: Duration::from_secs(seconds), at });
+    let uptime = reported
+        .map(|seconds| Uptime { reported: Duration::from_secs(seconds.saturating_sub(1)), at });
     (Identity { address: address.clone(), run, client }, uptime)
 }
 

@@ -5,14 +5,14 @@ use redis::{ErrorKind as RedisKind, RedisError, ServerErrorKind};
 
 /// What an error means for the connection it came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum ErrorClass {
     /// The connection is of no use any more.
     Broken,
     /// The server refused this request; the next may go well.
     Refused,
 }
 
-pub(crate) fn verdict(error: &RedisError) -> Verdict {
+pub(crate) fn classify(error: &RedisError) -> ErrorClass {
     let broken = match error.kind() {
         // The last two: it was the master and is a replica now.
         RedisKind::Io
@@ -20,7 +20,7 @@ pub(crate) fn verdict(error: &RedisError) -> Verdict {
         | RedisKind::Server(ServerErrorKind::ReadOnly | ServerErrorKind::MasterDown) => true,
         _ => error.is_unrecoverable_error() || error.is_connection_dropped(),
     };
-    if broken { Verdict::Broken } else { Verdict::Refused }
+    if broken { ErrorClass::Broken } else { ErrorClass::Refused }
 }
 
 /// The error of a command that a script ran, without what servers before 7.0 put around it:
@@ -161,8 +161,8 @@ mod tests {
             assert_eq!(unwrapped(said(&wrapped)), said(inner), "{wrapped}");
         }
         assert_eq!(
-            verdict(&unwrapped(said(&format!("@user_script: 1: -{read_only}")))),
-            Verdict::Broken
+            classify(&unwrapped(said(&format!("@user_script: 1: -{read_only}")))),
+            ErrorClass::Broken
         );
         // Newer servers say it at the end; and what merely mentions a script is left alone.
         for same in

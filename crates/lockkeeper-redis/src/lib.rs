@@ -46,8 +46,8 @@ mod claim;
 mod cluster;
 mod config;
 mod connection;
+mod diagnose;
 mod error;
-mod examine;
 mod fences;
 mod inspect;
 mod key;
@@ -66,6 +66,6 @@ mod wire;
 
 pub use backend::Redis;
 pub use config::{Config, Protocol};
-pub use examine::examine;
+pub use diagnose::diagnose;
 pub use fences::Fences;
 pub use redlock::redlock;

@@ -14,7 +14,7 @@ use redis::{Cmd, ServerErrorKind, Value};
 use tokio::sync::{Notify, oneshot};
 
 use crate::connection::{Connection, is_unknown_script};
-use crate::error::{Verdict, translate, unavailable, unwrapped, verdict};
+use crate::error::{ErrorClass, classify, translate, unavailable, unwrapped};
 use crate::key::Keys;
 use crate::link::Link;
 use crate::mailbox::Secret;
@@ -327,7 +327,7 @@ async fn call(connection: Arc<Connection>, mut batch: Vec<Waiting>) {
             Ok(answer) => Ok((connection.clone(), answer)),
             Err(error) => {
                 let error = unwrapped(error);
-                if verdict(&error) == Verdict::Broken {
+                if classify(&error) == ErrorClass::Broken {
                     connection.gone().cancel();
                 }
                 Err(translate(error))

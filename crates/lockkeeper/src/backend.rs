@@ -5,7 +5,7 @@
 
 pub use lockkeeper_core::{
     Attempt, Backend, Background, BoxFuture, Capabilities, Change, Claim, ClaimSpec, Fences, Grant,
-    Holder, Inspector, Release, Renewal,
+    Holder, Inspector, Release, Renewal, Retry,
 };
 
 // Stores around other stores.

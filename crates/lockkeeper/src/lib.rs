@@ -82,12 +82,12 @@
 
 pub mod backend;
 pub mod blocking;
-mod examine;
+mod diagnose;
 #[cfg(feature = "macros")]
 mod install;
 mod open;
 
-pub use examine::examine;
+pub use diagnose::diagnose;
 pub use open::open;
 
 // The keeper, its locks, and what one has while holding them.
@@ -121,7 +121,9 @@ pub use lockkeeper_core::{FenceCheck, FenceRegister, FenceStore};
 pub use lockkeeper_core::describe_metrics;
 
 // A look into the store.
-pub use lockkeeper_core::{Event, Finding, Inspect, Kind, LockInfo, Party, Verdict, Watch, What};
+pub use lockkeeper_core::{
+    Event, EventKind, Finding, Inspect, Kind, LockInfo, LossReason, Participant, Severity, Watch,
+};
 
 // The store for tests; the others have modules of their own.
 pub use lockkeeper_core::Memory;

@@ -146,6 +146,11 @@ where
     Ok(())
 }
 
+/// Whether a scheme is that of another crate's store.
+pub(crate) fn is_registered(name: &str) -> bool {
+    registered(name).is_some()
+}
+
 fn registered(name: &str) -> Option<Opener> {
     REGISTERED.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
 }
@@ -230,7 +235,7 @@ fn is_scheme(text: &str) -> bool {
 
 fn malformed() -> Error {
     config(
-        "not a store URL: it starts with a scheme and a colon, as in \"memory:\" or \
+        "not a store URL: it starts with a scheme and a colon, as in \"file:/a/directory\" or \
          \"redis://host/\", without blanks around it",
     )
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
 
 use lockkeeper::backend::register;
-use lockkeeper::{Error, ErrorKind, Memory};
+use lockkeeper::{Error, ErrorKind, Memory, Severity};
 
 #[track_caller]
 fn refused(answer: lockkeeper::Result<()>) -> String {
@@ -30,7 +30,7 @@ async fn a_registered_scheme_is_opened_in_any_case_with_the_whole_url() {
     let _guard = keeper.mutex("a").lock().await.unwrap();
     let other = lockkeeper::Keeper::new(memory);
     assert!(other.mutex("a").try_lock().await.unwrap().is_none(), "the same store");
-    let findings = lockkeeper::examine("Test-Whole+v1.0://user@host/a?b=c").await.unwrap();
+    let findings = lockkeeper::diagnose("Test-Whole+v1.0://user@host/a?b=c").await.unwrap();
     assert!(!findings.is_empty());
 }
 
@@ -86,6 +86,15 @@ async fn the_error_of_an_opener_is_that_of_open() {
     let error = lockkeeper::open("test-fails://host").await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert!(error.to_string().contains("nothing listens there"), "{error}");
+}
+
+#[tokio::test]
+async fn a_store_without_checks_of_its_own_is_diagnosed_by_opening_it() {
+    // A scheme that starts like another is not that one.
+    register("redis-like", |_| async { Ok(Memory::new()) }).unwrap();
+    let findings = lockkeeper::diagnose("redis-like:").await.unwrap();
+    assert_eq!(findings.len(), 1, "{findings:?}");
+    assert_eq!(findings[0].severity, Severity::Ok, "{findings:?}");
 }
 
 #[test]

@@ -14,6 +14,7 @@ use crate::engine::context::KeeperContext;
 use crate::engine::observe::{self, Watch};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fence::Fence;
+use crate::loss::LossReason;
 use crate::name::{Label, Name};
 use crate::options::drift;
 use crate::owner::Owner;
@@ -73,14 +74,6 @@ pub(crate) enum Ending {
     Detach,
 }
 
-// Why a hold was lost, as it stands in errors and logs.
-pub(crate) const LEASE_RAN_OUT: &str = "its lease ran out";
-pub(crate) const NO_SUCH_HOLD: &str = "its lease ran out, or the ticket is not that of a hold";
-pub(crate) const TAKEN_AWAY: &str = "the store no longer has it";
-pub(crate) const HELD_TOO_LONG: &str = "it was held for max_hold";
-pub(crate) const RUNTIME_GONE: &str = "its runtime was shut down";
-pub(crate) const STORE_PANICKED: &str = "the store panicked";
-
 /// One claim's state, from the first ask on.
 #[derive(Debug)]
 pub(crate) struct Hold {
@@ -116,7 +109,7 @@ struct Inner {
     under_way: Option<TaskTrackerToken>,
     done: bool,
     tended: bool,
-    lost_because: &'static str,
+    loss: Option<LossReason>,
     /// Made when somebody first wants to be told of a loss.
     lost: Option<CancellationToken>,
 }
@@ -146,7 +139,7 @@ impl Hold {
             under_way: None,
             done: false,
             tended: false,
-            lost_because: LEASE_RAN_OUT,
+            loss: None,
             lost: None,
         };
         let (watch, inner) = (Watch::new(), Mutex::new(inner));
@@ -165,8 +158,16 @@ impl Hold {
 
     /// The error that says that this hold is lost, and why.
     pub(crate) fn lost_error(&self, operation: &'static str) -> Error {
-        let why = self.inner().lost_because;
-        self.error(operation, Error::lost(why))
+        // Without one it has been given back, and its lease no longer counts.
+        let reason = self.inner().loss.unwrap_or(LossReason::Expired);
+        self.error(operation, Error::lost(reason))
+    }
+
+    /// Why the hold was lost, if it was.
+    pub(crate) fn loss_reason(&self) -> Option<LossReason> {
+        // Compares the deadline with the clock first.
+        let _ = self.state();
+        self.inner().loss
     }
 
     /// Whether whoever asked is still waiting for an answer.
@@ -180,7 +181,7 @@ impl Hold {
     pub(crate) fn state(&self) -> State {
         let inner = self.inner();
         if inner.is_live() && inner.has_expired(Moment::now()) {
-            return self.mark_lost(inner, LEASE_RAN_OUT);
+            return self.mark_lost(inner, LossReason::Expired);
         }
         inner.state
     }
@@ -245,7 +246,7 @@ impl Hold {
             // A hold that ran out before it was given back was lost, even if nobody looked.
             let now = inner.held.then(Moment::now);
             if now.is_some_and(|now| inner.has_expired(now)) {
-                self.mark_lost(inner, LEASE_RAN_OUT);
+                self.mark_lost(inner, LossReason::Expired);
             } else {
                 inner.state = State::Released;
                 let left = now.zip(inner.deadline()).map(|(now, deadline)| deadline.since(now));
@@ -419,25 +420,26 @@ impl Hold {
     }
 
     /// The hold is gone: whoever relies on it is told now.
-    pub(crate) fn lose(&self, why: &'static str) {
+    pub(crate) fn lose(&self, reason: LossReason) {
         let mut inner = self.inner();
         // Whoever asked for something learns it from the channel being closed.
         inner.requests.clear();
         if inner.is_live() {
-            self.mark_lost(inner, why);
+            self.mark_lost(inner, reason);
         }
     }
 
-    fn mark_lost(&self, mut inner: MutexGuard<'_, Inner>, why: &'static str) -> State {
+    fn mark_lost(&self, mut inner: MutexGuard<'_, Inner>, reason: LossReason) -> State {
         inner.state = State::Lost;
         let now = Moment::now();
-        inner.lost_because = match inner.latest {
-            _ if !inner.has_expired(now) => why,
+        let reason = match inner.latest {
+            _ if !inner.has_expired(now) => reason,
             // The last renewal before it was cut short to end then, less drift.
-            Some(latest) if inner.ends_within(drift(inner.ttl), latest) => HELD_TOO_LONG,
-            _ => LEASE_RAN_OUT,
+            Some(latest) if inner.ends_within(drift(inner.ttl), latest) => LossReason::MaxHold,
+            _ => LossReason::Expired,
         };
-        let (why, held) = (inner.lost_because, inner.held);
+        inner.loss = Some(reason);
+        let held = inner.held;
         let fence = inner.fence;
         let token = inner.lost.clone();
         // Wakers run foreign code: not under our lock.
@@ -446,9 +448,9 @@ impl Hold {
             token.cancel();
         }
         if held {
-            observe::lost(self, fence, why);
+            observe::lost(self, fence, reason);
         }
-        self.watch.lost(self, why);
+        self.watch.lost(self, reason);
         State::Lost
     }
 
@@ -507,13 +509,13 @@ impl Hold {
     }
 
     /// The driver was dropped before its end: nobody asks or renews any more.
-    pub(crate) fn abandoned(&self, why: &'static str) {
-        let error = match why {
-            STORE_PANICKED => Error::new(ErrorKind::Unavailable, why),
-            _ => KeeperContext::runtime_gone(),
+    pub(crate) fn abandoned(&self, reason: LossReason) {
+        let error = match reason {
+            LossReason::RuntimeShutdown => KeeperContext::runtime_gone(),
+            reason => Error::new(ErrorKind::Unavailable, reason.to_string()),
         };
         self.give_up(self.error("lock", error.clone()));
-        self.lose(why);
+        self.lose(reason);
         self.tell_releaser(Err(self.error("release", error)), |_| true);
         self.finished();
     }

@@ -8,8 +8,8 @@ use tokio::time::Instant;
 
 use crate::clock;
 use crate::engine::context::KeeperContext;
-use crate::engine::hold::RUNTIME_GONE;
 use crate::engine::observe;
+use crate::loss::LossReason;
 
 /// How often to look whether the machine has slept.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -30,7 +30,7 @@ impl Drop for Estate {
             context.runtime_gone.store(true, Ordering::SeqCst);
             let newcomers = std::mem::take(&mut *context.newcomers());
             for driver in newcomers {
-                driver.abandon(RUNTIME_GONE);
+                driver.abandon(LossReason::RuntimeShutdown);
             }
         }
     }

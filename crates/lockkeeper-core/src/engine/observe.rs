@@ -13,6 +13,7 @@ use std::time::Duration;
 use crate::engine::hold::Hold;
 use crate::error::Error;
 use crate::fence::Fence;
+use crate::loss::LossReason;
 
 #[cfg(any(feature = "metrics", feature = "spans"))]
 mod watch;
@@ -59,11 +60,11 @@ pub(crate) fn renewal_failed(hold: &Hold, error: &Error) {
 }
 
 /// A hold is lost.
-pub(crate) fn lost(hold: &Hold, fence: Option<Fence>, why: &'static str) {
+pub(crate) fn lost(hold: &Hold, fence: Option<Fence>, reason: LossReason) {
     let (store, name) = (hold.context.backend.name(), hold.name.escape_debug());
     let fence = fence.map(Fence::get);
     hold.watch.in_span(|| {
-        tracing::warn!(store, %name, fence, why, "lock lost");
+        tracing::warn!(store, %name, fence, %reason, "lock lost");
     });
 }
 

@@ -11,8 +11,9 @@ use std::time::Duration;
 use crate::contract::{BoxFuture, Claim};
 use crate::engine::context::KeeperContext;
 use crate::engine::driver::{Job, Plan, drive};
-use crate::engine::hold::{Ending, Hold, RUNTIME_GONE, ReleaseOutcome, STORE_PANICKED, Verdict};
+use crate::engine::hold::{Ending, Hold, ReleaseOutcome, Verdict};
 use crate::error::Result;
+use crate::loss::LossReason;
 
 /// A hold with a shorter ttl than this gets its tender without waiting for the steward's round.
 const TOO_SHORT_TO_WAIT: Duration = Duration::from_millis(100);
@@ -144,12 +145,12 @@ impl Driver {
     }
 
     /// Nobody will drive any more: whoever relies on it is told, unless all is done.
-    pub(crate) fn abandon(&self, why: &'static str) {
+    pub(crate) fn abandon(&self, reason: LossReason) {
         let future = self.seat().future.take();
         if let Some(future) = future {
             let _entered = self.hold.context.enter();
             drop(future);
-            self.hold.abandoned(why);
+            self.hold.abandoned(reason);
         }
     }
 
@@ -194,8 +195,9 @@ impl Future for Tender {
 impl Drop for Tender {
     fn drop(&mut self) {
         // Dropped before the end: the runtime is being shut down, or the store panicked.
-        let why = if std::thread::panicking() { STORE_PANICKED } else { RUNTIME_GONE };
-        self.0.abandon(why);
+        let panicking = std::thread::panicking();
+        let failed = if panicking { LossReason::StoreFailed } else { LossReason::RuntimeShutdown };
+        self.0.abandon(failed);
     }
 }
 
@@ -230,7 +232,7 @@ impl Future for Acquire {
         if let Err(panic) = std::panic::catch_unwind(step) {
             // A timer panics when its runtime has been shut down. That is no reason for us to.
             if driver.hold.context.runtime_is_gone() {
-                driver.abandon(RUNTIME_GONE);
+                driver.abandon(LossReason::RuntimeShutdown);
                 self.driver = None;
                 driver.heed(Attention::Over);
                 return Poll::Ready(Err(KeeperContext::runtime_gone()));
@@ -253,7 +255,7 @@ impl Future for Acquire {
                     driver.nudge();
                 }
                 if !driver.hold.context.entrust(&driver) {
-                    driver.abandon(RUNTIME_GONE);
+                    driver.abandon(LossReason::RuntimeShutdown);
                     return Poll::Ready(Err(KeeperContext::runtime_gone()));
                 }
                 Ok(Acquired::Held(driver))

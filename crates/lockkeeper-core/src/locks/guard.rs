@@ -14,15 +14,14 @@ use tokio_util::sync::CancellationToken;
 use crate::blocking_runtime::block_on;
 use crate::clock::Moment;
 use crate::contract::Mode;
-use crate::engine::hold::{
-    Ending, Hold, RUNTIME_GONE, ReleaseOutcome, Request, STORE_PANICKED, State,
-};
+use crate::engine::hold::{Ending, Hold, ReleaseOutcome, Request, State};
 use crate::engine::polling::{Driver, Releasing};
 use crate::engine::until_lost::run_until_lost;
 use crate::error::{Error, Result};
 use crate::fence::Fence;
 use crate::locks::handle::LockHandle;
 use crate::locks::ticket::Ticket;
+use crate::loss::LossReason;
 use crate::name::Label;
 use crate::options::{check_ttl, invalid};
 use crate::owner::Owner;
@@ -101,6 +100,13 @@ impl Guard {
     pub fn is_held_owned(&self) -> impl Fn() -> bool + Clone + Send + Sync + 'static + use<> {
         let hold = self.driver.hold.clone();
         move || matches!(hold.state(), State::Held | State::AtRisk)
+    }
+
+    /// Why the lock was lost; `None` while it is held, and after it was given back.
+    ///
+    /// Compared with the deadline at each call, like [`is_held`](Self::is_held).
+    pub fn loss_reason(&self) -> Option<LossReason> {
+        self.driver.hold.loss_reason()
     }
 
     /// When the hold will be lost if no renewal succeeds before; `None` if the store needs none.
@@ -391,7 +397,8 @@ impl Driving<'_> {
         if catch_unwind(step).is_err() {
             // A timer panics when its runtime has been shut down; anything else is the store's.
             let gone = self.0.hold.context.runtime_is_gone();
-            self.0.abandon(if gone { RUNTIME_GONE } else { STORE_PANICKED });
+            let reason = if gone { LossReason::RuntimeShutdown } else { LossReason::StoreFailed };
+            self.0.abandon(reason);
         }
     }
 }

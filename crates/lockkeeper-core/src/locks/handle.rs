@@ -14,7 +14,6 @@ use crate::error::{Error, Result};
 use crate::locks::guard::Guard;
 use crate::name::Name;
 use crate::options::Options;
-use crate::owner::Owner;
 
 /// How long an acquire may wait for other holders.
 #[derive(Debug, Clone, Copy)]
@@ -99,24 +98,11 @@ impl LockHandle {
         let name = self.name.clone()?;
         let spec = || {
             context.check(mode)?;
-            let (owner, label) = (Owner::random(), self.options.label()?);
-            let ttl = self.options.lease()?;
+            let (label, ttl) = (self.options.label()?, self.options.lease()?);
             let background = context.background()?.clone();
             let queue = wait != Some(Duration::ZERO);
-            let (max_wait, of) = (wait, name.clone());
-            let (min_uptime, ticket) = (None, None);
-            let spec = ClaimSpec {
-                name: of,
-                owner,
-                label,
-                mode,
-                ttl,
-                queue,
-                min_uptime,
-                max_wait,
-                ticket,
-                background,
-            };
+            let spec = ClaimSpec::new(name.clone(), ttl, background);
+            let spec = ClaimSpec { label, mode, queue, max_wait: wait, ..spec };
             let plan = Plan { wait, max_hold: self.options.max_hold, adopt: false };
             context.drive(spec, plan, None)
         };

@@ -187,7 +187,8 @@ impl Keeper {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Lost`] if the lease had ended, or the ticket's owner, mode or fence are not those of the hold;
+    /// [`ErrorKind::Lost`] if the lease had ended, or the ticket's owner, mode or fence are not those of the hold (which
+    /// stores compare the fence is said at [`Ticket`]);
     /// [`ErrorKind::InvalidOption`] if the ticket cannot be one, before anything is asked;
     /// [`ErrorKind::Unsupported`] on a store without leases.
     ///
@@ -230,20 +231,8 @@ impl Keeper {
         context.check(mode).map_err(at)?;
         let background = context.background().map_err(at)?.clone();
         let ttl = check_lease(ttl, self.options.max_hold).map_err(at)?;
-        let (queue, of, ticket) = (false, name.clone(), fence);
-        let (min_uptime, max_wait) = (None, None);
-        let spec = ClaimSpec {
-            name: of,
-            owner,
-            label,
-            mode,
-            ttl,
-            queue,
-            min_uptime,
-            max_wait,
-            ticket,
-            background,
-        };
+        let spec = ClaimSpec::new(name.clone(), ttl, background);
+        let spec = ClaimSpec { owner, label, mode, ticket: fence, ..spec };
         let plan = Plan { wait: None, max_hold: self.options.max_hold, adopt: true };
         match context.drive(spec, plan, fence).map_err(at)?.await? {
             Acquired::Held(driver) => Ok(Guard::new(driver)),
@@ -280,7 +269,7 @@ impl Keeper {
     /// let place = async {
     ///     let shown = keeper.inspect()?.show("orders/42").await?;
     ///     let ours = keeper.waiting();
-    ///     let is_ours = |who: &lockkeeper::Party| who.owner.is_some_and(|id| ours.contains(&id));
+    ///     let is_ours = |who: &lockkeeper::Participant| who.owner.is_some_and(|id| ours.contains(&id));
     ///     lockkeeper::Result::Ok(shown[0].waiters.iter().position(is_ours))
     /// };
     /// tokio::select! {

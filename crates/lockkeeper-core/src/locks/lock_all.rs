@@ -14,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::futures::join_all;
 use crate::locks::guard::Guard;
 use crate::locks::handle::LockHandle;
+use crate::loss::LossReason;
 use crate::name::Name;
 use crate::options::{Options, invalid, option_setters};
 use crate::release::LEAVE_WITHIN;
@@ -227,6 +228,11 @@ impl Guards {
         self.iter().all(Guard::is_held)
     }
 
+    /// Why the first of them that is lost was lost, in the order of their names; `None` if none is.
+    pub fn loss_reason(&self) -> Option<LossReason> {
+        self.iter().find_map(Guard::loss_reason)
+    }
+
     /// Runs a future for as long as all of them are held, and drops it when one is lost.
     ///
     /// No step of the work begins after the first of the leases has run out, as with [`Guard::while_held`].
@@ -255,7 +261,7 @@ impl Guards {
         output.ok_or_else(|| {
             let lost = first_lost().map(Guard::lost_error);
             // Only a guard that is lost ends the wait.
-            lost.unwrap_or_else(|| Error::lost("one of the locks"))
+            lost.unwrap_or_else(|| Error::lost(LossReason::Expired))
         })
     }
 

@@ -5,12 +5,13 @@ use std::time::Duration;
 use super::{Granted, Job, LEAST_PAUSE, Left, asked};
 use crate::backoff::Backoff;
 use crate::clock::{Moment, sleep_until};
-use crate::contract::{Attempt, BoxFuture, Change, Fences, Grant, Kind, Mode, Renewal};
+use crate::contract::{Attempt, BoxFuture, Change, Fences, Grant, Kind, Mode, Renewal, Retry};
 use crate::engine::context::KeeperContext;
-use crate::engine::hold::{Hold, LEASE_RAN_OUT, NO_SUCH_HOLD, Verdict};
+use crate::engine::hold::{Hold, Verdict};
 use crate::engine::observe;
 use crate::error::{Error, ErrorKind, Result};
 use crate::futures::{at_once, boxed, within};
+use crate::loss::LossReason;
 use crate::release::LEAVE_WITHIN;
 
 /// An attempt that takes longer has nothing left to give, whatever the ttl.
@@ -61,12 +62,15 @@ impl Job {
         let mut noticed = false;
         let mut sent = start;
         let mut contended: Option<Moment> = None;
+        // When a claim that waits sent the last attempt that was answered, by whatever answer.
+        let mut answered: Option<Moment> = None;
         let mut polls = Backoff::new(Duration::from_millis(5), (ttl / 3).min(MAX_POLL));
         let mut failures = Backoff::new(Duration::from_millis(50), (ttl / 10).min(MAX_POLL));
 
         loop {
             if let Ok(Attempt::Contended { .. } | Attempt::Undecided) = answer {
                 self.hold.watch.contended(&self.hold);
+                answered = Some(sent).filter(|_| !one_shot);
                 // A claim that asked unprompted and was refused has met a holder, and no crowd.
                 if noticed || matches!(answer, Ok(Attempt::Undecided)) {
                     spread.widen(Moment::now().since(sent));
@@ -83,7 +87,7 @@ impl Job {
                         ErrorKind::Unavailable,
                         "the answer took longer than the lease it granted",
                     );
-                    self.weather(error, contended, ttl)?;
+                    self.weather(error, answered, ttl)?;
                     failures.next()
                 }
                 Ok(Attempt::Contended { .. }) if one_shot => {
@@ -91,21 +95,22 @@ impl Job {
                     return Err(Left::Nothing);
                 }
                 Ok(Attempt::Undecided) => spread.pause(),
-                Ok(Attempt::Contended { retry_after, .. }) => {
+                Ok(Attempt::Contended { retry, .. }) => {
                     contended = Some(sent);
-                    let told = self.capabilities().push && retry_after != Some(Duration::ZERO);
-                    let retry_after = retry_after.filter(|after| !after.is_zero());
-                    let retry_after = retry_after.unwrap_or(Duration::MAX);
-                    if told {
+                    let after = match retry {
+                        Retry::After(after) => after,
+                        Retry::OnNotify | Retry::Poll => Duration::MAX,
+                    };
+                    if retry == Retry::Poll || !self.capabilities().push {
+                        polls.next().min(after)
+                    } else {
                         // Refreshed before the place in the queue ends, and so often that a grant
                         // handed to us has two thirds of its lease before it.
-                        (ttl / 3).saturating_sub(Moment::now().since(sent)).min(retry_after)
-                    } else {
-                        polls.next().min(retry_after)
+                        (ttl / 3).saturating_sub(Moment::now().since(sent)).min(after)
                     }
                 }
                 Err(error) => {
-                    self.weather(error, contended, ttl)?;
+                    self.weather(error, answered, ttl)?;
                     failures.next()
                 }
             };
@@ -124,16 +129,18 @@ impl Job {
                 tokio::time::sleep(LEAST_PAUSE).await;
             }
             sent = Moment::now();
-            answer = self.ask(sent, until, contended.map(|_| start)).await;
+            let waiting =
+                answered.map(|_| Waiting { since: start, contended: contended.is_some() });
+            answer = self.ask(sent, until, waiting).await;
         }
     }
 
-    /// Asks once. `waiting_since` is for a waiter that asks again.
+    /// Asks once. `waiting` is for a waiter that asks again.
     async fn ask(
         &mut self,
         sent: Moment,
         until: Option<Moment>,
-        waiting_since: Option<Moment>,
+        waiting: Option<Waiting>,
     ) -> Result<Attempt> {
         let floor = match self.hold.mode() {
             Mode::Exclusive if self.has_floors() => {
@@ -146,7 +153,7 @@ impl Job {
         let mut attempt = self.claim.attempt(floor);
         match at_once(&mut attempt).await {
             Some(answer) => answer,
-            None => boxed(answer(attempt, &self.hold, sent, until, waiting_since)).await,
+            None => boxed(answer(attempt, &self.hold, sent, until, waiting)).await,
         }
     }
 
@@ -220,11 +227,11 @@ impl Job {
     /// Decides whether a failed ask ends the acquire. The first one does: nobody wants to wait in
     /// silence for a store that is down. Once the store has answered, failures are borne for as long
     /// as our place in the queue can have lasted.
-    fn weather(&self, error: Error, contended: Option<Moment>, ttl: Duration) -> Result<(), Left> {
+    fn weather(&self, error: Error, answered: Option<Moment>, ttl: Duration) -> Result<(), Left> {
         if self.hold.ending().is_some() {
             return Err(Left::Something);
         }
-        let patient = contended.is_some_and(|last| Moment::now().since(last) < ttl);
+        let patient = answered.is_some_and(|last| Moment::now().since(last) < ttl);
         if patient && error.is_retryable() {
             observe::asking_again(&self.hold, &error);
             return Ok(());
@@ -253,20 +260,28 @@ impl Job {
                 if self.believes(sent, grant) {
                     return Ok(Granted { sent, grant });
                 }
-                Error::lost(LEASE_RAN_OUT)
+                Error::lost(LossReason::Expired)
             }
             Some(Ok(Renewal::Held)) => {
                 let grant = Grant { fence, valid_for: None };
                 self.believes(sent, grant);
                 return Ok(Granted { sent, grant });
             }
-            Some(Ok(Renewal::Lost)) => Error::lost(NO_SUCH_HOLD),
+            Some(Ok(Renewal::Lost(_))) => Error::no_such_hold(),
             Some(Err(error)) => error,
             None => Error::no_answer(longest),
         };
         self.hold.fail(Verdict::Failed(self.hold.error("adopt", error)));
         Err(Left::Nothing)
     }
+}
+
+/// A claim that waits, and has been answered before.
+#[derive(Debug, Clone, Copy)]
+struct Waiting {
+    since: Moment,
+    /// Whether an answer said that another claim holds the lock.
+    contended: bool,
 }
 
 /// What ended a wait.
@@ -307,20 +322,22 @@ impl Spread {
 /// before, or the keeper is closed, he is told; the answer is awaited all the same, to release what it
 /// grants.
 ///
-/// Of a waiter it is known that others hold the lock, and that the store answered before: it does not
-/// wait for this answer for long. Past the end of its time it still does for a moment, since only the answer
-/// says whether it has the lock or has to leave the queue.
+/// Of a waiter it is known that the store answered before: it does not wait for this answer for long. Past the end of
+/// its time it still does for a moment, since only the answer says whether it has the lock or has to leave the queue.
 async fn answer(
     mut attempt: BoxFuture<'_, Result<Attempt>>,
     hold: &Hold,
     sent: Moment,
     until: Option<Moment>,
-    waiting_since: Option<Moment>,
+    waiting: Option<Waiting>,
 ) -> Result<Attempt> {
-    let (longest, caller) = match waiting_since {
-        Some(_) => (hold.ttl() / 3, until.map(|until| until.add(LEAVE_WITHIN))),
-        None => (hold.ttl(), until.map(|until| until.max(sent.add(LEAST_ANSWER)))),
-    };
+    // A place in the queue is refreshed before it ends.
+    let queued = waiting.is_some_and(|waiting| waiting.contended);
+    let longest = if queued { hold.ttl() / 3 } else { hold.ttl() };
+    let caller = until.map(|until| match waiting {
+        Some(_) => until.add(LEAVE_WITHIN),
+        None => until.max(sent.add(LEAST_ANSWER)),
+    });
     let longest = longest.min(LONGEST_ANSWER);
     let end = sent.add(longest);
     let told = tokio::select! {
@@ -331,9 +348,14 @@ async fn answer(
         }
         () = sleep_until(Some(caller.map_or(end, |caller| caller.min(end)))) => {
             let now = Moment::now();
-            match waiting_since {
+            match waiting {
                 _ if now >= end => return Err(Error::no_answer(longest)),
-                Some(start) => Verdict::NotInTime { waited: now.since(start) },
+                Some(Waiting { since, contended: true }) => {
+                    Verdict::NotInTime { waited: now.since(since) }
+                }
+                Some(Waiting { since, contended: false }) => {
+                    Verdict::Failed(hold.error("lock", Error::undecided(now.since(since))))
+                }
                 None => Verdict::Failed(hold.error("lock", Error::no_answer(now.since(sent)))),
             }
         }

@@ -6,10 +6,11 @@ use super::{Job, LEAST_PAUSE, Left, asked, ended};
 use crate::backoff::Backoff;
 use crate::clock::{Moment, sleep_until};
 use crate::contract::{Change, Mode, Renewal};
-use crate::engine::hold::{Ending, Request, TAKEN_AWAY};
+use crate::engine::hold::{Ending, Request};
 use crate::engine::observe;
 use crate::error::{Error, ErrorKind, Result};
 use crate::futures::boxed;
+use crate::loss::LossReason;
 
 impl Job {
     pub(super) async fn keep(&mut self, mut pulse: Pulse) -> Left {
@@ -22,25 +23,28 @@ impl Job {
             let now = Moment::now();
             let request = self.hold.next_request();
             let lives = if self.hold.deadline().is_some_and(|deadline| now >= deadline) {
-                false
+                Err(LossReason::Expired)
             } else if let Some(request) = request {
                 boxed(self.serve(request, &mut pulse)).await
             } else if pulse.due.is_some_and(|due| now >= due) {
                 let ttl = self.hold.ttl();
                 let renewal = boxed(self.renew(ttl, Step::Renew, &mut pulse));
-                !matches!(renewal.await, Ok(Renewal::Lost))
+                match renewal.await {
+                    Ok(Renewal::Lost(reason)) => Err(reason),
+                    _ => Ok(()),
+                }
             } else {
                 self.listen(&mut pulse).await
             };
-            if !lives {
-                self.hold.lose(TAKEN_AWAY);
+            if let Err(reason) = lives {
+                self.hold.lose(reason);
                 return Left::Something;
             }
         }
     }
 
-    /// Waits for the next thing to do; false if the hold is gone.
-    async fn listen(&mut self, pulse: &mut Pulse) -> bool {
+    /// Waits for the next thing to do; an error if the hold is gone.
+    async fn listen(&mut self, pulse: &mut Pulse) -> Result<(), LossReason> {
         let deadline = self.hold.deadline();
         let alarm = match (pulse.due, deadline) {
             (Some(due), Some(deadline)) => Some(due.min(deadline)),
@@ -50,7 +54,7 @@ impl Job {
             biased;
             () = asked(&self.hold) => {}
             change = self.claim.changed() => match change {
-                Change::Lost => return false,
+                Change::Lost(reason) => return Err(reason),
                 Change::LookAgain | Change::Granted(_) => {
                     // Not again and again without a pause, whatever the store says.
                     let due = pulse.sent.add(LEAST_PAUSE);
@@ -61,11 +65,11 @@ impl Job {
             () = sleep_until(alarm) => {}
             () = self.hold.context.woken() => {}
         }
-        true
+        Ok(())
     }
 
-    /// Does what the guard asked for; false if the hold is gone.
-    async fn serve(&mut self, request: Request, pulse: &mut Pulse) -> bool {
+    /// Does what the guard asked for; an error if the hold is gone.
+    async fn serve(&mut self, request: Request, pulse: &mut Pulse) -> Result<(), LossReason> {
         let (ttl, step, reply) = match request {
             Request::Extend(ttl, reply) => {
                 if ttl < self.hold.ttl() {
@@ -82,15 +86,18 @@ impl Job {
             }
         };
         let answer = self.renew(ttl, step, pulse).await;
-        let lives = !matches!(answer, Ok(Renewal::Lost));
+        let lives = match &answer {
+            Ok(Renewal::Lost(reason)) => Err(*reason),
+            _ => Ok(()),
+        };
         let operation = match step {
             Step::Renew => "extend",
             Step::Downgrade => "downgrade",
         };
         let answer = match answer {
-            Ok(Renewal::Lost) => {
+            Ok(Renewal::Lost(reason)) => {
                 // Told before the answer, so that whoever gets the answer finds the state to match.
-                self.hold.lose(TAKEN_AWAY);
+                self.hold.lose(reason);
                 Err(self.hold.lost_error(operation))
             }
             Ok(Renewal::Renewed { .. } | Renewal::Held) => {
@@ -154,7 +161,7 @@ impl Job {
         let valid_for = match &answer {
             Ok(Renewal::Renewed { valid_for }) => Some(*valid_for),
             Ok(Renewal::Held) => None,
-            Ok(Renewal::Lost) => return answer,
+            Ok(Renewal::Lost(_)) => return answer,
             Err(error) if step == Step::Downgrade && error.kind() == ErrorKind::Unsupported => {
                 return answer;
             }
@@ -165,7 +172,7 @@ impl Job {
         };
         if !self.hold.renewed(sent, valid_for) {
             // Confirmed after the deadline: by then the loss had been told, and that is final.
-            return Ok(Renewal::Lost);
+            return Ok(Renewal::Lost(LossReason::Expired));
         }
         pulse.renewed(sent, valid_for.unwrap_or(lease).min(lease), last);
         answer

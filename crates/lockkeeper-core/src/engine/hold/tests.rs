@@ -48,7 +48,7 @@ fn a_renewal_confirmed_after_the_deadline_does_not_bring_a_hold_back() {
         }
         assert!(!hold.renewed(Moment::now(), Some(TTL)));
         assert!(!hold.renewed(sent, Some(TTL * 100)));
-        hold.lose(TAKEN_AWAY);
+        hold.lose(LossReason::Broken);
         assert_eq!(hold.state(), State::Lost);
     }
 }
@@ -130,7 +130,7 @@ fn an_acquire_that_is_given_up_is_woken_if_it_was_polled_just_before() {
 #[test]
 fn a_request_to_a_hold_that_nobody_drives_any_more_is_answered() {
     let hold = hold();
-    hold.lose(TAKEN_AWAY);
+    hold.lose(LossReason::Broken);
     hold.finished();
     let (reply, mut answer) = oneshot::channel();
     hold.ask(Request::Downgrade(reply));

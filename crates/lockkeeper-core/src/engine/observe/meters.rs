@@ -14,6 +14,7 @@ use metrics::{Unit, counter, describe_counter, describe_histogram, histogram};
 use super::watch::mode_name;
 use crate::contract::Mode;
 use crate::engine::hold::Hold;
+use crate::loss::LossReason;
 
 const ACQUISITIONS: &str = "lockkeeper_acquisitions_total";
 const CONTENDED: &str = "lockkeeper_contended_total";
@@ -72,9 +73,9 @@ pub(super) fn remaining(hold: &Hold, left: Duration) {
     histogram!(REMAINING, "store" => store, "mode" => mode).record(left);
 }
 
-pub(super) fn lost(hold: &Hold, reason: &'static str) {
+pub(super) fn lost(hold: &Hold, reason: LossReason) {
     let (store, mode) = of(hold);
-    counter!(LOSSES, "store" => store, "mode" => mode, "reason" => reason).increment(1);
+    counter!(LOSSES, "store" => store, "mode" => mode, "reason" => reason.as_str()).increment(1);
 }
 
 pub(super) fn renewal_failed(hold: &Hold) {

@@ -8,6 +8,7 @@ use crate::engine::context::KeeperContext;
 use crate::engine::driver::Plan;
 use crate::engine::hold::{Ending, Hold, Verdict};
 use crate::error::{Error, Result};
+use crate::loss::LossReason;
 
 #[derive(Debug)]
 pub(crate) struct Watch;
@@ -30,7 +31,7 @@ impl Watch {
 
     pub(crate) fn ended(&self, _: &Hold, _: Ending, _: Option<Duration>) {}
 
-    pub(crate) fn lost(&self, _: &Hold, _: &'static str) {}
+    pub(crate) fn lost(&self, _: &Hold, _: LossReason) {}
 
     pub(crate) fn renewing(&self, _: &Hold) -> Renewing {
         Renewing

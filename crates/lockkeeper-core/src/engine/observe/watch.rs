@@ -9,10 +9,9 @@ use crate::clock::Moment;
 use crate::contract::{Mode, Renewal};
 use crate::engine::context::KeeperContext;
 use crate::engine::driver::Plan;
-use crate::engine::hold::{
-    Ending, HELD_TOO_LONG, Hold, LEASE_RAN_OUT, RUNTIME_GONE, TAKEN_AWAY, Verdict,
-};
+use crate::engine::hold::{Ending, Hold, Verdict};
 use crate::error::{Error, ErrorKind, Result};
+use crate::loss::LossReason;
 
 /// Follows one claim from the first ask to the end of its hold.
 ///
@@ -166,22 +165,18 @@ impl Watch {
     }
 
     /// The hold is lost; or nobody drives any more an acquire that is still on its way.
-    pub(crate) fn lost(&self, hold: &Hold, why: &'static str) {
+    pub(crate) fn lost(&self, hold: &Hold, reason: LossReason) {
         contained(|| match self.end_phase() {
             Phase::Asking(asking) => {
-                let outcome = if why == RUNTIME_GONE { "closed" } else { "failed" };
+                let outcome = match reason {
+                    LossReason::RuntimeShutdown => "closed",
+                    _ => "failed",
+                };
                 asking.end(hold, outcome, Moment::now());
             }
             Phase::Holding(holding) => {
-                let reason = match why {
-                    LEASE_RAN_OUT => "lease_ran_out",
-                    TAKEN_AWAY => "taken_away",
-                    HELD_TOO_LONG => "max_hold",
-                    RUNTIME_GONE => "runtime_gone",
-                    _ => "store_panicked",
-                };
                 meters::lost(hold, reason);
-                holding.span.record("reason", reason);
+                holding.span.record("reason", reason.as_str());
                 holding.end(hold, "lost");
             }
             Phase::New | Phase::Over => {}
@@ -240,7 +235,7 @@ impl Renewing {
         contained(move || {
             let outcome = match answer {
                 Ok(Renewal::Renewed { .. } | Renewal::Held) => "renewed",
-                Ok(Renewal::Lost) => "lost",
+                Ok(Renewal::Lost(_)) => "lost",
                 Err(_) if hold.ending().is_some() => "given_up",
                 Err(_) => "failed",
             };

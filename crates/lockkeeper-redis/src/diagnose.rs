@@ -30,7 +30,7 @@ const OLDEST: (u32, u32) = (6, 2);
 /// # Errors
 ///
 /// [`Config`](lockkeeper_core::ErrorKind::Config) for a wrong URL. All else is a finding.
-pub async fn examine(url: &str) -> Result<Vec<Finding>> {
+pub async fn diagnose(url: &str) -> Result<Vec<Finding>> {
     if url.to_ascii_lowercase().starts_with("redlock:") {
         return Ok(redlock(&Config::redlock_from_url(url)?).await);
     }
@@ -39,7 +39,7 @@ pub async fn examine(url: &str) -> Result<Vec<Finding>> {
     match addresses(&config).await {
         Ok(addresses) => {
             for address in addresses {
-                findings.extend(Node::examine(&config, &address).await.1);
+                findings.extend(Node::diagnose(&config, &address).await.1);
             }
         }
         Err(error) => findings.push(unreachable(&error)),
@@ -64,7 +64,7 @@ async fn redlock(nodes: &[Config]) -> Vec<Finding> {
     let (mut findings, mut seen) = (Vec::new(), Vec::<(Address, Node)>::new());
     for config in nodes {
         let Servers::One(address) = &config.servers else { continue };
-        let (node, found) = Node::examine(config, address).await;
+        let (node, found) = Node::diagnose(config, address).await;
         findings.extend(found);
         seen.extend(node.map(|node| (address.clone(), node)));
     }
@@ -114,7 +114,7 @@ struct Node {
 }
 
 impl Node {
-    async fn examine(config: &Config, address: &Address) -> (Option<Self>, Vec<Finding>) {
+    async fn diagnose(config: &Config, address: &Address) -> (Option<Self>, Vec<Finding>) {
         let asked = Asked::ask(config, address);
         let asked = match tokio::time::timeout(config.connect_timeout, asked).await {
             Ok(Ok(asked)) => asked,
@@ -310,7 +310,7 @@ impl Asked {
 
 #[cfg(test)]
 mod tests {
-    use lockkeeper_core::Verdict;
+    use lockkeeper_core::Severity;
 
     use super::*;
 
@@ -321,26 +321,26 @@ mod tests {
 
     #[test]
     fn servers_that_are_too_old_are_told_apart() {
-        let verdict = |info: &[(&str, &str)]| says(info).version().verdict;
+        let severity = |info: &[(&str, &str)]| says(info).version().severity;
         for old in ["2.8.19", "5.0.14", "6.0.16", "6"] {
-            assert_eq!(verdict(&[("redis_version", old)]), Verdict::Fail, "{old}");
+            assert_eq!(severity(&[("redis_version", old)]), Severity::Fail, "{old}");
         }
         for new in ["6.2.0", "6.10.1", "7.0.15", "10.0.0"] {
-            assert_eq!(verdict(&[("redis_version", new)]), Verdict::Ok, "{new}");
+            assert_eq!(severity(&[("redis_version", new)]), Severity::Ok, "{new}");
         }
         // It calls itself a Redis of the version that it came from.
         let valkey = says(&[("redis_version", "7.2.4"), ("valkey_version", "8.1.0")]).version();
-        assert_eq!((valkey.verdict, valkey.what.as_str()), (Verdict::Ok, "Valkey 8.1.0"));
-        assert_eq!(verdict(&[("role", "master")]), Verdict::Warn, "it does not say");
+        assert_eq!((valkey.severity, valkey.what.as_str()), (Severity::Ok, "Valkey 8.1.0"));
+        assert_eq!(severity(&[("role", "master")]), Severity::Warn, "it does not say");
     }
 
     #[test]
     fn clocks_may_be_two_seconds_apart() {
-        let verdict = |clock| Asked { clock, ..says(&[]) }.clock().verdict;
+        let severity = |clock| Asked { clock, ..says(&[]) }.clock().severity;
         let ahead = |micros| Some(Clock::ahead(micros));
-        assert_eq!(verdict(ahead(1_900_000)), Verdict::Ok);
-        assert_eq!(verdict(ahead(2_100_000)), Verdict::Warn);
-        assert_eq!(verdict(ahead(-2_100_000)), Verdict::Warn);
-        assert_eq!(verdict(None), Verdict::Warn);
+        assert_eq!(severity(ahead(1_900_000)), Severity::Ok);
+        assert_eq!(severity(ahead(2_100_000)), Severity::Warn);
+        assert_eq!(severity(ahead(-2_100_000)), Severity::Warn);
+        assert_eq!(severity(None), Severity::Warn);
     }
 }
