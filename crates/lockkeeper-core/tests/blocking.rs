@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::{ErrorKind, EventKind, Keeper, Memory, ReleaseOutcome, State};
+use lockkeeper_core::{
+    ErrorKind, EventKind, Fence, FenceRegister, Keeper, Memory, ReleaseOutcome, State,
+};
 use tokio::runtime::Builder;
 
 /// Does everything that a blocking lock can do.
@@ -262,6 +264,14 @@ fn blocking_work_under_a_lock_that_is_lost_is_an_error() {
         });
         assert_eq!(error.unwrap_err().kind(), ErrorKind::Lost);
     });
+}
+
+#[test]
+fn fences_are_checked_in_blocking_code() {
+    let register = FenceRegister::in_memory();
+    let fence = |number| Fence::new(number).unwrap();
+    assert!(register.blocking_check("a", fence(7)).unwrap().is_passed());
+    assert!(!register.blocking_check("a", fence(6)).unwrap().is_passed());
 }
 
 #[test]

@@ -3,7 +3,6 @@
 use std::fmt;
 use std::sync::Arc;
 
-use deadpool_postgres::Pool;
 use lockkeeper_core::{
     Backend, Capabilities, Claim, ClaimSpec, Error, ErrorKind, Fences, Inspector, Name, Result,
     Slots,
@@ -66,7 +65,8 @@ impl Postgres {
     ///
     /// A connection that is taken for locks does not go back to the pool: it counts as one of its for as
     /// long as it lives, and is then closed. So the pool's size is the limit, and a pool of one works.
-    pub fn from_pool(pool: Pool) -> Self {
+    #[cfg(feature = "deadpool")]
+    pub fn from_pool(pool: deadpool_postgres::Pool) -> Self {
         let mut options = Options::of(&Config::new());
         options.max_connections = usize::MAX;
         Self::from_links(Links::new(Source::Pool(pool), options.clone()), &options)

@@ -49,7 +49,8 @@
 //! [`adopt`]: Keeper::adopt
 //! [`election`]: Keeper::election
 //!
-//! Each is for async and for [`blocking`] code.
+//! Each is for async and for [`blocking`] code. The stores have modules of their own (`redis`, `postgres`, `file`), and so has
+//! what the author of a store needs: [`backend`].
 //!
 //! # What it does not promise
 //!
@@ -75,7 +76,8 @@
 //! - `redis`: `redis://`, `redis+sentinel://`, `redis+cluster://` and `redlock://` URLs.
 //! - `redis-tls`: the same over TLS, `rediss://`.
 //! - `file`: `file:` URLs and the module `file`: locks between the processes of one machine, on Unix.
-//! - `postgres`: `postgres:` URLs, locks on a PostgreSQL server; `postgres-tls`: the same, with TLS.
+//! - `postgres`: `postgres:` URLs, locks on a PostgreSQL server; `postgres-tls`: the same, with TLS; `deadpool`: with
+//!   connections from a pool of the crate `deadpool-postgres`.
 //! - `serde`: tickets, fences and what inspection tells can be written and read.
 //! - `metrics`: counters and histograms by the facade of the `metrics` crate; `spans`: spans of `tracing`. What
 //!   they tell stands in `docs/guides/observability.md`. Off, they cost nothing.
