@@ -169,19 +169,13 @@ fn wanted(options: &Options, key: &TokenStream) -> TokenStream {
     let wait = options.wait.map(parts).map(|(secs, nanos)| quote!(.wait(#secs, #nanos)));
     let ttl = options.ttl.map(parts).map(|(secs, nanos)| quote!(.ttl(#secs, #nanos)));
     let of = |keeper: TokenStream| quote!(::lockkeeper::__private::Wanted::new(#keeper, #key) #kind #wait #ttl);
-    match &options.keeper {
-        Some(keeper) => {
-            let span = keeper.span();
-            // The reference to a keeper, a smart pointer to one, or what derefs to one otherwise.
-            let keeper = quote_spanned!(span=> &(#keeper));
-            let wanted = of(keeper);
-            quote!(::core::result::Result::Ok(#wanted))
-        }
-        None => {
-            let wanted = of(quote!(#found));
-            quote!(::lockkeeper::__private::installed().map(|#found| #wanted))
-        }
-    }
+    let Some(keeper) = &options.keeper else {
+        let wanted = of(quote!(#found));
+        return quote!(::lockkeeper::__private::installed().map(|#found| #wanted));
+    };
+    // A keeper, a reference or a smart pointer to one: whatever derefs to one.
+    let wanted = of(quote_spanned!(keeper.span()=> &(#keeper)));
+    quote!(::core::result::Result::Ok(#wanted))
 }
 
 /// An expression that makes the name of the lock.
