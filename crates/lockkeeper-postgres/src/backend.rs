@@ -3,7 +3,6 @@
 use std::fmt;
 use std::sync::Arc;
 
-use deadpool_postgres::Pool;
 use lockkeeper_core::{
     Backend, Capabilities, Claim, ClaimSpec, Error, ErrorKind, Fences, Inspector, Name, Result,
     Slots,
@@ -66,7 +65,8 @@ impl Postgres {
     ///
     /// A connection that is taken for locks does not go back to the pool: it counts as one of its for as
     /// long as it lives, and is then closed. So the pool's size is the limit, and a pool of one works.
-    pub fn from_pool(pool: Pool) -> Self {
+    #[cfg(feature = "deadpool")]
+    pub fn from_pool(pool: deadpool_postgres::Pool) -> Self {
         let mut options = Options::of(&Config::new());
         options.max_connections = usize::MAX;
         Self::from_links(Links::new(Source::Pool(pool), options.clone()), &options)
@@ -100,10 +100,10 @@ impl Postgres {
         Self { slots: Slots::new(Arc::new(Shared(store.clone()))), store }
     }
 
-    /// Lets a [`Key`] be locked, shown and broken wherever a name can be given, to meet programs that choose their own
+    /// Lets a [`AdvisoryKey`] be locked, shown and broken wherever a name can be given, to meet programs that choose their own
     /// keys. `foreign_keys=on` in the URL does the same.
     ///
-    /// A `Key` is passed as the name that it is written as, `pg:42` or `pg:7,42`. So every such name reaches the
+    /// A `AdvisoryKey` is passed as the name that it is written as, `pg:42` or `pg:7,42`. So every such name reaches the
     /// advisory lock of that number. Without this, such names are refused with
     /// [`InvalidName`](lockkeeper_core::ErrorKind::InvalidName). Do not use it where names come from users.
     #[must_use]

@@ -2,18 +2,20 @@
 
 use std::fmt;
 use std::pin::pin;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use deadpool_postgres::{ClientWrapper, Object, Pool, PoolError};
 use lockkeeper_core::{BoxFuture, Error, Fence, FenceCheck, FenceStore, Name, Result};
 use tokio::runtime::Handle;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
-use tokio_postgres::{Client, GenericClient, NoTls, Transaction};
+use tokio_postgres::{Client, Config, GenericClient, NoTls, Transaction};
 
 use crate::config::Settings;
-use crate::error::{config, translate, unavailable};
+use crate::error::{config, translate};
+use crate::pooled::{Pool, Pooled};
 use crate::tls::Tls;
 
 const TABLE: &str = include_str!("../sql/fence_table.sql");
@@ -43,13 +45,13 @@ const CANCELS: usize = 5;
 ///
 /// ```
 /// use lockkeeper_core::{Fence, FenceRegister};
-/// use lockkeeper_postgres::PostgresFences;
+/// use lockkeeper_postgres::Fences;
 ///
 /// # #[tokio::main]
 /// # async fn main() -> lockkeeper_core::Result<()> {
 /// # let server = lockkeeper_testkit::server::PostgresServer::start_or_panic();
 /// # let url = server.url();
-/// let fences = PostgresFences::new(&url)?;
+/// let fences = Fences::new(&url)?;
 /// fences.create_table().await?; // or with your other migrations: docs/guides/fencing.md
 /// let register = FenceRegister::new(fences);
 /// assert!(register.check("orders/42", Fence::new(7).unwrap()).await?.is_passed());
@@ -58,13 +60,19 @@ const CANCELS: usize = 5;
 /// # }
 /// ```
 #[derive(Clone)]
-pub struct PostgresFences {
-    pool: Pool,
-    /// How its connections are encrypted, if that is known.
-    tls: Option<Tls>,
+pub struct Fences {
+    source: Source,
 }
 
-impl PostgresFences {
+/// Where the connections come from.
+#[derive(Clone)]
+enum Source {
+    Own(Arc<Connections>),
+    #[cfg_attr(not(feature = "deadpool"), expect(dead_code, reason = "no pools in this build"))]
+    Pool(Pool),
+}
+
+impl Fences {
     /// Fences at a URL, as [`Postgres::new`](crate::Postgres::new) takes it, without connecting yet. The
     /// parameter `max_connections` says how many checks are under way at the same time.
     ///
@@ -74,13 +82,14 @@ impl PostgresFences {
     pub fn new(url: &str) -> Result<Self> {
         let Settings { driver, options, root } = Settings::parse(url)?;
         let tls = Tls::new(root.as_deref(), driver.get_ssl_mode())?;
-        let pool = Pool::builder(tls.manager(driver)).max_size(options.max_connections).build();
-        Ok(Self { pool: pool.map_err(|error| config(error.to_string()))?, tls: Some(tls) })
+        let source = Source::Own(Arc::new(Connections::new(driver, tls, options.max_connections)));
+        Ok(Self { source })
     }
 
     /// Fences over the connections of a pool.
-    pub fn from_pool(pool: Pool) -> Self {
-        Self { pool, tls: None }
+    #[cfg(feature = "deadpool")]
+    pub fn from_pool(pool: deadpool_postgres::Pool) -> Self {
+        Self { source: Source::Pool(pool) }
     }
 
     /// Creates the table, if it is not there.
@@ -125,14 +134,14 @@ impl PostgresFences {
     ///
     /// ```
     /// use lockkeeper_core::{Fence, FenceCheck};
-    /// use lockkeeper_postgres::PostgresFences;
+    /// use lockkeeper_postgres::Fences;
     ///
     /// async fn book(
     ///     client: &mut tokio_postgres::Client,
     ///     fence: Fence,
     /// ) -> Result<bool, Box<dyn std::error::Error>> {
     ///     let transaction = client.transaction().await?;
-    ///     let checked = PostgresFences::check_in(&transaction, "orders/42", fence).await?;
+    ///     let checked = Fences::check_in(&transaction, "orders/42", fence).await?;
     ///     if checked.is_passed() {
     ///         transaction.execute("UPDATE orders SET booked = true WHERE id = 42", &[]).await?;
     ///         transaction.commit().await?;
@@ -149,7 +158,7 @@ impl PostgresFences {
     }
 }
 
-impl FenceStore for PostgresFences {
+impl FenceStore for Fences {
     fn name(&self) -> &'static str {
         "postgres"
     }
@@ -165,10 +174,10 @@ impl FenceStore for PostgresFences {
     }
 }
 
-impl fmt::Debug for PostgresFences {
+impl fmt::Debug for Fences {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The pool shows its configuration.
-        f.debug_struct("PostgresFences").finish_non_exhaustive()
+        // The configuration has the password in it.
+        f.debug_struct("Fences").finish_non_exhaustive()
     }
 }
 
@@ -192,58 +201,114 @@ async fn check(
 
 fn explain(error: tokio_postgres::Error) -> Error {
     if error.code() == Some(&SqlState::UNDEFINED_TABLE) {
-        let message = "there is no table lockkeeper_fences: call PostgresFences::create_table, or \
+        let message = "there is no table lockkeeper_fences: call Fences::create_table, or \
                        see docs/guides/fencing.md";
         return config(message).with_source(error);
     }
     translate(error)
 }
 
-/// A connection that goes back to its pool only when what was asked has been answered. One whose question
-/// was given up may be blocked for as long as another's transaction lasts.
-struct Connection {
-    object: Option<Object>,
-    tls: Option<Tls>,
+/// The connections of a register that has no pool: at most so many, opened when they are needed.
+struct Connections {
+    config: Config,
+    tls: Tls,
+    places: Arc<Semaphore>,
+    idle: Mutex<Vec<Client>>,
+}
+
+impl Connections {
+    fn new(config: Config, tls: Tls, limit: usize) -> Self {
+        let places = Arc::new(Semaphore::new(limit.min(Semaphore::MAX_PERMITS)));
+        Self { config, tls, places, idle: Mutex::default() }
+    }
+
+    /// Returns an idle connection, or else a new one, as soon as there is a place for it.
+    async fn get(&self) -> Result<(Client, OwnedSemaphorePermit)> {
+        let place = self.places.clone().acquire_owned().await;
+        let place = place.map_err(|error| config(error.to_string()))?;
+        while let Some(client) = self.pop() {
+            // It may have been closed by the server, or have ended with the runtime that it was opened in.
+            if !client.is_closed() {
+                return Ok((client, place));
+            }
+        }
+        let (client, connection) = self.tls.connect(&self.config).await?;
+        tokio::spawn(connection);
+        Ok((client, place))
+    }
+
+    fn pop(&self) -> Option<Client> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop()
+    }
+
+    fn give_back(&self, client: Client) {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(client);
+    }
+}
+
+/// A connection that goes back only when what was asked has been answered. One whose query was given up may be
+/// blocked for as long as another client's transaction lasts.
+struct Connection(Option<Held>);
+
+enum Held {
+    Own(Arc<Connections>, Client, OwnedSemaphorePermit),
+    Pooled(Pooled),
 }
 
 impl Connection {
-    async fn get(fences: &PostgresFences) -> Result<Self> {
-        match fences.pool.get().await {
-            Ok(object) => Ok(Self { object: Some(object), tls: fences.tls.clone() }),
-            Err(PoolError::Backend(error)) => Err(translate(error)),
-            Err(error) => Err(unavailable(error.to_string()).with_source(error)),
-        }
+    async fn get(fences: &Fences) -> Result<Self> {
+        let held = match &fences.source {
+            Source::Own(connections) => {
+                let (client, place) = connections.get().await?;
+                Held::Own(connections.clone(), client, place)
+            }
+            Source::Pool(pool) => Held::Pooled(Pooled::get(pool, Duration::MAX).await?),
+        };
+        Ok(Self(Some(held)))
     }
 
     fn client(&self) -> &Client {
-        self.object.as_ref().expect("it is there until it is given back")
+        match self.0.as_ref().expect("it is there until it is given back") {
+            Held::Own(_, client, _) => client,
+            Held::Pooled(pooled) => pooled.client(),
+        }
     }
 
     fn give_back(mut self) {
-        self.object.take();
+        match self.0.take() {
+            Some(Held::Own(connections, client, _place)) => connections.give_back(client),
+            Some(Held::Pooled(pooled)) => pooled.give_back(),
+            None => {}
+        }
     }
 }
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        let Some(object) = self.object.take() else { return };
-        let (client, tls) = (Object::take(object), self.tls.take());
-        if let Ok(runtime) = Handle::try_current() {
-            runtime.spawn(end(client, tls));
+        let (Some(held), Ok(runtime)) = (self.0.take(), Handle::try_current()) else { return };
+        // The place is free for another connection while this one ends.
+        match held {
+            Held::Own(connections, client, _place) => {
+                runtime.spawn(async move { end(&client, Some(&connections.tls)).await });
+            }
+            Held::Pooled(mut pooled) => {
+                pooled.take_out();
+                runtime.spawn(async move { end(pooled.client(), None).await });
+            }
         }
     }
 }
 
-/// Ends a connection together with the question that was given up. The driver closes one that is dropped only
-/// when all was answered: while a transaction has a name, each check of it that was given up would leave
-/// one more session to the server, beyond whatever the pool may have.
-async fn end(client: ClientWrapper, tls: Option<Tls>) {
+/// Ends a connection together with the query that was given up. The driver closes one that is dropped only when
+/// every query was answered: while a transaction has a name, each check of it that was given up would leave one more
+/// session to the server, beyond the limit of this register.
+async fn end(client: &Client, tls: Option<&Tls>) {
     let token = client.cancel_token();
-    // It comes after whatever was asked.
+    // It is answered after everything that was asked before.
     let mut last = pin!(client.batch_execute(""));
     for _ in 0..CANCELS {
         let cancel = async {
-            match &tls {
+            match tls {
                 Some(tls) => tls.cancel(&token).await,
                 // How the pool encrypts is not known here. If it must, this fails.
                 None => token.cancel_query(NoTls).await.map_err(translate),

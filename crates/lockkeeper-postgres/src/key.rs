@@ -7,8 +7,8 @@ use sha2::{Digest, Sha256};
 
 /// The key of an advisory lock: what PostgreSQL knows a lock by.
 ///
-/// A name becomes a key by [`Key::of`]. To meet other programs that lock keys of their own choice, lock
-/// the key itself: a `Key` can be given wherever a name can, on a store that was opened for this with
+/// A name becomes a key by [`AdvisoryKey::of`]. To meet other programs that lock keys of their own choice, lock
+/// the key itself: a `AdvisoryKey` can be given wherever a name can, on a store that was opened for this with
 /// `foreign_keys=on` in its URL or by [`Postgres::with_foreign_keys`](crate::Postgres::with_foreign_keys). Other
 /// stores refuse it, so that a name that comes from a user never reaches the lock of another program.
 ///
@@ -17,15 +17,18 @@ use sha2::{Digest, Sha256};
 /// # Examples
 ///
 /// ```
-/// use lockkeeper_postgres::Key;
+/// use lockkeeper_postgres::AdvisoryKey;
 ///
-/// assert_eq!(Key::from_i64(42).to_string(), "pg:42");
-/// assert_ne!(Key::of("pg:42"), Key::from_i64(42)); // a name is always hashed
+/// assert_eq!(AdvisoryKey::from_i64(42).to_string(), "pg:42");
+/// assert_ne!(AdvisoryKey::of("pg:42"), AdvisoryKey::from_i64(42)); // a name is always hashed
 /// // let keeper = Keeper::new(Postgres::new(url)?.with_foreign_keys());
-/// // let guard = keeper.mutex(Key::from_pair(7, 42)).lock().await?;
+/// // let guard = keeper.mutex(AdvisoryKey::from_pair(7, 42)).lock().await?;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Key(pub(crate) Form);
+pub struct AdvisoryKey(pub(crate) Form);
+
+/// The short name of it, within this crate.
+pub(crate) type Key = AdvisoryKey;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Form {
@@ -37,10 +40,10 @@ pub(crate) enum Form {
 /// would not meet those of this one.
 const VERSION: &str = "lockkeeper/1\0";
 /// A key that is never locked: where a seat is wanted, and no lock.
-pub(crate) const NO_KEY: Key = Key(Form::Two(i32::MIN, i32::MIN));
+pub(crate) const NO_KEY: AdvisoryKey = AdvisoryKey(Form::Two(i32::MIN, i32::MIN));
 const PREFIX: &str = "pg:";
 
-impl Key {
+impl AdvisoryKey {
     /// The key that `pg_advisory_lock(bigint)` takes.
     pub fn from_i64(key: i64) -> Self {
         Self(Form::One(key))
@@ -136,13 +139,13 @@ fn halves(key: u64) -> (u32, u32) {
     ((key >> 32) as u32, key as u32)
 }
 
-fn pair_of(key: u64) -> Key {
+fn pair_of(key: u64) -> AdvisoryKey {
     let (first, second) = halves(key);
-    Key::from_pair(first.cast_signed(), second.cast_signed())
+    AdvisoryKey::from_pair(first.cast_signed(), second.cast_signed())
 }
 
 /// `pg:42` or `pg:7,42`: a name that stands for this key, on a store with foreign keys.
-impl fmt::Display for Key {
+impl fmt::Display for AdvisoryKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Form::One(key) => write!(f, "{PREFIX}{key}"),
@@ -151,8 +154,8 @@ impl fmt::Display for Key {
     }
 }
 
-impl From<Key> for Arc<str> {
-    fn from(key: Key) -> Self {
+impl From<AdvisoryKey> for Arc<str> {
+    fn from(key: AdvisoryKey) -> Self {
         key.to_string().into()
     }
 }
@@ -173,52 +176,56 @@ mod tests {
             ("a\0slot\0\u{31}", 5_328_080_709_423_127_060),
         ];
         for (name, key) in golden {
-            assert_eq!(Key::of(name), Key::from_i64(key), "{name:?}");
+            assert_eq!(AdvisoryKey::of(name), AdvisoryKey::from_i64(key), "{name:?}");
         }
     }
 
     #[test]
     fn a_text_that_spells_a_key_is_told_from_a_name() {
         let keys = [
-            Key::from_i64(0),
-            Key::from_i64(i64::MIN),
-            Key::from_i64(i64::MAX),
-            Key::from_pair(0, 0),
-            Key::from_pair(i32::MIN, i32::MAX),
-            Key::from_pair(-1, 1),
+            AdvisoryKey::from_i64(0),
+            AdvisoryKey::from_i64(i64::MIN),
+            AdvisoryKey::from_i64(i64::MAX),
+            AdvisoryKey::from_pair(0, 0),
+            AdvisoryKey::from_pair(i32::MIN, i32::MAX),
+            AdvisoryKey::from_pair(-1, 1),
         ];
         for key in keys {
-            assert_eq!(Key::spelled(&key.to_string()), Some(key));
-            assert_ne!(Key::of(&key.to_string()), key, "a name never reaches a key of choice");
+            assert_eq!(AdvisoryKey::spelled(&key.to_string()), Some(key));
+            assert_ne!(
+                AdvisoryKey::of(&key.to_string()),
+                key,
+                "a name never reaches a key of choice"
+            );
             let (classid, objid, objsubid) = key.in_pg_locks();
-            assert_eq!(Key::from_pg_locks(classid, objid, objsubid), key);
+            assert_eq!(AdvisoryKey::from_pg_locks(classid, objid, objsubid), key);
         }
         for name in ["pg:", "pg:+1", "pg:01", "pg:1,", "pg:1,2,3", "pg:9223372036854775808", "PG:1"]
         {
-            assert_eq!(Key::spelled(name), None, "{name:?}");
+            assert_eq!(AdvisoryKey::spelled(name), None, "{name:?}");
         }
-        assert_ne!(Key::spelled("pg:1"), Key::spelled("pg:0,1"), "two spaces");
+        assert_ne!(AdvisoryKey::spelled("pg:1"), AdvisoryKey::spelled("pg:0,1"), "two spaces");
     }
 
     /// The rules of .NET's library, worked out by hand.
     #[test]
     fn a_dotnet_name_has_the_key_that_dotnet_gives_it() {
         // No character, a zero, 63 ones.
-        assert_eq!(Key::dotnet(""), pair_of(0x7fff_ffff_ffff_ffff));
+        assert_eq!(AdvisoryKey::dotnet(""), pair_of(0x7fff_ffff_ffff_ffff));
         // 'a' is 1100001; a zero; 56 ones.
-        assert_eq!(Key::dotnet("a"), pair_of((0b1100_0010 << 56) | ((1 << 56) - 1)));
+        assert_eq!(AdvisoryKey::dotnet("a"), pair_of((0b1100_0010 << 56) | ((1 << 56) - 1)));
         let nine = "123456789".bytes().fold(0_u64, |bits, byte| bits << 7 | u64::from(byte));
-        assert_eq!(Key::dotnet("123456789"), pair_of(nine << 1));
-        assert_eq!(Key::dotnet("00000000000000ff"), Key::from_i64(255));
-        assert_eq!(Key::dotnet("FFFFFFFFFFFFFFFE"), Key::from_i64(-2));
-        assert_eq!(Key::dotnet("00000001,ffffffff"), Key::from_pair(1, -1));
+        assert_eq!(AdvisoryKey::dotnet("123456789"), pair_of(nine << 1));
+        assert_eq!(AdvisoryKey::dotnet("00000000000000ff"), AdvisoryKey::from_i64(255));
+        assert_eq!(AdvisoryKey::dotnet("FFFFFFFFFFFFFFFE"), AdvisoryKey::from_i64(-2));
+        assert_eq!(AdvisoryKey::dotnet("00000001,ffffffff"), AdvisoryKey::from_pair(1, -1));
         // SHA-1 of "0123456789" is 87acec17cd9dcd20 a716cc2cf67417b71c8a7016; the first eight bytes,
         // the lowest first.
-        assert_eq!(Key::dotnet("0123456789"), Key::from_i64(0x20cd_9dcd_17ec_ac87));
+        assert_eq!(AdvisoryKey::dotnet("0123456789"), AdvisoryKey::from_i64(0x20cd_9dcd_17ec_ac87));
         for hashed in ["+0000000000000ff", "0000001,00000002", "äöü", "00000000000000fg"] {
             let digest = sha1_smol::Sha1::from(hashed).digest().bytes();
             let key = i64::from_le_bytes(first_8(&digest));
-            assert_eq!(Key::dotnet(hashed), Key::from_i64(key), "{hashed:?}");
+            assert_eq!(AdvisoryKey::dotnet(hashed), AdvisoryKey::from_i64(key), "{hashed:?}");
         }
     }
 }

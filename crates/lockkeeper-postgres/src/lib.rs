@@ -43,6 +43,6 @@ mod transaction;
 
 pub use backend::Postgres;
 pub use diagnose::diagnose;
-pub use fences::PostgresFences;
-pub use key::Key;
+pub use fences::Fences;
+pub use key::AdvisoryKey;
 pub use transaction::TransactionLock;

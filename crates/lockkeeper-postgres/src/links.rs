@@ -8,7 +8,6 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use deadpool_postgres::Pool;
 use lockkeeper_core::{Label, Result};
 use tokio::runtime::{self, Handle};
 use tokio::sync::{Notify, watch};
@@ -20,7 +19,7 @@ use crate::config::Options;
 use crate::error::{translate, unavailable};
 use crate::key::{Key, NO_KEY};
 use crate::link::{Link, STUCK, Wire, gone, patience_for, session_for};
-use crate::pooled::{self, Pooled};
+use crate::pooled::{self, Pool, Pooled};
 use crate::seat::{Seat, Visit};
 use crate::tls::Tls;
 
@@ -31,7 +30,11 @@ const SHARE: usize = 64;
 
 /// Where connections come from.
 pub(crate) enum Source {
-    Server { config: Box<Config>, tls: Tls },
+    Server {
+        config: Box<Config>,
+        tls: Tls,
+    },
+    #[cfg_attr(not(feature = "deadpool"), expect(dead_code, reason = "no pools in this build"))]
     Pool(Pool),
 }
 
@@ -121,7 +124,7 @@ impl Links {
     fn limit(&self) -> usize {
         match &self.source {
             Source::Server { .. } => self.options.max_connections,
-            Source::Pool(pool) => pool.status().max_size.min(self.options.max_connections),
+            Source::Pool(pool) => pooled::limit(pool).min(self.options.max_connections),
         }
     }
 

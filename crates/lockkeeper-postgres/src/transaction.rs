@@ -8,7 +8,7 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
 
 use crate::error::translate;
-use crate::key::{Form, Key};
+use crate::key::{AdvisoryKey, Form};
 use crate::sql::Arguments;
 
 const READ: &str = include_str!("../sql/transaction_timeouts.sql");
@@ -50,18 +50,18 @@ const UNDO: &str = "ROLLBACK TO SAVEPOINT lockkeeper; RELEASE SAVEPOINT lockkeep
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TransactionLock {
-    key: Key,
+    key: AdvisoryKey,
     shared: bool,
 }
 
 impl TransactionLock {
     /// The lock of a name, exclusive.
     pub fn new(name: &str) -> Self {
-        Self::from_key(Key::of(name))
+        Self::from_key(AdvisoryKey::of(name))
     }
 
     /// The lock of a key, exclusive.
-    pub fn from_key(key: Key) -> Self {
+    pub fn from_key(key: AdvisoryKey) -> Self {
         Self { key, shared: false }
     }
 

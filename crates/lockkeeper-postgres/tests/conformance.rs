@@ -7,14 +7,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::Backend;
-use lockkeeper_postgres::{Key, Postgres};
+use lockkeeper_postgres::{AdvisoryKey, Postgres};
 use lockkeeper_testkit::conformance::Subject;
 
 fn postgres_with(parameters: &str) -> Subject {
     let url = format!("{}?{parameters}", kit::url());
     let store = Postgres::new(&url).unwrap();
     Subject::new(Arc::new(store), |held| async move {
-        kit::terminate_holders(Key::of(&held.name)).await;
+        kit::terminate_holders(AdvisoryKey::of(&held.name)).await;
     })
     // Longer than the default: a busy machine may keep a renewal from being sent for a second.
     .ttl(Duration::from_secs(4))

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use lockkeeper_core::Keeper;
-use lockkeeper_postgres::{Key, Postgres};
+use lockkeeper_postgres::{AdvisoryKey, Postgres};
 use lockkeeper_testkit::server::PostgresServer;
 use lockkeeper_testkit::wait::no_longer_than;
 use tokio_postgres::{Client, NoTls};
@@ -52,7 +52,7 @@ pub async fn client() -> Client {
 }
 
 /// A key as `pg_locks` shows it: where clause.
-pub fn in_pg_locks(key: Key) -> String {
+pub fn in_pg_locks(key: AdvisoryKey) -> String {
     let text = key.to_string();
     let numbers = text.strip_prefix("pg:").unwrap();
     match numbers.split_once(',') {
@@ -68,7 +68,7 @@ pub fn in_pg_locks(key: Key) -> String {
 }
 
 /// Ends the sessions that hold a key.
-pub async fn terminate_holders(key: Key) {
+pub async fn terminate_holders(key: AdvisoryKey) {
     let sql = format!(
         "SELECT pg_terminate_backend(pid, 10000) FROM pg_locks WHERE granted AND {}",
         in_pg_locks(key)
@@ -77,7 +77,7 @@ pub async fn terminate_holders(key: Key) {
 }
 
 /// How many sessions hold a key, and how many wait for it.
-pub async fn holders_and_waiters(client: &Client, key: Key) -> (i64, i64) {
+pub async fn holders_and_waiters(client: &Client, key: AdvisoryKey) -> (i64, i64) {
     let sql = format!(
         "SELECT count(*) FILTER (WHERE granted), count(*) FILTER (WHERE NOT granted) FROM pg_locks \
          WHERE {}",

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use lockkeeper_core::Keeper;
-use lockkeeper_postgres::{Key, Postgres};
+use lockkeeper_postgres::{AdvisoryKey, Postgres};
 use lockkeeper_testkit::proxy::Proxy;
 use lockkeeper_testkit::server::PostgresServer;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -30,7 +30,7 @@ async fn what_is_granted_while_a_cancel_is_on_its_way_is_given_back() {
     let guard = near.mutex(name.clone()).lock().await.unwrap();
     let mutex = far.mutex(name.clone());
     let waiter = tokio::spawn(async move { mutex.lock().await });
-    let (client, key) = (client().await, Key::of(&name));
+    let (client, key) = (client().await, AdvisoryKey::of(&name));
     eventually("it waits", async || holders_and_waiters(&client, key).await == (1, 1)).await;
     proxy.freeze();
     guard.release().await.unwrap();
@@ -82,7 +82,7 @@ async fn what_is_granted_in_spite_of_a_cancel_is_given_back() {
     };
     for bounded in [false, true] {
         let (holder, other) = (at("fence=off"), at(""));
-        let key = Key::of("a");
+        let key = AdvisoryKey::of("a");
         let guard = holder.mutex("a").lock().await.unwrap();
         // Before the waiter starts: a bounded wait must not end while the server reads its settings. Nothing but a grant
         // with a fence waits for the standby.
@@ -215,7 +215,7 @@ async fn what_is_granted_in_spite_of_an_error_is_given_back() {
         let guard = near.mutex(name.clone()).lock().await.unwrap();
         let mutex = far.mutex(name.clone());
         let waiter = tokio::spawn(async move { mutex.lock().await });
-        let (client, key) = (client().await, Key::of(&name));
+        let (client, key) = (client().await, AdvisoryKey::of(&name));
         eventually("it waits", async || holders_and_waiters(&client, key).await == (1, 1)).await;
         liar.lies.store(1, Ordering::SeqCst);
         guard.release().await.unwrap();
@@ -251,7 +251,7 @@ async fn a_session_that_cannot_prepare_its_unlock_ends() {
     let guard = keeper("").mutex(name.clone()).lock().await.unwrap();
     let mutex = far.mutex(name.clone());
     let waiter = tokio::spawn(async move { mutex.lock().await });
-    let (client, key) = (client().await, Key::of(&name));
+    let (client, key) = (client().await, AdvisoryKey::of(&name));
     eventually("it waits", async || holders_and_waiters(&client, key).await == (1, 1)).await;
     liar.lies.store(2, Ordering::SeqCst);
     guard.release().await.unwrap();
@@ -282,9 +282,9 @@ async fn those_who_ask_together_do_not_fail_together() {
     // What had been granted before it failed is not held twice.
     let client = client().await;
     for (guard, name) in guards.into_iter().zip(&names) {
-        assert_eq!(holders_and_waiters(&client, Key::of(name)).await, (1, 0));
+        assert_eq!(holders_and_waiters(&client, AdvisoryKey::of(name)).await, (1, 0));
         guard.release().await.unwrap();
-        assert_eq!(holders_and_waiters(&client, Key::of(name)).await, (0, 0));
+        assert_eq!(holders_and_waiters(&client, AdvisoryKey::of(name)).await, (0, 0));
     }
 }
 
@@ -302,5 +302,5 @@ async fn a_preparation_that_is_cancelled_is_sent_again() {
     liar.lies.store(1, Ordering::SeqCst);
     soon("release", guard.release()).await.unwrap();
     assert_eq!(liar.lies.load(Ordering::SeqCst), 0, "the unlock was not prepared");
-    assert_eq!(holders_and_waiters(&client, Key::of(&name)).await, (0, 0));
+    assert_eq!(holders_and_waiters(&client, AdvisoryKey::of(&name)).await, (0, 0));
 }

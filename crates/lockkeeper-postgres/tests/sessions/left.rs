@@ -6,7 +6,7 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use lockkeeper_core::{ErrorKind, Guard, Keeper, Result};
-use lockkeeper_postgres::Key;
+use lockkeeper_postgres::AdvisoryKey;
 
 use crate::kit::{SOON, client, eventually, holders_and_waiters, keeper, name, soon};
 
@@ -39,7 +39,7 @@ async fn a_lock_that_is_granted_to_a_future_that_was_left_comes_back() {
     let (keeper, _other) = warm(Duration::from_secs(2)).await;
     let (name, client) = (name("left"), client().await);
     let mut left = left(&keeper, name.clone(), 1).await;
-    let key = Key::of(&name);
+    let key = AdvisoryKey::of(&name);
     eventually("it is granted", async || holders_and_waiters(&client, key).await == (1, 0)).await;
     let next = soon("the next", keeper.mutex(name.clone()).lock()).await.unwrap();
     let error = soon("what was left", left.as_mut()).await.unwrap_err();

@@ -5,7 +5,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use lockkeeper_core::Slots;
-use lockkeeper_postgres::Key;
+use lockkeeper_postgres::AdvisoryKey;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::Command;
 
@@ -15,7 +15,7 @@ use crate::kit::{client, eventually, helper, holders_and_waiters, keeper, name, 
 async fn processes_enter_in_the_order_in_which_they_asked() {
     let name = name("processes");
     let guard = keeper("").mutex(name.clone()).lock().await.unwrap();
-    let (client, key) = (client().await, Key::of(&name));
+    let (client, key) = (client().await, AdvisoryKey::of(&name));
     let (tell, mut entered) = tokio::sync::mpsc::unbounded_channel();
     let mut processes = Vec::new();
     for i in 0..5 {
@@ -65,7 +65,7 @@ async fn of_those_who_wait_for_a_permit_one_looks_and_the_rest_wait_on_the_serve
             tokio::spawn(async move { semaphore.acquire().await.unwrap().release().await.unwrap() })
         })
         .collect();
-    let gate = Key::of(&Slots::parts(&name).next().unwrap());
+    let gate = AdvisoryKey::of(&Slots::parts(&name).next().unwrap());
     let client = client().await;
     let all_wait = async || holders_and_waiters(&client, gate).await == (1, 4);
     eventually("one is at the gate, four wait", all_wait).await;

@@ -5,7 +5,7 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use lockkeeper_core::{Fence, Guard, Keeper};
-use lockkeeper_postgres::{Key, Postgres};
+use lockkeeper_postgres::{AdvisoryKey, Postgres};
 use lockkeeper_testkit::proxy::Proxy;
 use lockkeeper_testkit::server::PostgresServer;
 
@@ -53,7 +53,7 @@ async fn names_that_are_asked_for_together_share_fences_which_rise_for_each_name
     assert!(shared > 0, "no fence was shared: this tests nothing");
     let client = client().await;
     for name in names {
-        assert_eq!(holders_and_waiters(&client, Key::of(&name)).await, (0, 0));
+        assert_eq!(holders_and_waiters(&client, AdvisoryKey::of(&name)).await, (0, 0));
     }
 }
 
@@ -106,11 +106,11 @@ async fn one_who_goes_leaves_nothing_behind_and_those_who_asked_together_with_it
     }
     let client = client().await;
     for (place, guard) in guards {
-        assert_eq!(holders_and_waiters(&client, Key::of(&names[place])).await, (1, 0));
+        assert_eq!(holders_and_waiters(&client, AdvisoryKey::of(&names[place])).await, (1, 0));
         guard.release().await.unwrap();
     }
     soon("close", keeper.close()).await;
     for name in names {
-        assert_eq!(holders_and_waiters(&client, Key::of(&name)).await, (0, 0));
+        assert_eq!(holders_and_waiters(&client, AdvisoryKey::of(&name)).await, (0, 0));
     }
 }

@@ -78,7 +78,7 @@ async fn a_wait_is_not_ended_by_the_transactions_own_timeouts() {
             transaction.commit().await.unwrap();
         }
     });
-    let (watch, key) = (crate::kit::client().await, lockkeeper_postgres::Key::of(&name));
+    let (watch, key) = (crate::kit::client().await, lockkeeper_postgres::AdvisoryKey::of(&name));
     eventually("it waits", async || holders_and_waiters(&watch, key).await == (1, 1)).await;
     tokio::time::sleep(Duration::from_millis(500)).await;
     guard.release().await.unwrap();
