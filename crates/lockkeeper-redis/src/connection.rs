@@ -18,7 +18,7 @@ use crate::mailbox::Mailboxes;
 use crate::renewals::millis;
 use crate::scripts::{self, Script};
 use crate::stream;
-use crate::wire::{Hear, Wire};
+use crate::wire::{Hear, Wire, unquoted};
 
 /// How long replicas have to acknowledge. The connection waits for nothing else in the meantime.
 const REPLICAS_WITHIN: Duration = Duration::from_secs(1);
@@ -62,7 +62,7 @@ pub(crate) struct Identity {
     client: Option<i64>,
 }
 
-/// How long a server had been up when it was asked, and when its answer came.
+/// How long a server had been up at least when it was asked, and when its answer came.
 #[derive(Debug, Clone, Copy)]
 struct Uptime {
     reported: Duration,
@@ -157,6 +157,7 @@ impl Connection {
             Ok(ears) => ears,
             Err(error) if verdict(&error) == Verdict::Broken => return Err(translate(error)),
             Err(error) => {
+                let error = translate(error);
                 tracing::warn!(%address, %error, "no messages from this server: waiters will poll");
                 Ears::None
             }
@@ -401,7 +402,7 @@ async fn connect(
         match wire.log_in(config, protocol).await {
             Ok(()) => return Ok((wire, None, gone)),
             Err(error) if knows_no_resp3(&error) => {}
-            Err(error) => return Err(translate(error)),
+            Err(error) => return Err(translate(unquoted(error, config))),
         }
     }
     let (protocol, gone) = (ProtocolVersion::RESP2, CancellationToken::new());
@@ -472,10 +473,12 @@ async fn identify(requests: &Wire, address: &Address) -> (Identity, Option<Uptim
         line.map(str::trim)
     };
     let run = field("run_id:").map(str::to_owned);
-    // In whole seconds, rounded down.
-    let reported = field("uptime_in_seconds:").and_then(|seconds| seconds.parse().ok());
+    // The server subtracts the second in which it started from the present one. So it says 1 a moment after its start,
+    // if its clock shows another second then: up to one more than it has been up.
+    let reported = field("uptime_in_seconds:").and_then(|seconds| seconds.parse::<u64>().ok());
     let at = Instant::now();
-    let uptime = reported.map(|seconds| Uptime { reported: Duration::from_secs(seconds), at });
+    let uptime = reported
+        .map(|seconds| Uptime { reported: Duration::from_secs(seconds.saturating_sub(1)), at });
     (Identity { address: address.clone(), run, client }, uptime)
 }
 

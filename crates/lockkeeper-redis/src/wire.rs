@@ -119,7 +119,8 @@ impl Wire {
             self.ask(&hello).await?;
         } else if let Some(password) = password {
             let mut auth = redis::cmd("AUTH");
-            self.ask(auth.arg(&config.username).arg(password)).await.map_err(not_admitted)?;
+            let asked = self.ask(auth.arg(&config.username).arg(password)).await;
+            asked.map_err(|error| unquoted(not_admitted(error), config))?;
         }
         if config.database != 0 {
             self.ask(redis::cmd("SELECT").arg(config.database)).await?;
@@ -336,6 +337,22 @@ fn not_admitted(error: RedisError) -> RedisError {
         return (ErrorKind::AuthenticationFailed, "the password was refused").into();
     }
     error
+}
+
+/// An answer to the login, without the password that it may quote: a proxy that refuses a command may repeat it.
+pub(crate) fn unquoted(error: RedisError, config: &Config) -> RedisError {
+    let (Some(password), Some(detail)) = (config.password.as_deref(), error.detail()) else {
+        return error;
+    };
+    if password.is_empty() || !detail.contains(password) {
+        return error;
+    }
+    let code = error.code().unwrap_or("ERR");
+    let reply = format!("-{code} {}\r\n", detail.replace(password, "***"));
+    match redis::parse_redis_value(reply.as_bytes()).map(Value::extract_error) {
+        Ok(Err(unquoted)) => unquoted,
+        _ => (ErrorKind::AuthenticationFailed, "the login was refused").into(),
+    }
 }
 
 #[cfg(test)]

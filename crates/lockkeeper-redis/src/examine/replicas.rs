@@ -116,9 +116,9 @@ pub(super) fn acknowledged(count: u32, replicas: &[Replica], config: &Config) ->
         return Finding::ok("no replicas, so no failover that could forget a grant");
     }
     // Nodes of a cluster do not look at the priority.
+    let is_cluster = matches!(config.servers, Servers::Cluster(_));
     let is_promoted = |replica: &&Replica| {
-        matches!(config.servers, Servers::Cluster(_))
-            || replica.answer.as_ref().map_or(true, |answer| answer.is_promoted)
+        is_cluster || replica.answer.as_ref().map_or(true, |answer| answer.is_promoted)
     };
     let kept_back = replicas.len() - replicas.iter().filter(is_promoted).count();
     let promoted = count.saturating_sub(u32::try_from(kept_back).unwrap_or(u32::MAX));
@@ -129,6 +129,7 @@ pub(super) fn acknowledged(count: u32, replicas: &[Replica], config: &Config) ->
     if promoted <= wanted {
         return Finding::ok(format!("{which}, and grants wait for {wanted} of them"));
     }
+    let setting = if is_cluster { "cluster-replica-no-failover yes" } else { "replica-priority 0" };
     let waits = match wanted {
         0 => "grants do not wait for them".to_owned(),
         _ => format!("grants wait for only {wanted} of them"),
@@ -138,7 +139,7 @@ pub(super) fn acknowledged(count: u32, replicas: &[Replica], config: &Config) ->
         format!(
             "a failover to one that has not acknowledged a grant forgets it: put \
              ?min_replicas={promoted} into the URL, or give replicas that must not be promoted \
-             replica-priority 0"
+             {setting}"
         ),
     )
 }
@@ -200,6 +201,18 @@ mod tests {
         assert_eq!(behind.apart(), Duration::from_millis(200));
         assert_eq!(ahead.ahead_of(behind), Duration::from_millis(400));
         assert_eq!(behind.ahead_of(ahead), Duration::ZERO);
+    }
+
+    #[test]
+    fn the_advice_for_replicas_that_are_not_waited_for_is_that_of_the_topology() {
+        for (url, setting) in [
+            ("redis+sentinel://h/m", "replica-priority 0"),
+            ("redis+cluster://h", "cluster-replica-no-failover yes"),
+        ] {
+            let found = acknowledged(2, &[], &Config::from_url(url).unwrap());
+            let shown = format!("{found:?}");
+            assert!(shown.contains("?min_replicas=2") && shown.contains(setting), "{shown}");
+        }
     }
 
     #[test]

@@ -13,9 +13,11 @@
 -- proves a pushed grant; `channel` is where its
 -- process listens, '-' if nowhere; `fence` of a waiter is the least that it must get.
 local READERS, TALLY = '(readers)', '(tally)'
--- How many ended leases, and how many waiters, one step sees to at most. If there are more, it sets `more`,
--- answers that it wants to be called again, and other clients' commands run in between.
+-- How many ended leases and dead waiters one call removes at most, whatever the number of its steps, and how many
+-- waiters one step lets in. If there are more, the step sets `more`, answers that it wants to be called again, and
+-- other clients' commands run in between.
 local MAX_CLEANUP = 256
+local cleanup_left = MAX_CLEANUP
 local more = false
 local time = call('TIME')
 local us, us_text = time[1] * 1000000 + time[2], time[1] .. string.sub('00000' .. time[2], -6)
@@ -132,9 +134,12 @@ local function clear_sharers(is_lock)
     return
   end
   if not is_lock then read_tally() end
-  local ended = call('ZRANGEBYSCORE', SHARERS, '-inf', text(now), 'LIMIT', 0, MAX_CLEANUP)
+  -- One at least, which shows whether there are more.
+  local most = math.max(cleanup_left, 1)
+  local ended = call('ZRANGEBYSCORE', SHARERS, '-inf', text(now), 'LIMIT', 0, most)
   remove_sharers(ended, is_lock)
-  if is_lock then end_reading() elseif #ended == MAX_CLEANUP then more = true end
+  cleanup_left = cleanup_left - #ended
+  if is_lock then end_reading() elseif #ended == most then more = true end
 end
 
 -- Whether the owner has a lease among the sharers. What is left of one that has ended is removed.
@@ -269,7 +274,7 @@ end
 -- not be told.
 local function move_on(me)
   local lease, is_full
-  local left, deaf, fits = MAX_CLEANUP, {}, {}
+  local grants_left, deaf, fits = MAX_CLEANUP, {}, {}
   while true do
     local owner = call('ZRANGE', QUEUE, 0, 0)[1]
     if not owner then return end
@@ -280,13 +285,14 @@ local function move_on(me)
       if lease and lease < p.ttl / 3 then say(p.channel, 'look ' .. owner) end
       return
     end
-    if left <= 0 then
+    local to_tell = lives and owner ~= me and p.channel ~= '-'
+    local enters = lives and (not to_tell or is_heard(p.channel))
+    if (enters and grants_left or cleanup_left) <= 0 then
       local holder = call('GET', HOLDER)
       more = more or not holder or holder == READERS
       return
     end
-    local to_tell = lives and owner ~= me and p.channel ~= '-'
-    if lives and (not to_tell or is_heard(p.channel)) then
+    if enters then
       call('ZREM', QUEUE, owner)
       call('HDEL', INFO, owner)
       local fence = mint(p.mode, p.fence)
@@ -301,11 +307,11 @@ local function move_on(me)
         -- It asks again, and its attempt fails.
         say(p.channel, 'look ' .. owner)
       end
-      left, fits = left - 1, {}
+      grants_left, fits = grants_left - 1, {}
     else
       -- Without a listener, that process is gone, and the next waiter's turn has come.
       if lives then deaf[p.channel], fits[p.head] = true, true end
-      left = left - drop_dead(me, deaf, fits, left)
+      cleanup_left = cleanup_left - drop_dead(me, deaf, fits, cleanup_left)
     end
   end
 end

@@ -229,6 +229,34 @@ async fn a_flood_instead_of_a_login_is_refused() {
     }
 }
 
+/// As a proxy may, that does not know a command and says so in its own words.
+#[tokio::test]
+async fn a_refusal_of_the_login_that_quotes_it_is_not_passed_on() {
+    for protocol in ["resp2", "resp3"] {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let proxy = tokio::spawn(async move {
+            while let Ok((mut client, _)) = listener.accept().await {
+                let mut bytes = [0; 1024];
+                let count = client.read(&mut bytes).await.unwrap();
+                let quoted = String::from_utf8_lossy(&bytes[..count]).replace("\r\n", " ");
+                let answer = format!("-ERR not supported: {quoted}\r\n");
+                client.write_all(answer.as_bytes()).await.unwrap();
+            }
+        });
+        let url = format!("redis://:hunter2@{address}/?protocol={protocol}");
+        let opened = crate::Redis::connect(Config::from_url(&url).unwrap());
+        let error = soon("the refusal", opened).await.unwrap_err();
+        let chain =
+            std::iter::successors(Some(&error as &dyn std::error::Error), |error| error.source());
+        let shown: Vec<String> = chain.map(|error| format!("{error} {error:?}")).collect();
+        let shown = shown.join("; ");
+        assert!(shown.contains("not supported"), "{shown}");
+        assert!(!shown.contains("hunter2"), "{shown}");
+        proxy.abort();
+    }
+}
+
 #[tokio::test]
 async fn a_token_that_is_cancelled_ends_it() {
     let (wire, mut server, gone) = plain().await;

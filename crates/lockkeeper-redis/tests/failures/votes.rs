@@ -1,6 +1,6 @@
 //! Which nodes of a quorum vote, and what becomes of votes that split.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lockkeeper_core::{ErrorKind, Fence, Keeper, State};
 use lockkeeper_redis::{Config, redlock};
@@ -118,17 +118,23 @@ async fn a_node_that_has_restarted_does_not_give_a_lock_away_that_it_has_forgott
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nodes_vote_when_they_have_been_up_for_as_long_as_was_asked() {
+    let started = Instant::now();
     let servers = RedlockNodes::start_or_panic(3);
-    // The nodes' uptime comes in whole seconds, rounded down; the rest of the time is measured here.
+    // A node says 1 as soon as its clock shows another second, also if it started a moment before that.
+    for node in servers.nodes() {
+        eventually("it says that it has been up for a second", async || {
+            let info = node.command(&["INFO", "server"]);
+            let line = info.lines().find_map(|line| line.strip_prefix("uptime_in_seconds:"));
+            line.unwrap().trim().parse::<u64>().unwrap() >= 1
+        })
+        .await;
+    }
     let url = format!("{}?min_uptime=1s", servers.cautious_url());
     let keeper = keeper_at(&url).await;
     let guard = soon("they vote", crate::kit::lock(&keeper.mutex("a"))).await;
+    let up = started.elapsed();
+    assert!(up >= Duration::from_secs(1), "they voted when they had been up for {up:?} at most");
     guard.release().await.unwrap();
-    for node in servers.nodes() {
-        let info = node.command(&["INFO", "server"]);
-        let line = info.lines().find_map(|line| line.strip_prefix("uptime_in_seconds:"));
-        assert!(line.unwrap().trim().parse::<u64>().unwrap() >= 1);
-    }
     close(&keeper).await;
 }
 
@@ -176,6 +182,31 @@ async fn a_server_named_twice_is_refused_also_if_that_shows_late() {
     close(&keeper).await;
     for node in servers.nodes() {
         until_empty(node).await;
+    }
+}
+
+/// As docs/backends/redis.md says: fewer than a majority of the nodes can name the holder.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_try_for_a_lock_whose_holder_lost_a_node_is_undecided_and_gets_nothing() {
+    let mut servers = RedlockNodes::start_or_panic(3);
+    servers.nodes_mut()[2].kill9();
+    let one = keeper_at(&servers.url()).await;
+    let guard = one.mutex("a").lock().await.unwrap();
+    servers.nodes_mut()[2].restart().unwrap();
+    servers.nodes_mut()[1].kill9();
+    let other = keeper_at(&servers.url()).await;
+    let tried = Instant::now();
+    let error = soon("an answer", other.mutex("a").try_lock()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Undecided, "{error}");
+    assert!(tried.elapsed() >= Duration::from_secs(2), "{:?}", tried.elapsed());
+    assert_eq!(guard.state(), State::Held);
+    // A client that waits gets it when it is released.
+    let waiter = crate::kit::waiting(other.mutex("a"));
+    drop(guard);
+    soon("the lock", waiter).await.unwrap().release().await.unwrap();
+    servers.nodes_mut()[1].restart().unwrap();
+    for keeper in [&one, &other] {
+        close(keeper).await;
     }
 }
 

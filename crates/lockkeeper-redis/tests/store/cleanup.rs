@@ -6,7 +6,7 @@ use lockkeeper_testkit::server::RedisServer;
 use lockkeeper_testkit::wait::soon;
 
 use crate::kit::{got, lock, nothing_left, number, open, queued, secs};
-use crate::scripts::{LOCK, SEMAPHORE, Step, attempt, by_hand, permits, release};
+use crate::scripts::{LOCK, SEMAPHORE, Step, attempt, by_hand, permits, release, together};
 
 /// The most commands that one call may run.
 const MOST: u64 = 80;
@@ -203,6 +203,43 @@ fn an_ask_removes_dead_waiters_by_bounded_calls_and_says_nothing_before_it_is_do
             assert!(calls > 60, "{mode}: {calls} calls");
         }
     }
+}
+
+/// The waiters of a process ask at the same moment, when the lease in front of them ends, and share calls.
+#[test]
+fn asks_that_share_a_call_also_share_the_limit_of_what_it_removes() {
+    let server = RedisServer::start_or_panic();
+    let dead = |key: &str| number(&server, &["ZCARD", key]);
+    let steps = |mode: &str| -> Vec<Step> {
+        (0..64).map(|i| attempt(&format!("live{i}"), mode, true, "0")).collect()
+    };
+    for (of, mode) in [(LOCK, "x"), (LOCK, "s"), (SEMAPHORE, "p")] {
+        server.command(&["FLUSHALL"]);
+        wait_many(&server, of, &format!("1 0 {mode} 1 1 600000 1 s - a label"));
+        let queue = format!("{of}:q");
+        let before = dead(&queue);
+        let answers = together(&server, &steps(mode));
+        let removed = before + 64 - dead(&queue);
+        assert!(removed <= 256, "{mode}: one call removed {removed} waiters");
+        assert!(answers.iter().all(|answer| answer == "again"), "{mode}: {answers:?}");
+        // The calls that follow let the first one in.
+        let granted = (0..200).find_map(|_| {
+            together(&server, &steps(mode)).into_iter().find(|answer| answer.len() >= 16)
+        });
+        assert!(granted.is_some(), "{mode}");
+        assert!(dead(&queue) < 64, "{mode}");
+    }
+    // The same for ended leases.
+    server.command(&["FLUSHALL"]);
+    hold_many(&server, FAR);
+    let end_all = "for _, owner in ipairs(redis.call('ZRANGE', KEYS[3], 0, -1)) do
+            redis.call('ZADD', KEYS[3], '1', owner)
+        end
+        return 1";
+    by_hand(SEMAPHORE, end_all, &[]).run(&server);
+    together(&server, &steps("p"));
+    let removed = i64::from(HELD) - dead(&format!("{SEMAPHORE}:r"));
+    assert!(removed <= 256 + 64, "one call removed {removed} holders");
 }
 
 #[tokio::test(flavor = "multi_thread")]

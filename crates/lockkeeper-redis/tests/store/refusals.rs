@@ -94,6 +94,24 @@ async fn a_user_without_permission_for_scripts_is_told_so(make: RedisMake) {
     nothing_left(&keeper, &server).await;
 }
 
+/// What follows the break may fail. An error would have it repeated, and the next holder broken.
+#[tokio::test]
+async fn a_break_that_was_done_is_not_answered_with_an_error() {
+    let server = RedisServer::start_or_panic();
+    // Only the release that hands over behind dead waiters needs ZSCORE.
+    let rule = format!(">{SECRET}");
+    let user = ["ACL", "SETUSER", "ann", "on", &rule, "~*", "&*", "+@all", "-zscore"];
+    server.command(&user);
+    let keeper = open(&server.url()).await;
+    let url = format!("redis://ann:{SECRET}@127.0.0.1:{}/", server.port());
+    let breaker = open(&url).await;
+    let guard = lock(&keeper, "a").await;
+    assert_eq!(breaker.inspect().unwrap().break_lock("a").await.unwrap(), 1);
+    lock(&keeper, "a").await.release().await.unwrap();
+    drop(guard);
+    nothing_left(&keeper, &server).await;
+}
+
 /// As docs/backends/redis.md has them.
 async fn a_user_with_the_documented_permissions_lacks_nothing(make: RedisMake) {
     let server = RedisServer::builder().make(make).start_or_panic();

@@ -240,7 +240,7 @@ fn every_script_run_twice_is_run_once() {
 }
 
 /// Runs steps in one call; the answer to each.
-fn together(server: &RedisServer, steps: &[Step]) -> Vec<String> {
+pub(crate) fn together(server: &RedisServer, steps: &[Step]) -> Vec<String> {
     let mut all = Step::new("together", STEPS, LOCK, &[]);
     all.keys = steps.iter().flat_map(|step| step.keys.clone()).collect();
     all.args = steps.iter().flat_map(|step| step.args.clone()).collect();
