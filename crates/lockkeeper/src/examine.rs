@@ -23,7 +23,7 @@ pub async fn examine(url: &str) -> Result<Vec<Finding>> {
         "postgres" | "postgresql" => lockkeeper_postgres::examine(url).await,
         #[cfg(feature = "redis")]
         scheme if scheme.starts_with("redis") || scheme == "redlock" => {
-            lockkeeper_redis::examine(url).await
+            lockkeeper_redis::diagnose(url).await
         }
         _ => match open::open(url).await {
             Ok(_) => Ok(vec![Finding::ok("it can be opened")]),
