@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use lockkeeper::Verdict;
+use lockkeeper::Severity;
 use lockkeeper::text::visible;
 use serde_json::json;
 
@@ -14,7 +14,7 @@ use crate::store;
 /// Prints what was found; 0, 1 or 2, as the worst of it is.
 pub(crate) async fn doctor(args: &args::Doctor) -> Result<u8, Failure> {
     let url = store::url(&args.store)?;
-    let findings = lockkeeper::examine(&url).await?;
+    let findings = lockkeeper::diagnose(&url).await?;
     let paint = Paint::stdout();
     let mut text = String::new();
     for finding in &findings {
@@ -22,10 +22,10 @@ pub(crate) async fn doctor(args: &args::Doctor) -> Result<u8, Failure> {
             text += &output::json_line(&json!(finding));
             continue;
         }
-        let (word, colour) = match finding.verdict {
-            Verdict::Ok => ("OK  ", output::GREEN),
-            Verdict::Warn => ("WARN", output::YELLOW),
-            Verdict::Fail => ("FAIL", output::RED),
+        let (word, colour) = match finding.severity {
+            Severity::Ok => ("OK  ", output::GREEN),
+            Severity::Warn => ("WARN", output::YELLOW),
+            Severity::Fail => ("FAIL", output::RED),
         };
         let _ = write!(text, "{}  {}", paint.paint(colour, word), visible(&finding.what));
         if let Some(advice) = &finding.advice {
@@ -34,9 +34,9 @@ pub(crate) async fn doctor(args: &args::Doctor) -> Result<u8, Failure> {
         text.push('\n');
     }
     print(&text)?;
-    Ok(match findings.iter().map(|finding| finding.verdict).max() {
-        Some(Verdict::Fail) => 2,
-        Some(Verdict::Warn) => 1,
-        Some(Verdict::Ok) | None => 0,
+    Ok(match findings.iter().map(|finding| finding.severity).max() {
+        Some(Severity::Fail) => 2,
+        Some(Severity::Warn) => 1,
+        Some(Severity::Ok) | None => 0,
     })
 }

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use lockkeeper::text::visible;
-use lockkeeper::{Inspect, LockInfo, Owner, What};
+use lockkeeper::{EventKind, Inspect, LockInfo, Owner};
 use serde_json::json;
 
 use crate::args;
@@ -77,14 +77,14 @@ pub(crate) async fn watch(args: &args::Look) -> Result<u8, Failure> {
             }
         };
         let (word, colour) = match event.what {
-            What::Queued => ("queued", output::YELLOW),
-            What::Left => ("left", output::YELLOW),
-            What::Acquired => ("acquired", output::GREEN),
-            What::Freed => ("freed", output::BOLD),
+            EventKind::Queued => ("queued", output::YELLOW),
+            EventKind::Left => ("left", output::YELLOW),
+            EventKind::Acquired => ("acquired", output::GREEN),
+            EventKind::Freed => ("freed", output::BOLD),
         };
         let line = if args.json {
             let (name, kind, what) = (&event.name, event.kind, event.what);
-            let who = output::party(&event.who);
+            let who = output::participant(&event.who);
             output::json_line(&json!({ "event": what, "name": name, "kind": kind, "who": who }))
         } else {
             let word = paint.paint(colour, &format!("{word:8}"));

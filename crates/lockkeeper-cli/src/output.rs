@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use lockkeeper::text::{is_hidden, visible};
-use lockkeeper::{Kind, LockInfo, Mode, Party};
+use lockkeeper::{Kind, LockInfo, Mode, Participant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::{Value, json};
 
@@ -31,14 +31,14 @@ pub(crate) fn millis(time: Duration) -> u64 {
 }
 
 /// A holder or waiter, for programs.
-pub(crate) fn party(party: &Party) -> Value {
+pub(crate) fn participant(participant: &Participant) -> Value {
     json!({
-        "owner": party.owner,
-        "label": party.label,
-        "mode": party.mode,
-        "fence": party.fence,
-        "age_ms": party.age.map(millis),
-        "remaining_ms": party.remaining.map(millis),
+        "owner": participant.owner,
+        "label": participant.label,
+        "mode": participant.mode,
+        "fence": participant.fence,
+        "age_ms": participant.age.map(millis),
+        "remaining_ms": participant.remaining.map(millis),
     })
 }
 
@@ -47,8 +47,8 @@ pub(crate) fn lock(info: &LockInfo) -> Value {
     json!({
         "name": info.name,
         "kind": info.kind,
-        "holders": info.holders.iter().map(party).collect::<Vec<_>>(),
-        "waiters": info.waiters.iter().map(party).collect::<Vec<_>>(),
+        "holders": info.holders.iter().map(participant).collect::<Vec<_>>(),
+        "waiters": info.waiters.iter().map(participant).collect::<Vec<_>>(),
     })
 }
 

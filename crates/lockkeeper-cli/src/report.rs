@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal as _};
 use std::time::Duration;
 
 use lockkeeper::text::visible;
-use lockkeeper::{Guard, Kind, LockInfo, Owner, Party};
+use lockkeeper::{Guard, Kind, LockInfo, Owner, Participant};
 use rustix::termios::{tcgetpgrp, tcgetwinsize};
 use serde_json::{Value, json};
 
@@ -35,7 +35,7 @@ pub(crate) struct Reporter {
 
 /// What a waiter sees of the others.
 pub(crate) struct Sight {
-    holders: Vec<Party>,
+    holders: Vec<Participant>,
     /// How many wait before us, if the store knows.
     ahead: Option<usize>,
 }
@@ -46,7 +46,7 @@ impl Sight {
         let Some(info) = infos.into_iter().find(|info| info.kind == kind) else {
             return Self { holders: Vec::new(), ahead: None };
         };
-        let is_us = |waiter: &Party| waiter.owner.is_some_and(|owner| us.contains(&owner));
+        let is_us = |waiter: &Participant| waiter.owner.is_some_and(|owner| us.contains(&owner));
         let ahead = info.waiters.iter().position(is_us);
         Self { holders: info.holders, ahead }
     }
@@ -84,7 +84,7 @@ impl Reporter {
         self.waited = true;
         match self.style {
             Style::Json if first => {
-                let holders: Vec<Value> = sight.holders.iter().map(output::party).collect();
+                let holders: Vec<Value> = sight.holders.iter().map(output::participant).collect();
                 self.event("waiting", json!({ "holders": holders, "ahead": sight.ahead }));
             }
             Style::Text if self.is_live() => {

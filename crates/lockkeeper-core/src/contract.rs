@@ -12,6 +12,7 @@ use std::time::Duration;
 use crate::background::Background;
 use crate::error::Result;
 use crate::fence::Fence;
+use crate::loss::LossReason;
 use crate::name::{Label, Name};
 use crate::owner::Owner;
 
@@ -261,19 +262,45 @@ pub enum Attempt {
     Granted(Grant),
     /// Another claim holds, or waits before this one.
     Contended {
-        /// When it may be worth asking again even without a notice: the remaining lease of whoever
-        /// stands in the way, as far as this claim need care. Zero if nobody can tell this claim, and
-        /// nobody knows when: then the engine asks again, with growing pauses, as it does on a store
-        /// without [`push`](Capabilities::push).
-        retry_after: Option<Duration>,
+        /// When the engine asks again.
+        retry: Retry,
         /// Which claim holds, where the store can tell. [`Quorum`](crate::Quorum) needs it to tell a lock that is
         /// taken from a vote that was split between claims that asked at the same moment.
         holder: Holder,
     },
-    /// The store could not decide: no claim has the lock, and this one has not got it either, because several
-    /// asked at the same moment and none got a majority. Nothing of this attempt is left in the store. The
-    /// engine asks again after a random pause.
+    /// The store could not decide: as far as it knows no claim has the lock, and this one has not got it either, because
+    /// several asked at the same moment and none got a majority, or all of its permits. Nothing of this attempt is left
+    /// in the store. The engine asks again after a random pause.
     Undecided,
+}
+
+/// When to repeat an attempt that was contended.
+///
+/// On a store without [`push`](Capabilities::push) the engine polls with growing pauses in any case, and takes only
+/// [`After`](Self::After) as a hint to poll sooner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Retry {
+    /// The store notifies this claim through [`Claim::changed`]. The engine still refreshes the claim's place in the
+    /// queue every third of the ttl.
+    #[default]
+    OnNotify,
+    /// As `OnNotify`, and it is worth asking again after this time even without a notice: the remaining lease of the
+    /// holder, as far as it matters to this claim.
+    After(Duration),
+    /// The store cannot notify this claim, and knows no time: the engine polls with growing pauses.
+    Poll,
+}
+
+impl Retry {
+    /// Combines the answers of several stores: polls if one of them needs it, and takes the earliest time.
+    #[must_use]
+    pub fn sooner(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Poll, _) | (_, Self::Poll) => Self::Poll,
+            (Self::After(a), Self::After(b)) => Self::After(a.min(b)),
+            (Self::OnNotify, retry) | (retry, Self::OnNotify) => retry,
+        }
+    }
 }
 
 /// Who holds what an attempt did not get.
@@ -309,8 +336,8 @@ pub enum Change {
     Granted(Grant),
     /// Something happened: a waiter asks again, a holder renews at once to find out.
     LookAgain,
-    /// The hold is gone.
-    Lost,
+    /// The hold is gone, for the reason that the store knows.
+    Lost(LossReason),
 }
 
 /// The answer to [`Claim::renew`] and [`Claim::downgrade`].
@@ -323,8 +350,10 @@ pub enum Renewal {
     },
     /// Held, without a lease to renew.
     Held,
-    /// The hold is gone.
-    Lost,
+    /// The hold is gone, for the reason that the store knows: [`SessionEnded`](LossReason::SessionEnded) if its session
+    /// is over, [`Broken`](LossReason::Broken) if there is no record of the hold. The engine reports `Expired` instead
+    /// if the deadline has passed.
+    Lost(LossReason),
 }
 
 /// The answer to [`Claim::release`].
@@ -345,15 +374,15 @@ pub struct LockInfo {
     /// Which of the name's two things.
     pub kind: Kind,
     /// Who holds it, the oldest first.
-    pub holders: Vec<Party>,
+    pub holders: Vec<Participant>,
     /// Who waits, in the order of the queue.
-    pub waiters: Vec<Party>,
+    pub waiters: Vec<Participant>,
 }
 
 /// A holder or a waiter, as inspection sees it. What a store cannot tell is `None`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
-pub struct Party {
+pub struct Participant {
     /// Its owner id.
     pub owner: Option<Owner>,
     /// Who that is, for people. `None` for a client that left no label, or one that cannot be shown.
@@ -368,7 +397,7 @@ pub struct Party {
     pub remaining: Option<Duration>,
 }
 
-impl Party {
+impl Participant {
     /// Returns the label, or `(unknown)` without one.
     pub fn who(&self) -> &str {
         Label::or_unknown(self.label.as_ref())

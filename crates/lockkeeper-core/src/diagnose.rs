@@ -4,7 +4,7 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
-pub enum Verdict {
+pub enum Severity {
     /// It is well.
     Ok,
     /// Locks work, and may go wrong in a way that somebody should have decided to accept.
@@ -18,7 +18,7 @@ pub enum Verdict {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Finding {
     /// Whether it is well.
-    pub verdict: Verdict,
+    pub severity: Severity,
     /// What was found.
     pub what: String,
     /// What to do, where something is to be done.
@@ -28,16 +28,16 @@ pub struct Finding {
 impl Finding {
     /// It is well.
     pub fn ok(what: impl Into<String>) -> Self {
-        Self { verdict: Verdict::Ok, what: what.into(), advice: None }
+        Self { severity: Severity::Ok, what: what.into(), advice: None }
     }
 
     /// It may go wrong.
     pub fn warn(what: impl Into<String>, advice: impl Into<String>) -> Self {
-        Self { verdict: Verdict::Warn, what: what.into(), advice: Some(advice.into()) }
+        Self { severity: Severity::Warn, what: what.into(), advice: Some(advice.into()) }
     }
 
     /// It is wrong.
     pub fn fail(what: impl Into<String>, advice: impl Into<String>) -> Self {
-        Self { verdict: Verdict::Fail, what: what.into(), advice: Some(advice.into()) }
+        Self { severity: Severity::Fail, what: what.into(), advice: Some(advice.into()) }
     }
 }

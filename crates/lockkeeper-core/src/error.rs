@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::loss::LossReason;
 use crate::name::Name;
 use crate::text::visible;
 
@@ -29,6 +30,7 @@ struct Inner {
     name: Option<Name>,
     message: String,
     waited: Option<Duration>,
+    loss: Option<LossReason>,
     source: Option<Arc<dyn StdError + Send + Sync>>,
 }
 
@@ -40,9 +42,9 @@ pub enum ErrorKind {
     Unavailable,
     /// Others held the lock for all of `max_wait`.
     TimedOut,
-    /// The store could not decide who gets the lock: several clients asked a quorum at the same moment, and
-    /// none was seen to have a majority in repeated rounds. A holder may still have one if a node of its majority did
-    /// not answer.
+    /// The store could not decide who gets the lock: several clients asked at the same moment, and none was seen to get
+    /// it in repeated rounds. A quorum answers so if votes stay split (a holder may still have a majority if one of its
+    /// nodes did not answer), and [`Slots`](crate::Slots) if a process died while it tried for several permits.
     Undecided,
     /// The lock was held and is no more.
     Lost,
@@ -63,7 +65,8 @@ impl Error {
     /// something can be done. The engine adds store, operation and name.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         let message = message.into();
-        Self(Arc::new(Inner { kind, place: None, name: None, message, waited: None, source: None }))
+        let (place, name, waited, loss, source) = (None, None, None, None, None);
+        Self(Arc::new(Inner { kind, place, name, message, waited, loss, source }))
     }
 
     /// The error that caused this one. Its text should stand in the message already.
@@ -102,13 +105,22 @@ impl Error {
 
     pub(crate) fn undecided(after: Duration) -> Self {
         let message = format!(
-            "undecided after {after:.1?}: no client has a majority of the nodes; try again"
+            "undecided after {after:.1?}: several clients asked at the same moment, and none was seen to get the lock; \
+             try again"
         );
         Self::new(ErrorKind::Undecided, message)
     }
 
-    pub(crate) fn lost(why: &str) -> Self {
-        Self::new(ErrorKind::Lost, format!("the lock is lost: {why}"))
+    pub(crate) fn lost(reason: LossReason) -> Self {
+        let mut error = Self::new(ErrorKind::Lost, format!("the lock is lost: {reason}"));
+        Arc::make_mut(&mut error.0).loss = Some(reason);
+        error
+    }
+
+    /// A ticket that could not be adopted. The store has no hold that matches it, and cannot say since when.
+    pub(crate) fn no_such_hold() -> Self {
+        let message = "the lock is lost: its lease expired, or the ticket is not that of a hold";
+        Self::new(ErrorKind::Lost, message)
     }
 
     pub(crate) fn no_answer(within: Duration) -> Self {
@@ -134,6 +146,12 @@ impl Error {
     /// How long was waited, if the kind is [`ErrorKind::TimedOut`].
     pub fn waited(&self) -> Option<Duration> {
         self.0.waited
+    }
+
+    /// Why the lock was lost, if the kind is [`ErrorKind::Lost`]. `None` if a ticket could not be adopted: the store
+    /// does not know whether its lease expired or was broken, or whether there ever was such a hold.
+    pub fn loss_reason(&self) -> Option<LossReason> {
+        self.0.loss
     }
 
     /// The lock that it was about, where there is one.

@@ -10,7 +10,7 @@
 //! - the engine (private): ask, wait, hold, renew, release or lose;
 //! - the contract: [`Backend`], [`Claim`], [`Inspector`];
 //! - stores: [`Memory`] here, the others in crates of their own;
-//! - around them: [`Prefixed`], [`Slots`], [`Quorum`].
+//! - around them: [`Prefixed`], [`Slots`], [`LocalQueue`], [`Quorum`].
 
 mod any_keeper;
 mod background;
@@ -25,6 +25,7 @@ mod error;
 mod fence;
 mod futures;
 mod locks;
+mod loss;
 mod name;
 mod options;
 mod owner;
@@ -38,22 +39,23 @@ pub use any_keeper::AnyKeeper;
 pub use background::Background;
 pub use contract::{
     Attempt, Backend, BoxFuture, Capabilities, Change, Claim, ClaimSpec, Fences, Grant, Holder,
-    Inspector, Kind, LockInfo, Mode, Party, Release, Renewal,
+    Inspector, Kind, LockInfo, Mode, Participant, Release, Renewal, Retry,
 };
-pub use diagnose::{Finding, Verdict};
+pub use diagnose::{Finding, Severity};
 pub use engine::hold::{ReleaseOutcome, State};
 #[cfg(feature = "metrics")]
 pub use engine::observe::describe_metrics;
 pub use error::{Error, ErrorKind, Result};
 pub use fence::Fence;
 pub use locks::guard::Guard;
-pub use locks::inspect::{Event, Inspect, Watch, What};
+pub use locks::inspect::{Event, EventKind, Inspect, Watch};
 pub use locks::keeper::Keeper;
 pub use locks::lock_all::{Guards, LockAll};
 pub use locks::mutex::Mutex;
 pub use locks::rwlock::RwLock;
 pub use locks::semaphore::Semaphore;
 pub use locks::ticket::Ticket;
+pub use loss::LossReason;
 pub use name::{Label, Name};
 pub use owner::Owner;
 pub use recipes::election::{Election, Leader, Leadership, Observe};
@@ -62,6 +64,7 @@ pub use recipes::fence_register::{FenceCheck, FenceRegister, FenceStore};
 pub use recipes::locked;
 pub use recipes::plugin;
 pub use recipes::scope::{ScopedGuard, scope};
+pub use stores::local_queue::LocalQueue;
 pub use stores::memory::Memory;
 pub use stores::prefixed::Prefixed;
 pub use stores::quorum::Quorum;

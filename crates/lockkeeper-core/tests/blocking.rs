@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use lockkeeper_core::blocking::Keeper;
-use lockkeeper_core::{ErrorKind, Memory, ReleaseOutcome, State, What};
+use lockkeeper_core::{ErrorKind, EventKind, Memory, ReleaseOutcome, State};
 
 /// Everything that a blocking lock does.
 fn exercise() {
@@ -42,7 +42,7 @@ fn exercise() {
     assert_eq!(keeper.with_lock("d", |guard| guard.name().to_owned()).unwrap(), "d");
     let mut watch = keeper.inspect().unwrap().watch("e").unwrap();
     let held = keeper.mutex("e").lock().unwrap();
-    assert_eq!(watch.next().unwrap().what, What::Acquired);
+    assert_eq!(watch.next().unwrap().what, EventKind::Acquired);
     assert_eq!(keeper.inspect().unwrap().break_lock("e").unwrap(), 1);
     assert_eq!(held.release().unwrap(), ReleaseOutcome::AlreadyLost);
     keeper.close();

@@ -5,9 +5,10 @@ mod common;
 
 use std::sync::Arc;
 
-use common::Uncounting;
-use lockkeeper_core::{Backend, Inspector, Memory, Name, Prefixed, Quorum, Slots};
+use common::{Uncounting, Unordered, millis};
+use lockkeeper_core::{Backend, Inspector, LocalQueue, Memory, Name, Prefixed, Quorum, Slots};
 use lockkeeper_testkit::conformance::{Held, Subject};
+use lockkeeper_testkit::{Fault, Faulty, Op};
 
 /// A subject whose holds are severed by breaking them in each of these stores.
 fn subject(backend: impl Backend, stores: Vec<Memory>, prefix: &'static str) -> Subject {
@@ -52,7 +53,48 @@ async fn uncounting() -> Subject {
 
 async fn slots() -> Subject {
     let store = Memory::new();
-    subject(Slots::new(Arc::new(Uncounting(store.clone()))), vec![store], "")
+    let subject = subject(Slots::new(Arc::new(Uncounting(store.clone()))), vec![store.clone()], "");
+    // Clients at different distances, which change from request to request.
+    subject.another(move || {
+        let (link, faults) = Faulty::new(Uncounting(store.clone()));
+        for _ in 0..500 {
+            faults.once(Op::Attempt, Fault::SlowRequest(millis(fastrand::u64(..4))));
+        }
+        faults.always(Op::Release, Fault::SlowRequest(millis(1)));
+        std::future::ready(Arc::new(Slots::new(Arc::new(link))) as Arc<dyn Backend>)
+    })
+}
+
+async fn local_queue() -> Subject {
+    let store = Memory::new();
+    subject(LocalQueue::new(Arc::new(store.clone())), vec![store], "")
+}
+
+/// A store that does not hand over by itself.
+fn unordered_subject(backend: impl Backend, store: Unordered) -> Subject {
+    Subject::new(Arc::new(backend), move |held: Held| {
+        let store = store.clone();
+        async move {
+            let broken = store.break_lock(&Name::new(held.name).unwrap()).await.unwrap();
+            assert_eq!(broken, 1, "it was held");
+        }
+    })
+}
+
+async fn unordered() -> Subject {
+    let store = Unordered::default();
+    unordered_subject(store.clone(), store).without_waiters()
+}
+
+async fn local_queue_unordered() -> Subject {
+    let store = Unordered::default();
+    unordered_subject(LocalQueue::new(Arc::new(store.clone())), store)
+}
+
+async fn slots_of_local_queue() -> Subject {
+    let store = Unordered::default();
+    let queue = LocalQueue::new(Arc::new(store.clone()));
+    unordered_subject(Slots::new(Arc::new(queue)), store)
 }
 
 mod on_memory {
@@ -73,4 +115,20 @@ mod on_uncounting {
 
 mod on_slots {
     lockkeeper_testkit::conformance!(super::slots);
+}
+
+mod on_local_queue {
+    lockkeeper_testkit::conformance!(super::local_queue);
+}
+
+mod on_unordered {
+    lockkeeper_testkit::conformance!(super::unordered);
+}
+
+mod on_local_queue_unordered {
+    lockkeeper_testkit::conformance!(super::local_queue_unordered);
+}
+
+mod on_slots_of_local_queue {
+    lockkeeper_testkit::conformance!(super::slots_of_local_queue);
 }

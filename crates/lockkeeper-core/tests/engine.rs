@@ -7,7 +7,10 @@ mod common;
 use std::time::Duration;
 
 use common::{Forgetful, Pair, millis, pair, secs};
-use lockkeeper_core::{ErrorKind, Fence, Keeper, Memory, ReleaseOutcome, State, blocking};
+use lockkeeper_core::{
+    Backend as _, Background, ClaimSpec, ErrorKind, Fence, Keeper, Memory, Name, ReleaseOutcome,
+    State, blocking,
+};
 use lockkeeper_testkit::{Fault, Op};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -663,6 +666,25 @@ async fn the_fences_of_one_name_are_no_floor_for_another() {
     store.forget();
     assert!(next("b").await < 10, "the floor of another name");
     assert!(next("a").await > 100, "its own floor");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_floor_that_follows_from_the_stores_own_grants_is_never_refused() {
+    let store = Memory::new();
+    let background = Background::new(tokio::runtime::Handle::current());
+    let spec = ClaimSpec::new(Name::new("a").unwrap(), secs(30), background);
+    let mut claim = store.claim(spec).unwrap();
+    // The highest floor that the store takes.
+    claim.attempt(Fence::new(1 << 62)).await.unwrap();
+    claim.release().await.unwrap();
+    let keeper = Keeper::new(store);
+    let mut last = None;
+    for _ in 0..3 {
+        let guard = keeper.mutex("a").lock().await.unwrap();
+        assert!(guard.fence() > last);
+        last = guard.fence();
+        guard.release().await.unwrap();
+    }
 }
 
 /// The fence of "a" after ten locks.

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use common::{pair, secs};
 use lockkeeper_core::{
-    Error, ErrorKind, Guard, Keeper, Kind, Memory, Mode, Owner, Party, ReleaseOutcome, State, What,
+    Error, ErrorKind, EventKind, Guard, Keeper, Kind, Memory, Mode, Owner, Participant,
+    ReleaseOutcome, State,
 };
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
@@ -442,7 +443,7 @@ async fn inspection_shows_holders_and_waiters_in_order() {
     assert_eq!((holder.who(), holder.mode), ("w", Mode::Exclusive));
     assert_eq!(holder.age, Some(secs(2)));
     assert!(holder.remaining.unwrap() <= secs(30));
-    let waiters: Vec<_> = info.waiters.iter().map(Party::who).collect();
+    let waiters: Vec<_> = info.waiters.iter().map(Participant::who).collect();
     assert_eq!(waiters, ["x", "y"]);
     assert_eq!(info.waiters[0].age, Some(secs(2)));
     assert!(keeper.inspect().unwrap().show("nobody").await.unwrap().is_empty());
@@ -453,30 +454,30 @@ async fn a_watch_sees_who_comes_and_goes() {
     let pair = pair();
     let keeper = pair.healthy.clone();
     let mut watch = keeper.inspect().unwrap().watch("a").await.unwrap();
-    let mut seen = async |expected: What, label: &str| {
+    let mut seen = async |expected: EventKind, label: &str| {
         let event = watch.next().await.unwrap();
         assert_eq!((event.what, event.who.who(), &*event.name), (expected, label, "a"));
     };
     let guard = keeper.mutex("a").label("first").lock().await.unwrap();
     let _elsewhere = keeper.mutex("b").lock().await.unwrap();
-    seen(What::Acquired, "first").await;
+    seen(EventKind::Acquired, "first").await;
     let second = tokio::spawn({
         let mutex = keeper.mutex("a").label("second");
         async move { mutex.lock().await.unwrap() }
     });
-    seen(What::Queued, "second").await;
+    seen(EventKind::Queued, "second").await;
     let third = tokio::spawn({
         let mutex = keeper.mutex("a").label("third");
         async move { mutex.lock().await.unwrap() }
     });
-    seen(What::Queued, "third").await;
+    seen(EventKind::Queued, "third").await;
     third.abort();
-    seen(What::Left, "third").await;
+    seen(EventKind::Left, "third").await;
     guard.release().await.unwrap();
-    seen(What::Freed, "first").await;
-    seen(What::Acquired, "second").await;
+    seen(EventKind::Freed, "first").await;
+    seen(EventKind::Acquired, "second").await;
     second.await.unwrap().release().await.unwrap();
-    seen(What::Freed, "second").await;
+    seen(EventKind::Freed, "second").await;
 }
 
 #[tokio::test(start_paused = true)]

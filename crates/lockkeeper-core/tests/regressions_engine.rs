@@ -52,7 +52,7 @@ impl Renews {
             let renewal = claim.renew(spec.ttl);
             Box::pin(async move {
                 Ok(match renewal.await? {
-                    Renewal::Lost => Renewal::Lost,
+                    lost @ Renewal::Lost(_) => lost,
                     _ => Renewal::Held,
                 })
             })

@@ -197,6 +197,75 @@ async fn a_waiter_stays_through_undecided_rounds_and_enters_when_there_is_a_majo
     assert_empty(&stores[2..]).await;
 }
 
+/// A round then takes longer than a third of the ttl.
+#[tokio::test(start_paused = true)]
+async fn a_waiter_with_a_short_ttl_stays_through_undecided_rounds_with_a_node_that_hangs() {
+    let stores = memories(3);
+    let mut stray = stray(&stores[0], "a").await;
+    let (keeper, links) = keeper(&stores, |_| millis(1));
+    links[2].everything(Fault::Hangs);
+    let mutex = keeper.mutex("a").ttl(millis(1200));
+    let waiter = tokio::spawn(async move { mutex.lock().await });
+    tokio::time::sleep(secs(20)).await;
+    assert!(!waiter.is_finished());
+    stray.release().await.unwrap();
+    let guard = tokio::time::timeout(secs(2), waiter).await.unwrap().unwrap().unwrap();
+    guard.release().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_bears_a_store_that_fails_for_a_moment_between_undecided_rounds() {
+    let stores = memories(3);
+    let mut strays = [stray(&stores[0], "a").await, stray(&stores[1], "a").await];
+    let (keeper, links) = keeper(&stores, |_| millis(1));
+    let mutex = keeper.mutex("a");
+    let waiter = tokio::spawn(async move { mutex.lock().await });
+    tokio::time::sleep(secs(5)).await;
+    for link in &links {
+        link.everything(Fault::Refused);
+    }
+    tokio::time::sleep(secs(1)).await;
+    for link in &links {
+        link.none();
+    }
+    strays[0].release().await.unwrap();
+    let guard = tokio::time::timeout(secs(2), waiter).await.unwrap().unwrap();
+    guard.expect("the store was away for less than the ttl").release().await.unwrap();
+    // A store that stays away ends the wait, a ttl after its last answer.
+    let _strays = [stray(&stores[0], "b").await, stray(&stores[1], "b").await];
+    let mutex = keeper.mutex("b");
+    let waiter = tokio::spawn(async move { mutex.lock().await });
+    tokio::time::sleep(secs(5)).await;
+    for link in &links {
+        link.everything(Fault::Refused);
+    }
+    let start = Instant::now();
+    let error = waiter.await.unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    let took = start.elapsed();
+    assert!(took + secs(1) > TTL && took < TTL + secs(1), "{took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_bounded_wait_ends_in_time_when_nodes_hang_between_undecided_rounds() {
+    let stores = memories(3);
+    let _strays = [stray(&stores[0], "a").await, stray(&stores[1], "a").await];
+    // The pauses between rounds are random, so some of these hang in the middle of a round.
+    for _ in 0..20 {
+        let (keeper, links) = keeper(&stores, |_| millis(1));
+        let mutex = keeper.mutex("a");
+        let start = Instant::now();
+        let waiter = tokio::spawn(async move { mutex.try_lock_for(millis(100)).await });
+        tokio::time::sleep(millis(20)).await;
+        for link in &links {
+            link.everything(Fault::Hangs);
+        }
+        let error = waiter.await.unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Undecided, "{error}");
+        assert!(start.elapsed() <= millis(210), "{:?}", start.elapsed());
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_undecided_try_that_is_dropped_or_closed_leaves_nothing() {
     let stores = memories(3);

@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::{BoxFuture, Inspector, Kind, LockInfo, Mode, Name, Party, Result};
+use lockkeeper_core::{BoxFuture, Inspector, Kind, LockInfo, Mode, Name, Participant, Result};
 
 use crate::backend::{self, File, LockFile, Store, found, locked, unavailable};
 use crate::dir::{Dir, id_at};
@@ -168,7 +168,7 @@ fn mode_of(file: &fs::File) -> io::Result<Option<Mode>> {
 }
 
 /// Who holds a file. Only a lock that somebody holds now counts, whatever is written in the file.
-fn holder(dir: &Dir, name: &str) -> io::Result<Option<Party>> {
+fn holder(dir: &Dir, name: &str) -> io::Result<Option<Participant>> {
     let Some(file) = dir.find(name)?.map(|opened| opened.file) else { return Ok(None) };
     let Some(mode) = mode_of(&file)? else { return Ok(None) };
     let last = Records::read(&file)?.last;
@@ -176,11 +176,18 @@ fn holder(dir: &Dir, name: &str) -> io::Result<Option<Party>> {
     Ok(Some(match last {
         Some(Record { owner, since, label, .. }) if mode == Mode::Exclusive => {
             let age = Some(Duration::from_micros(record::now().saturating_sub(since)));
-            Party { owner: Some(owner), label: Some(label), mode, fence, age, remaining: None }
+            Participant {
+                owner: Some(owner),
+                label: Some(label),
+                mode,
+                fence,
+                age,
+                remaining: None,
+            }
         }
         _ => {
             // Readers leave no name: who they are, and how many, is not known.
-            Party { owner: None, label: None, mode, fence, age: None, remaining: None }
+            Participant { owner: None, label: None, mode, fence, age: None, remaining: None }
         }
     }))
 }

@@ -28,8 +28,8 @@ compile_error!(
 
 mod backend;
 mod claim;
+mod diagnose;
 mod dir;
-mod examine;
 mod inspect;
 mod lifetime;
 mod line;
@@ -40,4 +40,4 @@ mod url;
 mod watch;
 
 pub use backend::{File, Options};
-pub use examine::examine;
+pub use diagnose::diagnose;

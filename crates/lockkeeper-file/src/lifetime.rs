@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use lockkeeper_core::Finding;
 
 /// Warns if the directory is below one whose files the system removes.
-pub(crate) fn examine(dir: &Path) -> Finding {
+pub(crate) fn diagnose(dir: &Path) -> Finding {
     let dir = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     let of_session = runtime.filter(|dir| dir.is_absolute()).into_iter();
@@ -37,7 +37,7 @@ fn of_path(dir: &Path, removed: &[(PathBuf, &str)]) -> Finding {
 
 #[cfg(test)]
 mod tests {
-    use lockkeeper_core::Verdict;
+    use lockkeeper_core::Severity;
 
     use super::*;
 
@@ -49,20 +49,20 @@ mod tests {
             ("/var/tmp/a/b", "old files are removed"),
             ("/dev/shm/locks", "logs out"),
         ] {
-            let finding = examine(Path::new(dir));
-            assert_eq!(finding.verdict, Verdict::Warn, "{dir}");
+            let finding = diagnose(Path::new(dir));
+            assert_eq!(finding.severity, Severity::Warn, "{dir}");
             assert!(finding.what.contains(why) && finding.advice.is_some(), "{finding:?}");
         }
         for dir in ["/run/lockkeeper", "/home/a/.local/state/lockkeeper", "/tmpfiles", "/run/users"]
         {
-            assert_eq!(examine(Path::new(dir)).verdict, Verdict::Ok, "{dir}");
+            assert_eq!(diagnose(Path::new(dir)).severity, Severity::Ok, "{dir}");
         }
     }
 
     #[test]
     fn the_directory_of_a_session_may_be_anywhere() {
         let removed = [("/srv/session".into(), SESSION)];
-        assert_eq!(of_path(Path::new("/srv/session/x"), &removed).verdict, Verdict::Warn);
-        assert_eq!(of_path(Path::new("/srv/sessions"), &removed).verdict, Verdict::Ok);
+        assert_eq!(of_path(Path::new("/srv/session/x"), &removed).severity, Severity::Warn);
+        assert_eq!(of_path(Path::new("/srv/sessions"), &removed).severity, Severity::Ok);
     }
 }

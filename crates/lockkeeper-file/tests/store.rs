@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use common::{SOON, files, soon, store};
 use lockkeeper_core::blocking::wait;
 use lockkeeper_core::{
-    Attempt, Backend, Background, Claim, ClaimSpec, ErrorKind, Fence, Guard, Keeper, Kind, Mode,
-    Name, ReleaseOutcome, Renewal,
+    Attempt, Backend, Background, Claim, ClaimSpec, ErrorKind, Fence, Guard, Keeper, Kind,
+    LossReason, Mode, Name, ReleaseOutcome, Renewal,
 };
 use lockkeeper_file::File;
 
@@ -263,7 +263,7 @@ async fn a_renewal_and_a_release_find_out_what_nobody_told() {
     assert_eq!(renewing.renew(LONG).await.unwrap(), Renewal::Held);
     fs::remove_file(deaf.path("a")).unwrap();
     fs::remove_file(deaf.path("b")).unwrap();
-    assert_eq!(renewing.renew(LONG).await.unwrap(), Renewal::Lost);
+    assert_eq!(renewing.renew(LONG).await.unwrap(), Renewal::Lost(LossReason::Broken));
     assert_eq!(releasing.release().await.unwrap(), lockkeeper_core::Release::WasNotHeld);
 }
 
@@ -464,7 +464,7 @@ async fn a_broken_lock_takes_its_fence_along() {
     assert!(Some(fence_of(&mut *next, None).await) > ahead.map(Fence::get));
     let listed = store.inspector().unwrap().list("").await.unwrap();
     assert_eq!(listed[0].name, name, "a long name is taken along, too");
-    assert_eq!(stuck.renew(LONG).await.unwrap(), Renewal::Lost);
+    assert_eq!(stuck.renew(LONG).await.unwrap(), Renewal::Lost(LossReason::Broken));
     assert_eq!(next.renew(LONG).await.unwrap(), Renewal::Held);
 }
 

@@ -1,17 +1,17 @@
 //! One claim on one lock.
 
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use lockkeeper_core::{
-    Attempt, BoxFuture, Change, Claim, ClaimSpec, Fence, Grant, Holder, Mode, Release, Renewal,
-    Result,
+    Attempt, BoxFuture, Change, Claim, ClaimSpec, Fence, Grant, Holder, LossReason, Mode, Release,
+    Renewal, Result, Retry,
 };
 use tokio::time::Instant;
 
 use crate::backend::Store;
-use crate::flight::{Farewell, Flight, Granted, downgrade, release};
+use crate::flight::{Farewell, Flight, Granted, at_once, downgrade, release};
 use crate::key::Key;
 use crate::link::gone;
 use crate::links::Guest;
@@ -123,22 +123,17 @@ impl PgClaim {
                             return Ok(Attempt::Granted(self.grant(granted.since)));
                         }
                         Ok(None) if self.spec.queue => return self.queue().await,
-                        Ok(None) => return Ok(contended(None)),
+                        Ok(None) => return Ok(contended(Retry::OnNotify)),
                         // A dead session has no locks: the next is asked as if there had been none.
                         Err(_) if dead && tries < TRIES => tries += 1,
                         Err(error) => return Err(error),
                     }
                 }
                 State::Waiting(flight) => {
-                    let answer = &mut flight.answer;
-                    let look = std::future::poll_fn(|cx| match answer.as_mut().poll(cx) {
-                        Poll::Ready(answer) => Poll::Ready(Some(answer)),
-                        Poll::Pending => Poll::Ready(None),
-                    });
-                    match look.await {
+                    match at_once(&mut flight.answer).await {
                         None => {
-                            if let Some(retry_after) = self.confirm().await? {
-                                return Ok(contended(retry_after));
+                            if let Some(retry) = self.confirm().await? {
+                                return Ok(contended(retry));
                             }
                         }
                         // What it has is found out below, or asked for again.
@@ -178,7 +173,7 @@ impl PgClaim {
         if spec.queue {
             self.behind = !entry.queue(spec);
             if self.behind {
-                return Ok(Some(contended(None)));
+                return Ok(Some(contended(Retry::OnNotify)));
             }
             if let Some(flight) = entry.sent() {
                 self.state = State::Waiting(flight);
@@ -188,7 +183,7 @@ impl PgClaim {
                 return self.queue().await.map(Some);
             }
         } else if entry.others_wait() || entry.is_held_here(mode) {
-            return Ok(Some(contended(None)));
+            return Ok(Some(contended(Retry::OnNotify)));
         }
         let Some(seat) = self.store.links.shared(self.guest()).await? else {
             self.lack = Lack::Looking;
@@ -206,7 +201,7 @@ impl PgClaim {
     /// Lets the server let it wait, if there is a connection for that.
     async fn queue(&mut self) -> Result<Attempt> {
         if self.begin_to_wait().await? {
-            return Ok(contended(None));
+            return Ok(contended(Retry::OnNotify));
         }
         self.lack = Lack::Waiting;
         Ok(UNTOLD)
@@ -233,20 +228,25 @@ impl PgClaim {
     /// direction, even if TCP's own probes are answered, as a proxy in between does.
     ///
     /// The engine asks every third of the TTL, and fails a waiter whose asks have had no answer for a TTL.
-    async fn confirm(&mut self) -> Result<Option<Option<Duration>>> {
+    async fn confirm(&mut self) -> Result<Option<Retry>> {
         let State::Waiting(flight) = &self.state else { return Ok(None) };
         let link = flight.seat.link.clone();
         let at_work = self.store.links.is_at_work(&link, self.guest()).await?;
         let State::Waiting(flight) = &mut self.state else { return Ok(None) };
         if at_work {
             flight.doubted = None;
-            return Ok(Some(None));
+            return Ok(Some(Retry::OnNotify));
         }
         // The statement may be on its way to the server, or its answer on its way back.
         let grace = (link.session() / 6).clamp(LEAST_DOUBT, MOST_DOUBT);
         let doubted = *flight.doubted.get_or_insert_with(Instant::now);
         if let Some(left) = grace.checked_sub(doubted.elapsed()).filter(|left| !left.is_zero()) {
-            return Ok(Some(Some(left)));
+            return Ok(Some(Retry::After(left)));
+        }
+        // It may have arrived since: this process may have been too busy to read it.
+        if let Some(answer) = at_once(&mut flight.answer).await {
+            self.landed(answer)?;
+            return Ok(None);
         }
         tracing::debug!(name = %self.spec.name, pid = link.pid, "the line of a waiter is dead: it waits again");
         self.store.links.end_session(&link, self.guest()).await;
@@ -326,7 +326,7 @@ impl PgClaim {
             match &mut self.state {
                 State::Held(hold) => {
                     hold.seat.link.closed.cancelled().await;
-                    return Change::Lost;
+                    return Change::Lost(LossReason::SessionEnded);
                 }
                 State::Waiting(flight) => {
                     let answer = (&mut flight.answer).await;
@@ -370,7 +370,9 @@ impl PgClaim {
     }
 
     async fn renewed(&mut self, ttl: Duration, step: Step) -> Result<Renewal> {
-        let State::Held(hold) = &mut self.state else { return Ok(Renewal::Lost) };
+        let State::Held(hold) = &mut self.state else {
+            return Ok(Renewal::Lost(LossReason::SessionEnded));
+        };
         let link = hold.seat.link.clone();
         let answer = match step {
             _ if link.has_lapsed() || link.is_closed() => Err(gone()),
@@ -388,7 +390,7 @@ impl PgClaim {
             Ok(()) => Ok(Renewal::Renewed { valid_for: ttl.min(link.session()) }),
             Err(_) if link.is_closed() || link.has_lapsed() => {
                 self.lose();
-                Ok(Renewal::Lost)
+                Ok(Renewal::Lost(LossReason::SessionEnded))
             }
             Err(error) => Err(error),
         }
@@ -417,12 +419,11 @@ impl PgClaim {
     }
 }
 
-/// Others hold it, and nobody will tell: the engine asks again when it likes.
-const UNTOLD: Attempt =
-    Attempt::Contended { retry_after: Some(Duration::ZERO), holder: Holder::Unknown };
+/// Another claim holds the lock, and this one has no connection on which it could be notified.
+const UNTOLD: Attempt = Attempt::Contended { retry: Retry::Poll, holder: Holder::Unknown };
 
-fn contended(retry_after: Option<Duration>) -> Attempt {
-    Attempt::Contended { retry_after, holder: Holder::Unknown }
+fn contended(retry: Retry) -> Attempt {
+    Attempt::Contended { retry, holder: Holder::Unknown }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use lockkeeper_core::{
-    BoxFuture, Error, ErrorKind, Inspector, Kind, Label, LockInfo, Mode, Name, Party, Result, Slots,
+    BoxFuture, Error, ErrorKind, Inspector, Kind, Label, LockInfo, Mode, Name, Participant, Result,
+    Slots,
 };
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
@@ -13,6 +14,7 @@ use crate::backend::{Shared, Store};
 use crate::key::{Key, NO_KEY};
 use crate::link::Argument;
 use crate::queue::{Holder, Waiter};
+use crate::seat::Visit;
 use crate::sql;
 
 /// How long a session may take to end that is terminated.
@@ -44,8 +46,8 @@ impl Seen {
     }
 
     /// What is shown of it: if it is ours, what we know, and else what the server does.
-    fn party(&self, holders: &[Holder], waiters: &[Waiter]) -> Party {
-        let mut party = Party {
+    fn participant(&self, holders: &[Holder], waiters: &[Waiter]) -> Participant {
+        let mut participant = Participant {
             owner: None,
             label: self.label.clone(),
             mode: self.mode,
@@ -54,21 +56,21 @@ impl Seen {
             remaining: None,
         };
         if let Some(own) = holders.iter().find(|own| self.granted && own.link.pid == self.pid) {
-            (party.owner, party.label) = (Some(own.owner), Some(own.label.clone()));
-            (party.fence, party.age) = (own.fence, Some(own.since.elapsed()));
+            (participant.owner, participant.label) = (Some(own.owner), Some(own.label.clone()));
+            (participant.fence, participant.age) = (own.fence, Some(own.since.elapsed()));
         }
         if let Some(own) = waiters.iter().find(|own| !self.granted && own.pid == Some(self.pid)) {
-            (party.owner, party.label) = (Some(own.owner), Some(own.label.clone()));
-            party.age = Some(own.since.elapsed());
+            (participant.owner, participant.label) = (Some(own.owner), Some(own.label.clone()));
+            participant.age = Some(own.since.elapsed());
         }
-        party
+        participant
     }
 }
 
 impl Store {
     /// Every advisory lock in the database.
     async fn seen(&self) -> Result<Vec<Seen>> {
-        let link = self.links.any_without(NO_KEY).await?;
+        let Visit(link) = &self.links.any_without(NO_KEY).await?;
         Ok(link.ask(sql::LOCKS, Vec::new()).await?.iter().map(Seen::new).collect())
     }
 
@@ -78,7 +80,7 @@ impl Store {
         let own = self.locals.all();
         let own: HashMap<Key, _> = own.into_iter().map(|(key, _, h, w)| (key, (h, w))).collect();
         let mut infos: BTreeMap<Key, LockInfo> = BTreeMap::new();
-        let mut add = |key: Key, granted: bool, party: Party| {
+        let mut add = |key: Key, granted: bool, participant: Participant| {
             let Some(name) = name_of(key) else { return };
             let info = infos.entry(key).or_insert_with(|| LockInfo {
                 name,
@@ -86,11 +88,11 @@ impl Store {
                 holders: Vec::new(),
                 waiters: Vec::new(),
             });
-            if granted { info.holders.push(party) } else { info.waiters.push(party) }
+            if granted { info.holders.push(participant) } else { info.waiters.push(participant) }
         };
         for seen in &seen {
             let (holders, waiters) = own.get(&seen.key).map_or((&[][..], &[][..]), |(h, w)| (h, w));
-            add(seen.key, seen.granted, seen.party(holders, waiters));
+            add(seen.key, seen.granted, seen.participant(holders, waiters));
         }
         // Those who wait behind another of this process are not known to the server, or not yet.
         for (key, (_, waiters)) in &own {
@@ -98,7 +100,7 @@ impl Store {
                 seen.iter().any(|seen| seen.key == *key && Some(seen.pid) == waiter.pid)
             };
             for waiter in waiters.iter().filter(|waiter| !is_seen(waiter)) {
-                let party = Party {
+                let participant = Participant {
                     owner: Some(waiter.owner),
                     label: Some(waiter.label.clone()),
                     mode: waiter.mode,
@@ -106,7 +108,7 @@ impl Store {
                     age: Some(waiter.since.elapsed()),
                     remaining: None,
                 };
-                add(*key, false, party);
+                add(*key, false, participant);
             }
         }
         let mut infos: Vec<LockInfo> = infos.into_values().collect();
@@ -165,7 +167,7 @@ impl Inspector for Shared {
                 return Ok(0);
             }
             // Not over a connection that is about to be ended.
-            let link = self.0.links.any_without(key).await?;
+            let Visit(link) = &self.0.links.any_without(key).await?;
             let within = i64::try_from(END_WITHIN.as_millis()).unwrap_or(i64::MAX);
             let (pids, within): (Argument, Argument) = (Box::new(pids), Box::new(within));
             let arguments = vec![(pids, Type::INT4_ARRAY), (within, Type::INT8)];

@@ -23,8 +23,8 @@
 mod backend;
 mod claim;
 mod config;
+mod diagnose;
 mod error;
-mod examine;
 mod fences;
 mod flight;
 mod inspect;
@@ -42,7 +42,7 @@ mod together;
 mod transaction;
 
 pub use backend::Postgres;
-pub use examine::examine;
+pub use diagnose::diagnose;
 pub use fences::PostgresFences;
 pub use key::Key;
 pub use transaction::TransactionLock;

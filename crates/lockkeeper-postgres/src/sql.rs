@@ -7,7 +7,7 @@ use crate::key::{Form, Key};
 pub(crate) const GREET: &str = include_str!("../sql/greet.sql");
 pub(crate) const SESSION: &str = include_str!("../sql/session.sql");
 pub(crate) const LOCKS: &str = include_str!("../sql/locks.sql");
-pub(crate) const EXAMINE: &str = include_str!("../sql/examine.sql");
+pub(crate) const DIAGNOSE: &str = include_str!("../sql/diagnose.sql");
 pub(crate) const TRY_TOGETHER: &str = include_str!("../sql/try_together.sql");
 pub(crate) const CONFIRM: &str = include_str!("../sql/confirm.sql");
 pub(crate) const END_SESSION: &str = include_str!("../sql/end_session.sql");

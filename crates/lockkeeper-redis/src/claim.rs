@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use lockkeeper_core::{
     Attempt, BoxFuture, Change, Claim, ClaimSpec, Error, ErrorKind, Fence, Grant, Holder, Kind,
-    Mode, Release, Renewal, Result,
+    LossReason, Mode, Release, Renewal, Result, Retry,
 };
 use redis::Value;
 
@@ -142,15 +142,15 @@ impl RedisClaim {
         };
         if let Some((left, holder)) = refusal(&reply) {
             self.contended = Some(secret);
-            let retry_after = if session.receives_messages() {
+            let retry = match u64::try_from(left) {
+                // No grant can be pushed on this session. The store may have had a channel when it was opened, which is
+                // what `Capabilities::push` says.
+                _ if !session.receives_messages() => Retry::Poll,
                 // Just after it has ended, not just before.
-                u64::try_from(left).ok().map(|left| Duration::from_millis(left + 1))
-            } else {
-                // No grant can be pushed on this session: zero makes the engine poll. The store may have had
-                // a channel when it was opened, which is what `Capabilities::push` says.
-                Some(Duration::ZERO)
+                Ok(left) => Retry::After(Duration::from_millis(left + 1)),
+                Err(_) => Retry::OnNotify,
             };
-            return Ok(Attempt::Contended { retry_after, holder });
+            return Ok(Attempt::Contended { retry, holder });
         }
         let fence = match &reply {
             Value::BulkString(fence) => std::str::from_utf8(fence).ok(),
@@ -310,7 +310,7 @@ impl RedisClaim {
             // The fence has been compared once, and does not change.
             self.spec.ticket = None;
         }
-        if held { Renewal::Renewed { valid_for: ttl } } else { Renewal::Lost }
+        if held { Renewal::Renewed { valid_for: ttl } } else { Renewal::Lost(LossReason::Broken) }
     }
 
     /// Releases a hold or a place in the queue.

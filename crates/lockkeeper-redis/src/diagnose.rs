@@ -313,7 +313,7 @@ impl Report {
 
 #[cfg(test)]
 mod tests {
-    use lockkeeper_core::Verdict;
+    use lockkeeper_core::Severity;
 
     use super::*;
 
@@ -324,26 +324,26 @@ mod tests {
 
     #[test]
     fn servers_that_are_too_old_are_told_apart() {
-        let verdict = |info: &[(&str, &str)]| says(info).version().verdict;
+        let severity = |info: &[(&str, &str)]| says(info).version().severity;
         for old in ["2.8.19", "5.0.14", "6.0.16", "6"] {
-            assert_eq!(verdict(&[("redis_version", old)]), Verdict::Fail, "{old}");
+            assert_eq!(severity(&[("redis_version", old)]), Severity::Fail, "{old}");
         }
         for new in ["6.2.0", "6.10.1", "7.0.15", "10.0.0"] {
-            assert_eq!(verdict(&[("redis_version", new)]), Verdict::Ok, "{new}");
+            assert_eq!(severity(&[("redis_version", new)]), Severity::Ok, "{new}");
         }
         // It calls itself a Redis of the version that it came from.
         let valkey = says(&[("redis_version", "7.2.4"), ("valkey_version", "8.1.0")]).version();
-        assert_eq!((valkey.verdict, valkey.what.as_str()), (Verdict::Ok, "Valkey 8.1.0"));
-        assert_eq!(verdict(&[("role", "master")]), Verdict::Warn, "it does not say");
+        assert_eq!((valkey.severity, valkey.what.as_str()), (Severity::Ok, "Valkey 8.1.0"));
+        assert_eq!(severity(&[("role", "master")]), Severity::Warn, "it does not say");
     }
 
     #[test]
     fn clocks_may_be_two_seconds_apart() {
-        let verdict = |clock| Report { clock, ..says(&[]) }.clock().verdict;
+        let severity = |clock| Report { clock, ..says(&[]) }.clock().severity;
         let ahead = |micros| Some(Clock::ahead(micros));
-        assert_eq!(verdict(ahead(1_900_000)), Verdict::Ok);
-        assert_eq!(verdict(ahead(2_100_000)), Verdict::Warn);
-        assert_eq!(verdict(ahead(-2_100_000)), Verdict::Warn);
-        assert_eq!(verdict(None), Verdict::Warn);
+        assert_eq!(severity(ahead(1_900_000)), Severity::Ok);
+        assert_eq!(severity(ahead(2_100_000)), Severity::Warn);
+        assert_eq!(severity(ahead(-2_100_000)), Severity::Warn);
+        assert_eq!(severity(None), Severity::Warn);
     }
 }

@@ -5,14 +5,14 @@ use redis::{ErrorKind as RedisKind, RedisError, ServerErrorKind};
 
 /// What an error means for the connection it came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Effect {
+pub(crate) enum ErrorClass {
     /// The connection cannot be used any more.
-    ConnectionBroken,
+    Broken,
     /// The server refused this command; the next may succeed.
-    CommandRefused,
+    Refused,
 }
 
-pub(crate) fn effect(error: &RedisError) -> Effect {
+pub(crate) fn classify(error: &RedisError) -> ErrorClass {
     let broken = match error.kind() {
         // The last two: it was the master and is a replica now.
         RedisKind::Io
@@ -20,7 +20,7 @@ pub(crate) fn effect(error: &RedisError) -> Effect {
         | RedisKind::Server(ServerErrorKind::ReadOnly | ServerErrorKind::MasterDown) => true,
         _ => error.is_unrecoverable_error() || error.is_connection_dropped(),
     };
-    if broken { Effect::ConnectionBroken } else { Effect::CommandRefused }
+    if broken { ErrorClass::Broken } else { ErrorClass::Refused }
 }
 
 /// Extracts the error of a command that a script ran from the text that servers before 7.0 put around it:
@@ -171,8 +171,8 @@ mod tests {
             assert_eq!(unwrapped(reply(&wrapped)), reply(inner), "{wrapped}");
         }
         assert_eq!(
-            effect(&unwrapped(reply(&format!("@user_script: 1: -{read_only}")))),
-            Effect::ConnectionBroken
+            classify(&unwrapped(reply(&format!("@user_script: 1: -{read_only}")))),
+            ErrorClass::Broken
         );
         // Newer servers say it at the end; and what merely mentions a script is left alone.
         for same in

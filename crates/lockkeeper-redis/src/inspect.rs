@@ -5,7 +5,8 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use lockkeeper_core::{
-    BoxFuture, ErrorKind, Fence, Inspector, Kind, Label, LockInfo, Mode, Name, Owner, Party, Result,
+    BoxFuture, ErrorKind, Fence, Inspector, Kind, Label, LockInfo, Mode, Name, Owner, Participant,
+    Result,
 };
 use redis::Value;
 
@@ -221,21 +222,21 @@ impl Snapshot {
         let waiters = self.waiters.iter().filter_map(|(owner, record)| {
             let record = Record::read(record).filter(|record| record.ends > now)?;
             let left = Some(record.ends - now);
-            Some(Party { fence: None, ..record.holder(owner, now, left) })
+            Some(Participant { fence: None, ..record.holder(owner, now, left) })
         });
         LockInfo {
             name: name.clone(),
             kind,
-            holders: holders.into_iter().map(|(_, party)| party).collect(),
+            holders: holders.into_iter().map(|(_, participant)| participant).collect(),
             waiters: waiters.collect(),
         }
     }
 }
 
 /// A holder that follows the plain recipe. Its value is shown as its label, if there is anything to show.
-fn foreign(value: &str, left: Option<u64>) -> Party {
+fn foreign(value: &str, left: Option<u64>) -> Participant {
     let label: String = value.chars().filter(|c| !c.is_control()).take(64).collect();
-    Party {
+    Participant {
         owner: None,
         label: Label::new(label).ok().filter(|label| !label.as_str().is_empty()),
         mode: Mode::Exclusive,
@@ -274,8 +275,8 @@ impl<'a> Record<'a> {
         })
     }
 
-    fn holder(&self, owner: &str, now: u64, left: Option<u64>) -> Party {
-        Party {
+    fn holder(&self, owner: &str, now: u64, left: Option<u64>) -> Participant {
+        Participant {
             owner: owner.parse::<Owner>().ok(),
             label: Label::new(self.label).ok(),
             mode: self.mode,

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use lockkeeper_core::{
     Attempt, Backend, BoxFuture, Capabilities, Change, Claim, ClaimSpec, Error, ErrorKind, Fence,
-    Grant, Holder, Inspector, Mode, Owner, Release, Renewal, Result,
+    Grant, Holder, Inspector, LossReason, Mode, Owner, Release, Renewal, Result, Retry,
 };
 
 /// Locked files in a directory, as the operating system offers them: no leases, no queue, no notices,
@@ -108,7 +108,7 @@ impl FlockClaim {
                 Ok(granted)
             }
             Err(TryLockError::WouldBlock) => {
-                Ok(Attempt::Contended { retry_after: None, holder: Holder::Unknown })
+                Ok(Attempt::Contended { retry: Retry::Poll, holder: Holder::Unknown })
             }
             Err(TryLockError::Error(error)) => Err(unavailable(error)),
         }
@@ -137,7 +137,9 @@ impl Claim for FlockClaim {
 
     fn renew(&mut self, _ttl: Duration) -> BoxFuture<'_, Result<Renewal>> {
         let held = self.store.held().contains_key(&self.owner);
-        Box::pin(async move { Ok(if held { Renewal::Held } else { Renewal::Lost }) })
+        Box::pin(
+            async move { Ok(if held { Renewal::Held } else { Renewal::Lost(LossReason::Broken) }) },
+        )
     }
 
     fn downgrade(&mut self, _ttl: Duration) -> BoxFuture<'_, Result<Renewal>> {

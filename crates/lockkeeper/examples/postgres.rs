@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use lockkeeper::{Keeper, Key, Party, Result};
+use lockkeeper::{Keeper, Key, Participant, Result};
 
 #[tokio::main]
 async fn main() -> Result<()> {
@@ -24,7 +24,7 @@ async fn main() -> Result<()> {
 
     let waiter = tokio::spawn(async move { orders.lock().await });
     for info in keeper.inspect()?.list("").await? {
-        let holders: Vec<_> = info.holders.iter().map(Party::who).collect();
+        let holders: Vec<_> = info.holders.iter().map(Participant::who).collect();
         println!("{} is held by {holders:?}, and {} wait", info.name, info.waiters.len());
     }
     guard.release().await?;

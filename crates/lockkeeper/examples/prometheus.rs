@@ -42,7 +42,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     for line in [
         r#"lockkeeper_acquisitions_total{store="memory",mode="exclusive",outcome="not_acquired"} 1"#,
         r#"lockkeeper_wait_seconds_count{store="memory",mode="exclusive",outcome="granted_after_wait"} 1"#,
-        r#"lockkeeper_losses_total{store="memory",mode="shared",reason="taken_away"} 1"#,
+        r#"lockkeeper_losses_total{store="memory",mode="shared",reason="broken"} 1"#,
     ] {
         assert!(text.contains(line), "{line} is missing");
     }

@@ -81,13 +81,13 @@
 //!   they tell stands in `docs/guides/observability.md`. Off, they cost nothing.
 
 pub mod blocking;
-mod examine;
+mod diagnose;
 #[cfg(feature = "macros")]
 mod install;
 mod keeper;
 mod open;
 
-pub use examine::examine;
+pub use diagnose::diagnose;
 pub use keeper::Keeper;
 
 // The locks, and what one has while holding them.
@@ -121,7 +121,9 @@ pub use lockkeeper_core::{FenceCheck, FenceRegister, FenceStore};
 pub use lockkeeper_core::describe_metrics;
 
 // A look into the store.
-pub use lockkeeper_core::{Event, Finding, Inspect, Kind, LockInfo, Party, Verdict, Watch, What};
+pub use lockkeeper_core::{
+    Event, EventKind, Finding, Inspect, Kind, LockInfo, LossReason, Participant, Severity, Watch,
+};
 
 // Stores, and what is put around them.
 pub use lockkeeper_core::{Memory, Prefixed, Quorum, Slots};

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::contract::{Inspector, Kind, LockInfo, Party};
+use crate::contract::{Inspector, Kind, LockInfo, Participant};
 use crate::engine::context::KeeperContext;
 use crate::error::{Error, Result};
 use crate::name::Name;
@@ -141,16 +141,16 @@ pub struct Event {
     /// Which of the name's two things.
     pub kind: Kind,
     /// What happened.
-    pub what: What,
+    pub what: EventKind,
     /// Who it was.
-    pub who: Party,
+    pub who: Participant,
 }
 
 /// What happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
-pub enum What {
+pub enum EventKind {
     /// Began to wait.
     Queued,
     /// Stopped waiting without getting it.
@@ -162,17 +162,18 @@ pub enum What {
 }
 
 /// A holder or waiter, and where it was seen.
-type Sightings = BTreeMap<(Name, Kind, String), (bool, Party)>;
+type Sightings = BTreeMap<(Name, Kind, String), (bool, Participant)>;
 
 fn sightings(infos: Vec<LockInfo>) -> Sightings {
     let mut seen = Sightings::new();
     for LockInfo { name, kind, holders, waiters } in infos {
-        let waiters = waiters.into_iter().map(|party| (false, party));
-        let holders = holders.into_iter().map(|party| (true, party));
+        let waiters = waiters.into_iter().map(|participant| (false, participant));
+        let holders = holders.into_iter().map(|participant| (true, participant));
         // A holder may still have a place in the queue for a moment: the hold counts.
-        for (holds, party) in waiters.chain(holders) {
-            let who = party.owner.map_or(party.who().to_owned(), |owner| owner.to_string());
-            seen.insert((name.clone(), kind, who), (holds, party));
+        for (holds, participant) in waiters.chain(holders) {
+            let who =
+                participant.owner.map_or(participant.who().to_owned(), |owner| owner.to_string());
+            seen.insert((name.clone(), kind, who), (holds, participant));
         }
     }
     seen
@@ -217,21 +218,21 @@ impl Watch {
 
 /// Adds what happened between two looks; true if anything did.
 fn now_differs(events: &mut VecDeque<Event>, before: &Sightings, now: &Sightings) -> bool {
-    let mut add = |(name, kind, _): &(Name, Kind, String), what, who: &Party| {
+    let mut add = |(name, kind, _): &(Name, Kind, String), what, who: &Participant| {
         events.push_back(Event { name: name.clone(), kind: *kind, what, who: who.clone() });
     };
     // Those who go first, so that a lock is seen to be free before the next has it.
     for (key, (held, who)) in before {
         match (held, now.get(key).map(|(holds, _)| holds)) {
-            (true, None | Some(false)) => add(key, What::Freed, who),
-            (false, None) => add(key, What::Left, who),
+            (true, None | Some(false)) => add(key, EventKind::Freed, who),
+            (false, None) => add(key, EventKind::Left, who),
             (true, Some(true)) | (false, Some(_)) => {}
         }
     }
     for (key, (holds, who)) in now {
         match (before.get(key).map(|(held, _)| held), holds) {
-            (None | Some(false), true) => add(key, What::Acquired, who),
-            (None, false) => add(key, What::Queued, who),
+            (None | Some(false), true) => add(key, EventKind::Acquired, who),
+            (None, false) => add(key, EventKind::Queued, who),
             (Some(_), _) => {}
         }
     }

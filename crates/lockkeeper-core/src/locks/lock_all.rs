@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use crate::contract::BoxFuture;
 use crate::engine::hold::{ReleaseOutcome, State};
-use crate::engine::until_lost::run_until_lost;
+use crate::engine::while_held::run_while_held;
 use crate::error::{Error, Result};
 use crate::futures::join_all;
 use crate::locks::guard::Guard;
 use crate::locks::keeper::Keeper;
+use crate::loss::LossReason;
 use crate::name::Name;
 use crate::options::{Options, invalid, option_setters};
 use crate::release::LEAVE_WITHIN;
@@ -176,6 +177,11 @@ impl Guards {
         self.iter().all(Guard::is_held)
     }
 
+    /// Why the first of them that is lost was lost, in the order of their names; `None` if none is.
+    pub fn loss_reason(&self) -> Option<LossReason> {
+        self.iter().find_map(Guard::loss_reason)
+    }
+
     /// Runs a future for as long as all of them are held, and drops it when one is lost.
     ///
     /// No step of the work begins after the first of the leases has run out, as with [`Guard::while_held`].
@@ -200,11 +206,11 @@ impl Guards {
             if lost { Poll::Ready(()) } else { Poll::Pending }
         });
         let first_lost = || self.iter().find(|guard| guard.state() == State::Lost);
-        let output = run_until_lost(|| first_lost().is_some(), any_lost, work).await;
+        let output = run_while_held(|| first_lost().is_some(), any_lost, work).await;
         output.ok_or_else(|| {
             let lost = first_lost().map(Guard::lost_error);
             // Only a guard that is lost ends the wait.
-            lost.unwrap_or_else(|| Error::lost("one of the locks"))
+            lost.unwrap_or_else(|| Error::lost(LossReason::Expired))
         })
     }
 

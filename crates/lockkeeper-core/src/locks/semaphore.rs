@@ -96,7 +96,8 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// As [`acquire_many`](Self::acquire_many), without `TimedOut`.
+    /// As [`acquire_many`](Self::acquire_many), without `TimedOut`; and [`Undecided`](crate::ErrorKind::Undecided) on a
+    /// store whose semaphores are made of [`Slots`](crate::Slots), if another process died while it tried for several.
     ///
     /// # Cancel safety
     ///

@@ -15,8 +15,10 @@ use crate::owner::Owner;
 /// [`Keeper::adopt`](crate::Keeper::adopt). With the `serde` feature it can be written and read. Who
 /// has it can renew and release the lock: treat it like a key, and adopt it once.
 ///
-/// A ticket is not signed: whoever can read it can also alter it. Every field is checked when it is read and adopted, and
-/// nothing in it can affect another lock or a later fence of its own.
+/// A ticket is not signed: a process that can read it can also alter it. Every field is checked when it is read and
+/// adopted, and nothing in it can affect another lock or a later fence of its own. The fence is compared with that of the
+/// hold where the store keeps one. A [`Quorum`](crate::Quorum) and semaphores made of [`Slots`](crate::Slots) have one
+/// for each part instead: their adopted guards report the fence of the ticket, unchecked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[must_use = "nobody renews a detached lock: it ends with its lease unless the ticket is adopted"]

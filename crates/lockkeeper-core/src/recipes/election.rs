@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
 use crate::backoff::Backoff;
-use crate::contract::{Fences, Kind, Party};
+use crate::contract::{Fences, Kind, Participant};
 use crate::engine::hold::ReleaseOutcome;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fence::Fence;
@@ -17,6 +17,7 @@ use crate::locks::handle::LockHandle;
 use crate::locks::inspect::Inspect;
 use crate::locks::keeper::Keeper;
 use crate::locks::mutex::Mutex;
+use crate::loss::LossReason;
 use crate::name::Label;
 use crate::options::option_setters;
 use crate::owner::Owner;
@@ -306,6 +307,11 @@ impl Leadership {
         self.guard.is_held()
     }
 
+    /// Why the leadership was lost; `None` while it is held. As [`Guard::loss_reason`](crate::Guard::loss_reason).
+    pub fn loss_reason(&self) -> Option<LossReason> {
+        self.guard.loss_reason()
+    }
+
     /// When the leadership will be lost if no renewal succeeds before; `None` if the store needs none.
     pub fn expires_at(&self) -> Option<Instant> {
         self.guard.expires_at()
@@ -386,7 +392,7 @@ impl Leader {
         Label::or_unknown(self.label.as_ref())
     }
 
-    fn new(holder: Party) -> Self {
+    fn new(holder: Participant) -> Self {
         Self { label: holder.label, owner: holder.owner, term: holder.fence }
     }
 }

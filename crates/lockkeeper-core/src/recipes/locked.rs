@@ -75,7 +75,7 @@ impl Wanted {
 
     /// Makes it a shared one.
     #[must_use]
-    pub fn context(mut self) -> Self {
+    pub fn shared(mut self) -> Self {
         self.mode = Mode::Shared;
         self
     }

@@ -18,6 +18,7 @@ use crate::fence::Fence;
 use crate::locks::guard::Guard;
 use crate::locks::handle::LockHandle;
 use crate::locks::keeper::Keeper;
+use crate::loss::LossReason;
 use crate::options::invalid;
 
 tokio::task_local! {
@@ -232,6 +233,11 @@ impl ScopedGuard {
     /// Whether the lock is held as far as this process knows. As [`Guard::is_held`].
     pub fn is_held(&self) -> bool {
         self.guard.is_held()
+    }
+
+    /// Why the lock was lost, if it was. As [`Guard::loss_reason`].
+    pub fn loss_reason(&self) -> Option<LossReason> {
+        self.guard.loss_reason()
     }
 
     /// How long until the hold is lost if no renewal succeeds before. As [`Guard::remaining`].

@@ -16,8 +16,9 @@ use crate::contract::{
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::fence::Fence;
+use crate::loss::LossReason;
 use crate::name::Name;
-use table::{Asked, Standing, Table};
+use table::{Asked, Standing, Step, Table};
 
 /// A store inside this process: for tests, for development, and as the reference for other stores.
 ///
@@ -89,8 +90,8 @@ struct MemoryClaim {
     notice: Option<Pin<Box<OwnedNotified>>>,
 }
 
-/// The highest floor that is taken. The fences of this store count grants: it comes nowhere near this number, which
-/// leaves it as many fences again.
+/// The highest floor that is taken, unless the store has granted such a fence itself. The fences of this store count
+/// grants: it comes nowhere near this number, which leaves it as many fences again.
 const HIGHEST_FLOOR: u64 = 1 << 62;
 
 /// An answer that is there already.
@@ -110,12 +111,12 @@ impl MemoryClaim {
         Grant { fence: Some(fence), valid_for: Some(self.spec.ttl) }
     }
 
-    fn renewed(&mut self, ttl: Duration, downgrade: bool) -> Renewal {
-        self.holds = self.store.table().renew(&self.spec, downgrade, ttl, Instant::now());
+    fn renewed(&mut self, ttl: Duration, step: Step) -> Renewal {
+        self.holds = self.store.table().renew(&self.spec, step, ttl, Instant::now());
         if !self.holds {
-            return Renewal::Lost;
+            return Renewal::Lost(LossReason::Broken);
         }
-        if downgrade {
+        if step == Step::Downgrade {
             self.spec.mode = Mode::Shared;
             self.store.changed.notify_waiters();
         }
@@ -125,7 +126,10 @@ impl MemoryClaim {
 
 impl Claim for MemoryClaim {
     fn attempt(&mut self, floor: Option<Fence>) -> BoxFuture<'_, Result<Attempt>> {
-        if let Some(floor) = floor.filter(|floor| floor.get() > HIGHEST_FLOOR) {
+        let implausible = |floor: &Fence| {
+            floor.get() > HIGHEST_FLOOR && floor.get() - 1 > self.store.table().last_fence()
+        };
+        if let Some(floor) = floor.filter(implausible) {
             let message =
                 format!("a floor of {floor} is not of this store, which counts its grants");
             return ready(Err(Error::new(ErrorKind::Config, message)));
@@ -136,11 +140,11 @@ impl Claim for MemoryClaim {
         self.store.changed.notify_waiters();
         ready(Ok(match asked {
             Asked::Granted(fence) => Attempt::Granted(self.granted(fence)),
-            Asked::Contended { ticket, retry_after, holder, notice } => {
+            Asked::Contended { ticket, retry, holder, notice } => {
                 self.ticket = ticket;
                 self.notice = notice.map(|notice| Box::pin(notice.notified_owned()));
                 self.holds = false;
-                Attempt::Contended { retry_after, holder }
+                Attempt::Contended { retry, holder }
             }
         }))
     }
@@ -159,7 +163,7 @@ impl Claim for MemoryClaim {
                     Standing::Holds(fence) if !self.holds => {
                         return Change::Granted(self.granted(fence));
                     }
-                    Standing::Gone if self.holds => return Change::Lost,
+                    Standing::Gone if self.holds => return Change::Lost(LossReason::Broken),
                     Standing::ShouldAsk => return Change::LookAgain,
                     Standing::Gone if self.ticket.take().is_some() => return Change::LookAgain,
                     Standing::Holds(_) | Standing::Waits | Standing::Gone => {}
@@ -170,12 +174,12 @@ impl Claim for MemoryClaim {
     }
 
     fn renew(&mut self, ttl: Duration) -> BoxFuture<'_, Result<Renewal>> {
-        ready(Ok(self.renewed(ttl, false)))
+        ready(Ok(self.renewed(ttl, Step::Renew)))
     }
 
     fn downgrade(&mut self, ttl: Duration) -> BoxFuture<'_, Result<Renewal>> {
         match self.spec.mode.kind() {
-            Kind::Lock => ready(Ok(self.renewed(ttl, true))),
+            Kind::Lock => ready(Ok(self.renewed(ttl, Step::Downgrade))),
             Kind::Semaphore => ready(Err(Error::unsupported("downgrade for permits"))),
         }
     }

@@ -382,10 +382,10 @@ impl QuorumClaim {
     fn refused(&mut self, said: &[Said]) -> Result<Attempt> {
         let votes = Votes::new(said, self.majority);
         match votes.refusal() {
-            Refusal::Taken { holder, retry_after } => {
+            Refusal::Taken { holder, retry } => {
                 let by_holder = |said: &Said| matches!(said, Said::Contended { holder: other, .. } if *other == holder);
                 self.heeded = said.iter().map(by_holder).collect();
-                Ok(Attempt::Contended { retry_after, holder })
+                Ok(Attempt::Contended { retry, holder })
             }
             Refusal::Split => Ok(Attempt::Undecided),
             Refusal::Failed => {
@@ -414,7 +414,13 @@ impl QuorumClaim {
             match answer {
                 Answer::Renewal(Ok(Renewal::Renewed { valid_for })) => leases.push(valid_for),
                 Answer::Renewal(Ok(Renewal::Held)) => leases.push(Duration::MAX),
-                Answer::Renewal(Ok(Renewal::Lost)) => lost += 1,
+                Answer::Renewal(Ok(Renewal::Lost(reason))) => {
+                    lost += 1;
+                    // That of the node that decides.
+                    if lost > self.nodes.len() - self.majority {
+                        return Ok(Renewal::Lost(reason));
+                    }
+                }
                 Answer::Renewal(Err(error)) => why = Some(error),
                 Answer::Attempt(_) | Answer::Release(_) => {}
             }
@@ -422,9 +428,6 @@ impl QuorumClaim {
             if let Some(valid_for) = nth_longest(leases.iter().copied(), self.majority) {
                 self.granted = true;
                 return Ok(Renewal::Renewed { valid_for });
-            }
-            if lost > self.nodes.len() - self.majority {
-                return Ok(Renewal::Lost);
             }
         }
         let (renewed, all) = (leases.len(), self.nodes.len());
@@ -503,12 +506,12 @@ impl QuorumClaim {
                 };
                 *ear = None;
                 match change {
-                    Change::Lost => lost += 1,
+                    Change::Lost(reason) if granted && lost == all - majority => {
+                        return Poll::Ready(Change::Lost(reason));
+                    }
+                    Change::Lost(_) => lost += 1,
                     Change::LookAgain | Change::Granted(_) => notices += 1,
                 }
-            }
-            if granted && lost > all - majority {
-                return Poll::Ready(Change::Lost);
             }
             // Whoever releases tells a majority. Asking at the first word would find the rest taken.
             if (granted && notices > 0) || notices + lost >= majority {

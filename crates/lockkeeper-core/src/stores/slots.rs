@@ -15,11 +15,12 @@ use self::known::{Known, Mark, Order, Semaphores};
 use crate::backoff::Backoff;
 use crate::contract::{
     Attempt, Backend, BoxFuture, Capabilities, Change, Claim, ClaimSpec, Grant, Holder, Inspector,
-    Mode, Release, Renewal,
+    Mode, Release, Renewal, Retry,
 };
 use crate::error::{Error, Result};
 use crate::fence::Fence;
 use crate::futures::{first, join_all};
+use crate::loss::LossReason;
 use crate::name::Name;
 use crate::options::invalid;
 
@@ -51,6 +52,10 @@ const MAX_BATCH: usize = 64;
 ///
 /// - A try does not touch the gate: it may take a slot that somebody at the gate was about to find. (If
 ///   it did, two tries at the same moment would refuse each other though there is room for both.)
+/// - Two tries for several permits at the same moment can each get some of them and neither all. Such a try gives its slots
+///   back and asks once more, under a lock of its own, the *turn*, so that these tries come one after the other. While
+///   another try has the turn, the engine asks again, for at most two seconds, and then answers
+///   [`ErrorKind::Undecided`](crate::ErrorKind::Undecided): a process that died with the turn keeps it for its ttl.
 /// - Clients that disagree about the number of permits use different numbers of slots: all in use
 ///   together stay within the largest number, not the smallest.
 /// - At most 1024 permits; more are an [`InvalidOption`](crate::ErrorKind::InvalidOption).
@@ -83,6 +88,10 @@ fn gate_name(name: &str) -> Name {
     Name::derived(format!("{name}\0gate"))
 }
 
+fn turn_name(name: &str) -> Name {
+    Name::derived(format!("{name}\0turn"))
+}
+
 fn slot_name(name: &str, slot: u32) -> Name {
     Name::derived(format!("{name}\0slot\0{slot}"))
 }
@@ -113,6 +122,7 @@ impl Backend for Slots {
             known,
             gate,
             at_gate: false,
+            turn: None,
             slots: BTreeMap::new(),
             take,
             of,
@@ -155,6 +165,9 @@ struct SlotsClaim {
     /// `None` if this claim does not wait.
     gate: Option<Box<dyn Claim>>,
     at_gate: bool,
+    /// Made for a try that got some of its slots and not all: what refused it may be another try that did not get all
+    /// of its slots either. It asks again while it holds this lock.
+    turn: Option<Box<dyn Claim>>,
     /// The slots in use: those that the claim holds or may hold and, while it waits at the gate, those that it
     /// listens to.
     slots: BTreeMap<u32, Slot>,
@@ -188,7 +201,7 @@ struct Answers {
     granted: usize,
     refused: usize,
     /// When it may be worth asking again.
-    retry_after: Option<Duration>,
+    retry: Retry,
     /// Whether the store could not decide on a slot.
     undecided: bool,
 }
@@ -214,19 +227,15 @@ impl SlotsClaim {
                 }
             }
         }
-        let Answers { retry_after, undecided, .. } = self.take_slots(floor).await?;
+        if let Some(turn) = &mut self.turn
+            && !self.granted
+            && !matches!(turn.attempt(None).await?, Attempt::Granted(_))
+        {
+            return Ok(Attempt::Undecided);
+        }
+        let answers = self.take_slots(floor).await?;
         if self.held() < self.take {
-            self.granted = false;
-            if self.gate.is_none() {
-                self.give_back(|slot| slot.asked.is_some()).await?;
-                self.forget_others();
-            }
-            if undecided {
-                return Ok(Attempt::Undecided);
-            }
-            let look = self.pauses.next();
-            let retry_after = Some(retry_after.map_or(look, |retry_after| retry_after.min(look)));
-            return Ok(Attempt::Contended { retry_after, holder: Holder::Unknown });
+            return self.refused(&answers).await;
         }
         // A slot whose answer was lost may be one too many, as may be one that was asked for together with others.
         let (mut kept, take) = (0, self.take);
@@ -238,10 +247,34 @@ impl SlotsClaim {
         self.forget_others();
         self.granted = true;
         self.leave_gate().await?;
+        self.end_turn().await?;
         let grants = || self.slots.values().filter_map(|slot| slot.grant);
         let fence = grants().filter_map(|grant| grant.fence).max();
         let valid_for = grants().filter_map(|grant| grant.valid_for).min();
         Ok(Attempt::Granted(Grant { fence, valid_for }))
+    }
+
+    /// Answers an attempt that did not get enough slots.
+    async fn refused(&mut self, answers: &Answers) -> Result<Attempt> {
+        self.granted = false;
+        let mut undecided = answers.undecided;
+        if self.gate.is_none() {
+            let some = self.held() > 0;
+            self.give_back(|slot| slot.asked.is_some()).await?;
+            self.forget_others();
+            if self.turn.is_some() {
+                self.end_turn().await?;
+            } else if some {
+                self.turn = Some(self.parts.claim(turn_name(&self.parts.spec.name), false)?);
+                undecided = true;
+            }
+        }
+        if undecided {
+            return Ok(Attempt::Undecided);
+        }
+        let look = self.pauses.next();
+        let retry = answers.retry.sooner(Retry::After(look));
+        Ok(Attempt::Contended { retry, holder: Holder::Unknown })
     }
 
     /// Asks for slots until there are enough: first for those that were held, to keep them.
@@ -312,13 +345,13 @@ impl SlotsClaim {
                     slot.grant = Some(grant);
                     answers.granted += 1;
                 }
-                Ok(Attempt::Contended { retry_after, .. }) => {
+                Ok(Attempt::Contended { retry, .. }) => {
                     slot.grant = None;
                     if let Some(mark) = slot.asked.take() {
                         mark.refused();
                     }
                     answers.refused += 1;
-                    answers.retry_after = retry_after.into_iter().chain(answers.retry_after).min();
+                    answers.retry = answers.retry.sooner(retry);
                 }
                 Ok(Attempt::Undecided) => {
                     (slot.asked, slot.grant) = (None, None);
@@ -347,6 +380,15 @@ impl SlotsClaim {
         {
             gate.release().await?;
             self.at_gate = false;
+        }
+        Ok(())
+    }
+
+    /// Lets the next try have its turn. To be called when this one has all of its slots, or none.
+    async fn end_turn(&mut self) -> Result<()> {
+        if let Some(turn) = &mut self.turn {
+            turn.release().await?;
+            self.turn = None;
         }
         Ok(())
     }
@@ -393,7 +435,7 @@ impl SlotsClaim {
             let valid_for = match renewal {
                 Renewal::Renewed { valid_for } => Some(valid_for),
                 Renewal::Held => None,
-                Renewal::Lost => continue,
+                Renewal::Lost(_) => continue,
             };
             slot.asked = Some(self.known.mark(*number));
             slot.grant = Some(Grant { fence: None, valid_for });
@@ -402,7 +444,7 @@ impl SlotsClaim {
         self.granted = self.held() >= self.take;
         let valid = self.slots.values().filter_map(|slot| slot.grant?.valid_for).min();
         Ok(match valid {
-            _ if !self.granted => Renewal::Lost,
+            _ if !self.granted => Renewal::Lost(LossReason::Broken),
             Some(valid_for) => Renewal::Renewed { valid_for },
             None => Renewal::Held,
         })
@@ -424,8 +466,9 @@ impl Claim for SlotsClaim {
                     let slots = self.slots.values_mut();
                     let slots = slots.filter(|slot| slot.grant.is_some() == granted);
                     let mut changes: Vec<_> = slots.map(|slot| slot.claim.changed()).collect();
-                    if !granted {
-                        // This process knows of its own slots, so they were not asked for.
+                    if self.at_gate && !granted {
+                        // This process knows of its own slots, so they were not asked for. Each notice wakes one
+                        // claim: the one at the gate, and not a try that is about to ask again anyway.
                         changes.push(Box::pin(async {
                             self.known.released().await;
                             Change::LookAgain
@@ -435,8 +478,8 @@ impl Claim for SlotsClaim {
                 }
             };
             match first(interesting).await {
-                Change::Lost if granted => Change::Lost,
-                Change::Lost | Change::LookAgain | Change::Granted(_) => Change::LookAgain,
+                Change::Lost(reason) if granted => Change::Lost(reason),
+                Change::Lost(_) | Change::LookAgain | Change::Granted(_) => Change::LookAgain,
             }
         })
     }
@@ -451,7 +494,7 @@ impl Claim for SlotsClaim {
             let mut result = Renewal::Held;
             for renewal in renewals {
                 result = match (result, renewal?) {
-                    (Renewal::Lost, _) | (_, Renewal::Lost) => Renewal::Lost,
+                    (lost @ Renewal::Lost(_), _) | (_, lost @ Renewal::Lost(_)) => lost,
                     (Renewal::Renewed { valid_for: a }, Renewal::Renewed { valid_for: b }) => {
                         Renewal::Renewed { valid_for: a.min(b) }
                     }
@@ -478,6 +521,7 @@ impl Claim for SlotsClaim {
                 gate.release().await?;
                 self.at_gate = false;
             }
+            self.end_turn().await?;
             let held = (self.granted || fresh) && freed >= self.take;
             self.granted = false;
             Ok(if held { Release::Released } else { Release::WasNotHeld })

@@ -6,6 +6,8 @@
     reason = "every test file is a crate, and uses a part of it"
 )]
 
+mod unordered;
+
 use std::time::Duration;
 
 use lockkeeper_core::{
@@ -13,6 +15,7 @@ use lockkeeper_core::{
     Kind, LockInfo, Memory, Release, Renewal, Result,
 };
 use lockkeeper_testkit::{Faults, Faulty};
+pub use unordered::Unordered;
 
 /// A keeper on a faulty store, and one on the same store without faults.
 pub struct Pair {

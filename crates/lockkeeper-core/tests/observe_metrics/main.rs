@@ -258,7 +258,7 @@ async fn a_hold_that_is_detached_is_neither_released_nor_lost_and_is_adopted_lat
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hold_whose_renewals_fail_is_lost_once_because_its_lease_ran_out() {
+async fn a_hold_whose_renewals_fail_is_lost_once_because_its_lease_expired() {
     let recorded = Recorded::default();
     let _here = recorded.here();
     let Pair { faulty, faults, .. } = pair();
@@ -274,10 +274,7 @@ async fn a_hold_whose_renewals_fail_is_lost_once_because_its_lease_ran_out() {
     let changes = recorded.changes();
     assert_eq!(
         changes[..2],
-        [
-            "hold_seconds memory exclusive lost: 29.7 s",
-            "losses_total memory exclusive lease_ran_out: 1",
-        ]
+        ["hold_seconds memory exclusive lost: 29.7 s", "losses_total memory exclusive expired: 1",]
     );
     assert_eq!(changes.len(), 3, "{changes:?}");
 
@@ -299,10 +296,7 @@ async fn what_ended_a_hold_against_the_holders_will_is_told_apart() {
     guard.lost().await;
     assert_eq!(
         recorded.changes(),
-        [
-            "hold_seconds memory exclusive lost: 1.0 s",
-            "losses_total memory exclusive taken_away: 1",
-        ]
+        ["hold_seconds memory exclusive lost: 1.0 s", "losses_total memory exclusive broken: 1",]
     );
 
     let guard = keeper.mutex("b").max_hold(secs(40)).lock().await.unwrap();
@@ -333,7 +327,7 @@ fn a_runtime_that_is_shut_down_loses_what_it_kept() {
     recorded.changes();
     drop(runtime);
     let changes = recorded.changes();
-    assert_eq!(changes[1..], ["losses_total memory exclusive runtime_gone: 1"]);
+    assert_eq!(changes[1..], ["losses_total memory exclusive runtime_shutdown: 1"]);
     assert!(changes[0].starts_with("hold_seconds memory exclusive lost"), "{changes:?}");
     drop(guard);
     assert_eq!(recorded.changes(), [""; 0]);

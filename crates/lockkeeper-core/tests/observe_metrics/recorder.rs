@@ -24,7 +24,7 @@ impl Recorded {
         set_default_local_recorder(self)
     }
 
-    /// What has changed since the last look, sorted: `losses_total memory exclusive taken_away: 1`.
+    /// What has changed since the last look, sorted: `losses_total memory exclusive broken: 1`.
     pub(crate) fn changes(&self) -> Vec<String> {
         let mut values = self.values.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::take(&mut *values)

@@ -86,7 +86,7 @@ async fn a_loss_ends_the_span_of_its_hold_with_the_reason() {
     faults.everything(Fault::Hangs);
     guard.lost().await;
     let hold = &collector.spans(HOLD)[0];
-    assert_eq!((hold.field("outcome"), hold.field("reason")), ("lost", "lease_ran_out"));
+    assert_eq!((hold.field("outcome"), hold.field("reason")), ("lost", "expired"));
     assert_eq!(hold.handles, 0);
     assert_eq!(collector.events().last().unwrap(), &("lock lost".to_owned(), Some(HOLD)));
     faults.none();

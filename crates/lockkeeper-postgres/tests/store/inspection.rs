@@ -32,7 +32,7 @@ async fn locks_of_others_are_shown_with_their_labels() {
     let theirs = one.inspect().unwrap();
     eventually("it waits", async || {
         let shown = theirs.show(name.clone()).await.unwrap();
-        shown[0].waiters.iter().any(|party| party.who() == "who waits")
+        shown[0].waiters.iter().any(|participant| participant.who() == "who waits")
     })
     .await;
     guard.release().await.unwrap();

@@ -5,7 +5,7 @@
 mod kit;
 
 mod connecting;
-mod examining;
+mod diagnosis;
 mod inspection;
 mod keys;
 mod refusals;

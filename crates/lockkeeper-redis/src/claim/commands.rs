@@ -14,7 +14,7 @@ use crate::client::node::Sharing;
 use crate::client::reconnecting::ReconnectingClient;
 use crate::client::script::{Script, script};
 use crate::client::session::{Session, is_unknown_script};
-use crate::error::{Effect, effect, translate, unexpected, unwrapped};
+use crate::error::{ErrorClass, classify, translate, unexpected, unwrapped};
 use crate::names::Keys;
 
 pub(crate) static COMMANDS: LazyLock<Script> =
@@ -175,7 +175,7 @@ fn replies(
         Ok(reply) => Ok((session.clone(), reply)),
         Err(error) => {
             let error = unwrapped(error);
-            if effect(&error) == Effect::ConnectionBroken {
+            if classify(&error) == ErrorClass::Broken {
                 session.gone().cancel();
             }
             Err(translate(error))

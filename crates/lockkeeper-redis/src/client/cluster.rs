@@ -11,7 +11,7 @@ use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 use super::node::{CreateNode, Node, Sharing};
 use super::reconnecting::{ReconnectingClient, Target};
 use super::settings::Address;
-use crate::error::{Effect, effect, translate, unavailable};
+use crate::error::{ErrorClass, classify, translate, unavailable};
 
 /// How long a request waits each time for a slot that is being moved.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -105,7 +105,7 @@ impl<N: Node> Cluster<N> {
                 tokio::time::sleep(PAUSE).await;
                 Ok(node.clone())
             }
-            _ if effect(reply) == Effect::ConnectionBroken => {
+            _ if classify(reply) == ErrorClass::Broken => {
                 // Whether the request was executed is not known: the engine repeats it, perhaps elsewhere.
                 let _ = self.read_map(version).await;
                 Err(error)

@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use super::resp::{self, Frame, FrameScanner, Limits};
 use super::settings::{Address, Settings};
 use super::stream::{self, Reader, Writer};
-use crate::error::{Effect, effect, unwrapped};
+use crate::error::{ErrorClass, classify, unwrapped};
 
 /// How much is read at once, at first.
 const BUFFER: usize = 16 * 1024;
@@ -112,7 +112,7 @@ impl Connection {
             reply => Ok(reply),
         });
         let reply = reply.map_err(unwrapped);
-        if reply.as_ref().is_err_and(|error| effect(error) == Effect::ConnectionBroken) {
+        if reply.as_ref().is_err_and(|error| classify(error) == ErrorClass::Broken) {
             self.shared.gone.cancel();
         }
         reply

@@ -15,7 +15,7 @@ use super::events::EventHandler;
 use super::identity::{Identity, Uptime};
 use super::script::Script;
 use super::settings::{Address, Protocol, Settings};
-use crate::error::{Effect, effect, translate, unavailable};
+use crate::error::{ErrorClass, classify, translate, unavailable};
 
 /// Where messages from the server arrive.
 pub(super) enum PushChannel {
@@ -173,7 +173,7 @@ pub(super) async fn load(commands: &Connection, scripts: Vec<&'static Script>) -
     };
     for loaded in join_all(scripts.into_iter().map(load)).await {
         if let Err(error) = loaded
-            && effect(&error) == Effect::ConnectionBroken
+            && classify(&error) == ErrorClass::Broken
         {
             return Err(translate(error));
         }

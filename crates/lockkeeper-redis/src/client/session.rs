@@ -19,7 +19,7 @@ use super::replication::{self, ReplicaWait};
 use super::script::Script;
 use super::settings::{Address, Settings};
 use super::stream;
-use crate::error::{Effect, at, effect, translate, unavailable};
+use crate::error::{ErrorClass, at, classify, translate, unavailable};
 
 /// A session, until it is [`gone`](Self::gone).
 pub(crate) struct Session {
@@ -105,7 +105,7 @@ impl Session {
         let channel = format!("{}:wake:{:016x}", settings.channel_prefix, fastrand::u64(..));
         let pushes = match handshake::subscribe(&commands, messages, &channel).await {
             Ok(pushes) => pushes,
-            Err(error) if effect(&error) == Effect::ConnectionBroken => {
+            Err(error) if classify(&error) == ErrorClass::Broken => {
                 return Err(translate(error));
             }
             Err(error) => {
@@ -247,7 +247,7 @@ impl Session {
         match tokio::time::timeout(within, pings).await {
             Ok(Ok(())) => true,
             // A refusal is an answer.
-            Ok(Err(error)) => effect(&error) == Effect::CommandRefused,
+            Ok(Err(error)) => classify(&error) == ErrorClass::Refused,
             Err(_) => false,
         }
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkeeper_core::{ErrorKind, Kind, Mode, Party, What};
+use lockkeeper_core::{ErrorKind, EventKind, Kind, Mode, Participant};
 use lockkeeper_testkit::wait::{eventually, soon};
 
 use crate::kit::{got, lock, nothing_left, open, read, secs, server, waiter, write};
@@ -67,7 +67,7 @@ async fn the_queue_is_shown_in_its_order() {
         waiters.push(waiter(&keeper, "a", place, ask).await);
     }
     let infos = keeper.inspect().unwrap().list("a").await.unwrap();
-    let labels: Vec<&str> = infos[0].waiters.iter().map(Party::who).collect();
+    let labels: Vec<&str> = infos[0].waiters.iter().map(Participant::who).collect();
     let expected: Vec<String> = (1..=12).map(|place| format!("number {place}")).collect();
     assert_eq!(labels, expected);
     for (waiter, place) in infos[0].waiters.iter().zip(1..) {
@@ -158,17 +158,17 @@ async fn a_watch_sees_who_comes_and_goes() {
     let mut watch = other.inspect().unwrap().watch("w/").await.unwrap();
     let guard = lock(&keeper, "w/a").await;
     let event = soon("an event", watch.next()).await.unwrap();
-    assert_eq!((event.name.as_str(), event.what), ("w/a", What::Acquired));
+    assert_eq!((event.name.as_str(), event.what), ("w/a", EventKind::Acquired));
     assert_eq!(event.who.owner, Some(guard.owner()));
     let waiting = waiter(&keeper, "w/a", 1, write(&other, "w/a")).await;
-    assert_eq!(soon("an event", watch.next()).await.unwrap().what, What::Queued);
+    assert_eq!(soon("an event", watch.next()).await.unwrap().what, EventKind::Queued);
     guard.release().await.unwrap();
-    assert_eq!(soon("an event", watch.next()).await.unwrap().what, What::Freed);
+    assert_eq!(soon("an event", watch.next()).await.unwrap().what, EventKind::Freed);
     let event = soon("an event", watch.next()).await.unwrap();
     let guard = got(waiting).await;
-    assert_eq!((event.what, event.who.owner), (What::Acquired, Some(guard.owner())));
+    assert_eq!((event.what, event.who.owner), (EventKind::Acquired, Some(guard.owner())));
     guard.release().await.unwrap();
-    assert_eq!(soon("an event", watch.next()).await.unwrap().what, What::Freed);
+    assert_eq!(soon("an event", watch.next()).await.unwrap().what, EventKind::Freed);
     nothing_left(&other, &server).await;
     nothing_left(&keeper, &server).await;
 }

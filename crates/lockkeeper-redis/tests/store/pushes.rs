@@ -6,8 +6,8 @@ use std::pin::Pin;
 
 use futures_util::{Stream, StreamExt as _};
 use lockkeeper_core::{
-    Attempt, Backend, Background, Change, Claim, ClaimSpec, Inspector, Name, Owner, Release,
-    Renewal,
+    Attempt, Backend, Background, Change, Claim, ClaimSpec, Inspector, LossReason, Name, Owner,
+    Release, Renewal,
 };
 use lockkeeper_redis::{Config, Redis};
 use lockkeeper_testkit::server::RedisServer;
@@ -135,7 +135,7 @@ async fn the_right_to_publish_is_not_the_right_to_grant() {
         match soon("the grant", two.changed()).await {
             Change::LookAgain => {}
             Change::Granted(_) => break,
-            Change::Lost => panic!("nothing was held"),
+            Change::Lost(_) => panic!("nothing was held"),
         }
     }
     assert_eq!(two.release().await.unwrap(), Release::Released);
@@ -160,7 +160,10 @@ async fn a_grant_that_was_overheard_cannot_be_replayed() {
     assert_eq!(forger.overheard().await.1, format!("look {owner}"));
     assert_eq!(soon("the break", two.changed()).await, Change::LookAgain);
     assert!(is_granted(&mut *one).await);
-    assert_eq!(soon("the renewal", two.renew(TTL)).await.unwrap(), Renewal::Lost);
+    assert_eq!(
+        soon("the renewal", two.renew(TTL)).await.unwrap(),
+        Renewal::Lost(LossReason::Broken)
+    );
     forger.says(&server, &grant).await;
     assert_eq!(soon("a word", two.changed()).await, Change::LookAgain, "a used grant was believed");
     // Nor does it answer a later ask of the same owner.

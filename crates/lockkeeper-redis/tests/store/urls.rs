@@ -1,9 +1,8 @@
 //! Ways to say where the server is and who asks.
 
-use lockkeeper_core::{ErrorKind, Keeper};
+use lockkeeper_core::Keeper;
 use lockkeeper_redis::{Config, Protocol, Redis};
 use lockkeeper_testkit::server::RedisServer;
-use lockkeeper_testkit::wait::eventually;
 
 use crate::kit::{key, lock, nothing_left, number, open, server};
 
@@ -41,12 +40,12 @@ async fn certificates_are_read_once_for_several_connections() {
     for kind in ["normal", "pubsub"] {
         server.command(&["CLIENT", "KILL", "TYPE", kind]);
     }
-    eventually("a lock on another connection", async || {
+    lockkeeper_testkit::wait::eventually("a lock on another connection", async || {
         match keeper.mutex("a").try_lock().await {
             Ok(guard) => guard.is_some(),
             // The connection may not be known to be dead yet.
             Err(error) => {
-                assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+                assert_eq!(error.kind(), lockkeeper_core::ErrorKind::Unavailable, "{error}");
                 false
             }
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::{ErrorKind, Fences, Guard, Keeper, ReleaseOutcome, State};
+use lockkeeper_core::{ErrorKind, Fences, Guard, Keeper, ReleaseOutcome, Result, State};
 use tokio::sync::{Barrier, mpsc, oneshot};
 
 use super::{Subject, soon};
@@ -35,15 +35,33 @@ pub async fn one_at_a_time_under_contention(subject: Subject) {
     subject.done(&[&keepers[0], &keepers[1]]).await;
 }
 
-/// A try is refused only if another holds: when all clients try a free lock at once, one of them gets it.
+/// What clients try for at the same moment: all that there is of it.
+#[derive(Debug, Clone, Copy)]
+enum Whole {
+    Mutex,
+    Permits(u32),
+}
+
+impl Whole {
+    async fn try_acquire(self, keeper: &Keeper, name: String) -> Result<Option<Guard>> {
+        match self {
+            Whole::Mutex => keeper.mutex(name).try_lock().await,
+            Whole::Permits(all) => keeper.semaphore(name, all).try_acquire_many(all).await,
+        }
+    }
+}
+
+/// A try is refused only if another holds: when all clients try a free lock at once, or all permits of a free
+/// semaphore, one of them gets it.
 pub async fn of_clients_that_try_at_the_same_moment_exactly_one_gets_a_free_lock(subject: Subject) {
     let clients = subject.clients(4).await;
-    let permits = subject.capabilities().permits;
+    let kinds = if subject.capabilities().permits {
+        &[Whole::Mutex, Whole::Permits(1), Whole::Permits(3)][..]
+    } else {
+        &[Whole::Mutex]
+    };
     for round in 0..10 {
-        for semaphore in [false, true] {
-            if semaphore && !permits {
-                continue;
-            }
+        for whole in kinds {
             let barrier = Arc::new(Barrier::new(clients.len()));
             let tries: Vec<_> = clients
                 .iter()
@@ -52,11 +70,7 @@ pub async fn of_clients_that_try_at_the_same_moment_exactly_one_gets_a_free_lock
                     let (keeper, barrier) = (keeper.clone(), barrier.clone());
                     tokio::spawn(async move {
                         barrier.wait().await;
-                        if semaphore {
-                            keeper.semaphore(name, 1).try_acquire().await
-                        } else {
-                            keeper.mutex(name).try_lock().await
-                        }
+                        whole.try_acquire(&keeper, name).await
                     })
                 })
                 .collect();
@@ -65,7 +79,7 @@ pub async fn of_clients_that_try_at_the_same_moment_exactly_one_gets_a_free_lock
                 let answer = soon("a try", one).await.expect("does not panic");
                 guards.extend(answer.expect("the store decides"));
             }
-            assert_eq!(guards.len(), 1, "of {} in round {round}", clients.len());
+            assert_eq!(guards.len(), 1, "of {} in round {round}, {whole:?}", clients.len());
             for guard in guards {
                 guard.release().await.expect("the store answers");
             }

@@ -4,7 +4,7 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::{ErrorKind, Fences, Guard, Keeper, ReleaseOutcome};
+use lockkeeper_core::{ErrorKind, Fences, Guard, Keeper, LossReason, ReleaseOutcome};
 
 use super::{Subject, eventually, soon};
 use crate::faulty::{Fault, Faulty, Op};
@@ -44,10 +44,12 @@ pub async fn a_hold_that_cannot_renew_is_lost_before_another_enters(subject: Sub
     if ends {
         let next = soon("lock", mutex.lock()).await.unwrap();
         assert!(!guard.is_held(), "two hold it, the first for {:?} more", guard.remaining());
+        assert_eq!(guard.loss_reason(), Some(LossReason::Expired));
         next.release().await.unwrap();
     } else {
         assert!(mutex.try_lock_for(subject.ttl * 2).await.unwrap().is_none());
         assert!(guard.is_held());
+        assert_eq!(guard.loss_reason(), None);
     }
     faults.none();
     drop(guard);
@@ -235,7 +237,7 @@ pub async fn inspection_shows_holders_and_waiters(subject: Subject) {
     assert_eq!(holder.who(), "the holder");
     assert!(holder.owner.is_none_or(|owner| owner == guard.owner()));
     assert!(holder.fence.is_none() || holder.fence == guard.fence());
-    let waiters: Vec<_> = shown[0].waiters.iter().map(lockkeeper_core::Party::who).collect();
+    let waiters: Vec<_> = shown[0].waiters.iter().map(lockkeeper_core::Participant::who).collect();
     let expected: &[_] = if subject.shows_waiters { &["the waiter"] } else { &[] };
     assert_eq!(waiters, expected);
     let listed = subject.left().await.unwrap();
@@ -273,6 +275,12 @@ pub async fn a_broken_lock_is_lost_and_the_next_enters(subject: Subject) {
     assert_eq!(inspect.break_lock(name.clone()).await.unwrap(), 1);
     let next = soon("the waiter", waiter).await.unwrap();
     soon("to be told", guard.lost()).await;
+    let reason = guard.loss_reason();
+    let told = matches!(reason, Some(LossReason::Broken | LossReason::SessionEnded));
+    assert!(told, "a broken lock was lost because of {reason:?}");
+    let error = guard.while_held(async {}).await.unwrap_err();
+    assert_eq!((error.kind(), error.loss_reason()), (ErrorKind::Lost, reason));
+    assert_eq!(next.loss_reason(), None);
     assert!(next.is_held());
     next.release().await.unwrap();
     eventually("nobody holds", async || inspect.show(name.clone()).await.unwrap().is_empty()).await;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::contract::{ClaimSpec, Holder, Kind, LockInfo, Mode, Party};
+use crate::contract::{ClaimSpec, Holder, Kind, LockInfo, Mode, Participant, Retry};
 use crate::fence::Fence;
 use crate::name::{Label, Name};
 use crate::owner::Owner;
@@ -27,11 +27,18 @@ pub(super) enum Asked {
     Granted(Fence),
     Contended {
         ticket: Option<u64>,
-        retry_after: Option<Duration>,
+        retry: Retry,
         holder: Holder,
         /// For one that is not queued: rung at the next change.
         notice: Option<Arc<Notify>>,
     },
+}
+
+/// What a renewal does to a hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Step {
+    Renew,
+    Downgrade,
 }
 
 /// What an owner is at the moment.
@@ -94,8 +101,8 @@ impl Place {
         }
     }
 
-    fn party(&self, now: Instant, fence: Option<Fence>) -> Party {
-        Party {
+    fn participant(&self, now: Instant, fence: Option<Fence>) -> Participant {
+        Participant {
             owner: Some(self.owner),
             label: Some(self.label.clone()),
             mode: self.mode,
@@ -107,6 +114,11 @@ impl Place {
 }
 
 impl Table {
+    /// The highest fence that was granted, of any name.
+    pub(super) fn last_fence(&self) -> u64 {
+        self.last_fence
+    }
+
     pub(super) fn ask(
         &mut self,
         spec: &ClaimSpec,
@@ -135,13 +147,14 @@ impl Table {
         let ticket = spec.queue.then(|| entry.queue_up(ticket, place));
         // Everybody is told, and whoever asks first then moves the queue on for all.
         let ends = entry.holders.iter().filter_map(|holder| holder.end).min();
-        let retry_after = ends.map(|end| end.saturating_duration_since(now));
+        let retry =
+            ends.map_or(Retry::OnNotify, |end| Retry::After(end.saturating_duration_since(now)));
         let holder = entry.holder();
         let notice = ticket.is_none().then(|| entry.notice.get_or_insert_default().clone());
         if entry.is_empty() {
             self.entries.remove(&(spec.mode.kind(), spec.name.clone()));
         }
-        Asked::Contended { ticket, retry_after, holder, notice }
+        Asked::Contended { ticket, retry, holder, notice }
     }
 
     /// Forgets entries whose last holder died, and which nobody has asked for since.
@@ -186,7 +199,7 @@ impl Table {
     pub(super) fn renew(
         &mut self,
         spec: &ClaimSpec,
-        downgrade: bool,
+        step: Step,
         ttl: Duration,
         now: Instant,
     ) -> bool {
@@ -196,7 +209,7 @@ impl Table {
         entry.advance(last_fence, now);
         let holder = entry.holders.iter_mut().find(|holder| holder.owner == spec.owner);
         // A hold that was downgraded is not brought back by a claim that does not know of it.
-        let holder = holder.filter(|holder| downgrade || holder.mode == spec.mode);
+        let holder = holder.filter(|holder| step == Step::Downgrade || holder.mode == spec.mode);
         // Neither is one whose ticket was altered. (Those who hold together may have been raised since.)
         let is_altered = spec.ticket.is_some_and(|fence| fence != entry.fence);
         let holder = holder.filter(|_| spec.mode != Mode::Exclusive || !is_altered);
@@ -205,7 +218,7 @@ impl Table {
             holder.end = now.checked_add(ttl);
             holder.ttl = ttl;
             entry.next_end = holder.end.map_or(entry.next_end, |end| end.min(entry.next_end));
-            if downgrade && holder.mode != Mode::Shared {
+            if step == Step::Downgrade && holder.mode != Mode::Shared {
                 holder.mode = Mode::Shared;
                 entry.advance(last_fence, now);
                 entry.tell();
@@ -267,8 +280,15 @@ impl Table {
                 LockInfo {
                     name: name.clone(),
                     kind: *kind,
-                    holders: holders.into_iter().map(|place| place.party(now, fence)).collect(),
-                    waiters: entry.queue.values().map(|place| place.party(now, None)).collect(),
+                    holders: holders
+                        .into_iter()
+                        .map(|place| place.participant(now, fence))
+                        .collect(),
+                    waiters: entry
+                        .queue
+                        .values()
+                        .map(|place| place.participant(now, None))
+                        .collect(),
                 }
             })
             .collect();

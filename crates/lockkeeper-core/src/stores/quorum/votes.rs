@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::contract::{Attempt, Grant, Holder};
+use crate::contract::{Attempt, Grant, Holder, Retry};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fence::Fence;
 
@@ -45,7 +45,7 @@ pub(super) enum Said {
     Absent,
     Granted(Grant),
     Contended {
-        retry_after: Option<Duration>,
+        retry: Retry,
         holder: Holder,
     },
     /// The node is a store that could not decide itself.
@@ -57,9 +57,7 @@ impl From<Result<Attempt>> for Said {
     fn from(answer: Result<Attempt>) -> Self {
         match answer {
             Ok(Attempt::Granted(grant)) => Said::Granted(grant),
-            Ok(Attempt::Contended { retry_after, holder }) => {
-                Said::Contended { retry_after, holder }
-            }
+            Ok(Attempt::Contended { retry, holder }) => Said::Contended { retry, holder },
             Ok(Attempt::Undecided) => Said::Undecided,
             Err(error) => Said::Failed(error),
         }
@@ -85,7 +83,7 @@ pub(super) fn nth_longest(leases: impl Iterator<Item = Duration>, n: usize) -> O
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
     /// A majority of the nodes is held by one other holder.
-    Taken { holder: Holder, retry_after: Option<Duration> },
+    Taken { holder: Holder, retry: Retry },
     /// A majority answered, and no holder has a majority as far as they know.
     Split,
     /// Fewer than a majority answered, or none of them refused.
@@ -159,12 +157,10 @@ impl<'a> Votes<'a> {
         match self.leader() {
             Some(holder) if self.held_by(holder) >= self.majority => {
                 let hints = self.said.iter().filter_map(|said| match said {
-                    Said::Contended { retry_after, holder: other } if *other == holder => {
-                        *retry_after
-                    }
+                    Said::Contended { retry, holder: other } if *other == holder => Some(*retry),
                     _ => None,
                 });
-                Refusal::Taken { holder, retry_after: hints.min() }
+                Refusal::Taken { holder, retry: hints.fold(Retry::OnNotify, Retry::sooner) }
             }
             _ => Refusal::Split,
         }
@@ -196,7 +192,7 @@ mod tests {
     }
 
     fn held(holder: Holder) -> Said {
-        Said::Contended { retry_after: None, holder }
+        Said::Contended { retry: Retry::OnNotify, holder }
     }
 
     fn down() -> Said {
@@ -211,7 +207,7 @@ mod tests {
     #[test]
     fn a_lock_is_taken_only_if_one_holder_has_a_majority() {
         let (a, b) = (Holder::Owner(Owner::random()), Holder::Owner(Owner::random()));
-        let taken = |holder| (true, Refusal::Taken { holder, retry_after: None });
+        let taken = |holder| (true, Refusal::Taken { holder, retry: Retry::OnNotify });
         let split = (true, Refusal::Split);
         assert_eq!(judge(&[held(a), held(a), granted()]), taken(a));
         assert_eq!(judge(&[held(a), held(b), granted()]), split);

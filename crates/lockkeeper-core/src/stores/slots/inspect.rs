@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::Slots;
-use crate::contract::{BoxFuture, Inspector, Kind, LockInfo, Mode, Party};
+use crate::contract::{BoxFuture, Inspector, Kind, LockInfo, Mode, Participant};
 use crate::error::Result;
 use crate::name::Name;
 
@@ -16,6 +16,10 @@ fn as_semaphores(infos: Vec<LockInfo>) -> Vec<LockInfo> {
             shown.push(info);
             continue;
         };
+        if part == "turn" {
+            // A try that is being decided: it neither holds nor waits.
+            continue;
+        }
         let semaphore = semaphores.entry(name.to_owned()).or_insert_with(|| LockInfo {
             name: Name::derived(name.to_owned()),
             kind: Kind::Semaphore,
@@ -24,7 +28,7 @@ fn as_semaphores(infos: Vec<LockInfo>) -> Vec<LockInfo> {
         });
         if part == "gate" {
             let at_gate = info.holders.into_iter().chain(info.waiters);
-            semaphore.waiters.extend(at_gate.map(|party| permits(party, 1)));
+            semaphore.waiters.extend(at_gate.map(|participant| permits(participant, 1)));
         } else {
             for holder in info.holders {
                 let known = semaphore.holders.iter_mut().find(|known| known.owner == holder.owner);
@@ -48,8 +52,8 @@ fn as_semaphores(infos: Vec<LockInfo>) -> Vec<LockInfo> {
 }
 
 /// How many permits its holder believes in is not written anywhere: 0.
-fn permits(party: Party, take: u32) -> Party {
-    Party { mode: Mode::Permits { take, of: 0 }, ..party }
+fn permits(participant: Participant, take: u32) -> Participant {
+    Participant { mode: Mode::Permits { take, of: 0 }, ..participant }
 }
 
 impl Inspector for Slots {

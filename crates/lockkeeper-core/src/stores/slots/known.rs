@@ -11,23 +11,35 @@ use tokio::sync::Notify;
 
 use crate::name::Name;
 
-/// How many semaphores are remembered that no claim of this process uses any more.
+/// How many semaphores are remembered that no claim of this process uses any more, beside as many as were in use.
 const MAX_IDLE: usize = 256;
 /// How many slots are drawn at random before all of them are sorted.
 const DRAWS: usize = 4;
 
 /// The semaphores of a store, by name.
 #[derive(Debug, Default)]
-pub(super) struct Semaphores(Mutex<HashMap<Name, Arc<Known>>>);
+pub(super) struct Semaphores(Mutex<ByName>);
+
+#[derive(Debug, Default)]
+struct ByName {
+    known: HashMap<Name, Arc<Known>>,
+    /// How many were in use when the idle ones were last forgotten.
+    in_use: usize,
+}
 
 impl Semaphores {
     /// Returns what is known of a semaphore.
     pub(super) fn get(&self, name: &Name) -> Arc<Known> {
-        let mut semaphores = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if semaphores.len() >= MAX_IDLE && !semaphores.contains_key(name) {
-            semaphores.retain(|_, known| Arc::strong_count(known) > 1);
+        let ByName { known, in_use } = &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = known.get(name) {
+            return known.clone();
         }
-        semaphores.entry(name.clone()).or_default().clone()
+        // Not at every new name if many are in use: each sweep then pays for as many new names as it looks at.
+        if known.len() >= *in_use * 2 + MAX_IDLE {
+            known.retain(|_, known| Arc::strong_count(known) > 1);
+            *in_use = known.len();
+        }
+        known.entry(name.clone()).or_default().clone()
     }
 }
 
@@ -175,5 +187,55 @@ impl Drop for Mark {
         table.last_free = Some(self.slot);
         drop(table);
         self.known.released.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(number: usize) -> Name {
+        Name::new(format!("{number}")).expect("is a name")
+    }
+
+    fn len(semaphores: &Semaphores) -> usize {
+        semaphores.0.lock().unwrap_or_else(PoisonError::into_inner).known.len()
+    }
+
+    #[test]
+    fn idle_semaphores_are_forgotten_and_those_in_use_are_not() {
+        let semaphores = Semaphores::default();
+        for number in 0..10 * MAX_IDLE {
+            semaphores.get(&name(number));
+            assert!(len(&semaphores) <= MAX_IDLE);
+        }
+        let used: Vec<_> = (0..1000).map(|number| semaphores.get(&name(number))).collect();
+        for number in 1000..10_000 {
+            semaphores.get(&name(number));
+            assert!(len(&semaphores) <= 3 * used.len() + MAX_IDLE);
+        }
+        for (number, known) in used.iter().enumerate() {
+            assert!(Arc::ptr_eq(known, &semaphores.get(&name(number))));
+        }
+        drop(used);
+        for number in 10_000..20_000 {
+            semaphores.get(&name(number));
+        }
+        assert!(len(&semaphores) <= MAX_IDLE);
+    }
+
+    #[test]
+    fn the_table_of_semaphores_in_use_is_seldom_swept() {
+        let semaphores = Semaphores::default();
+        let mut sweeps = Vec::new();
+        let used: Vec<_> = (0..20_000)
+            .map(|number| {
+                let known = semaphores.get(&name(number));
+                sweeps.push(semaphores.0.lock().unwrap_or_else(PoisonError::into_inner).in_use);
+                known
+            })
+            .collect();
+        sweeps.dedup();
+        assert!(sweeps.len() < 10, "{} sweeps for {} names", sweeps.len(), used.len());
     }
 }

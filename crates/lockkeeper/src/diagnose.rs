@@ -14,13 +14,13 @@ use crate::open;
 ///
 /// [`Config`](ErrorKind::Config) for a wrong URL, or a store that this build does not have. That a store cannot
 /// be reached is a finding.
-pub async fn examine(url: &str) -> Result<Vec<Finding>> {
+pub async fn diagnose(url: &str) -> Result<Vec<Finding>> {
     let scheme = open::scheme_of(url)?;
     match scheme.as_str() {
         #[cfg(feature = "file")]
-        "file" => lockkeeper_file::examine(url),
+        "file" => lockkeeper_file::diagnose(url),
         #[cfg(feature = "postgres")]
-        "postgres" | "postgresql" => lockkeeper_postgres::examine(url).await,
+        "postgres" | "postgresql" => lockkeeper_postgres::diagnose(url).await,
         #[cfg(feature = "redis")]
         scheme if scheme.starts_with("redis") || scheme == "redlock" => {
             lockkeeper_redis::diagnose(url).await
@@ -36,12 +36,12 @@ pub async fn examine(url: &str) -> Result<Vec<Finding>> {
 #[cfg(all(test, feature = "memory"))]
 mod tests {
     use super::*;
-    use crate::Verdict;
+    use crate::Severity;
 
     #[tokio::test]
     async fn a_store_that_needs_no_examination_is_opened() {
-        let findings = examine("memory:").await.unwrap();
-        assert!(findings.iter().all(|finding| finding.verdict == Verdict::Ok));
-        assert_eq!(examine("nosuch:").await.unwrap_err().kind(), ErrorKind::Config);
+        let findings = diagnose("memory:").await.unwrap();
+        assert!(findings.iter().all(|finding| finding.severity == Severity::Ok));
+        assert_eq!(diagnose("nosuch:").await.unwrap_err().kind(), ErrorKind::Config);
     }
 }

@@ -17,7 +17,7 @@ use crate::{lifetime, url};
 /// # Errors
 ///
 /// [`Config`](lockkeeper_core::ErrorKind::Config) for a wrong URL. All else is a finding.
-pub fn examine(url: &str) -> Result<Vec<Finding>> {
+pub fn diagnose(url: &str) -> Result<Vec<Finding>> {
     let (options, dir) = url::parse(url)?;
     let shown = dir.display();
     let store = match options.open(&dir) {
@@ -32,7 +32,7 @@ pub fn examine(url: &str) -> Result<Vec<Finding>> {
     findings.extend(parents(dir));
     findings.extend(file_system(dir));
     findings.push(notices(&store));
-    findings.push(lifetime::examine(dir));
+    findings.push(lifetime::diagnose(dir));
     Ok(findings)
 }
 
@@ -135,7 +135,7 @@ fn notices(store: &File) -> Finding {
 
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
-    use lockkeeper_core::Verdict;
+    use lockkeeper_core::Severity;
 
     use super::*;
 
@@ -146,7 +146,7 @@ mod tests {
             [(0x6969, "NFS"), (0xff53_4d42, "SMB"), (0xfe53_4d42, "SMB"), (0x6573_5546, "FUSE")];
         for (magic, name) in remote {
             let finding = of_file_system(magic);
-            assert_eq!(finding.verdict, Verdict::Warn, "{name}");
+            assert_eq!(finding.severity, Severity::Warn, "{name}");
             assert!(finding.what.contains(name) && finding.advice.is_some(), "{finding:?}");
         }
         let local = [
@@ -156,7 +156,7 @@ mod tests {
             (0x794c_7630, "overlay"),
         ];
         for (magic, name) in local {
-            assert_eq!(of_file_system(magic).verdict, Verdict::Ok, "{name}");
+            assert_eq!(of_file_system(magic).severity, Severity::Ok, "{name}");
         }
     }
 }

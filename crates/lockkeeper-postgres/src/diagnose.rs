@@ -5,6 +5,7 @@ use tokio_postgres::Row;
 
 use crate::backend::Postgres;
 use crate::config::Settings;
+use crate::seat::Visit;
 use crate::sql;
 
 /// Looks for what makes locks on the server of a URL wrong: whether it can be reached, a pooler or a standby
@@ -13,7 +14,7 @@ use crate::sql;
 /// # Errors
 ///
 /// [`Config`](ErrorKind::Config) for a wrong URL. All else is a finding.
-pub async fn examine(url: &str) -> Result<Vec<Finding>> {
+pub async fn diagnose(url: &str) -> Result<Vec<Finding>> {
     let settings = Settings::parse(url)?;
     let mut findings = Vec::new();
     if settings.can_be_downgraded() {
@@ -24,8 +25,8 @@ pub async fn examine(url: &str) -> Result<Vec<Finding>> {
     }
     let store = Postgres::from_settings_elsewhere(settings).await?;
     // What it refuses to work with says what to do; else it is not there.
-    let link = match store.any_link().await {
-        Ok(link) => link,
+    let Visit(link) = &match store.any_link().await {
+        Ok(visit) => visit,
         Err(error) => {
             let advice = match error.kind() {
                 ErrorKind::Config => "do as it says",
@@ -37,7 +38,7 @@ pub async fn examine(url: &str) -> Result<Vec<Finding>> {
     };
     findings.push(Finding::ok("reachable, and the login is right"));
     findings.push(Finding::ok("a primary, with no pooler in between"));
-    match link.ask(sql::EXAMINE, Vec::new()).await {
+    match link.ask(sql::DIAGNOSE, Vec::new()).await {
         Ok(rows) => findings.extend(rows.first().into_iter().flat_map(look_at)),
         Err(error) => findings.push(Finding::warn(
             format!("its settings cannot be read: {error}"),
@@ -79,14 +80,14 @@ fn room(what: &str, (used, all): (i64, i64), advice: &str) -> Finding {
 
 #[cfg(test)]
 mod tests {
-    use lockkeeper_core::Verdict;
+    use lockkeeper_core::Severity;
 
     use super::*;
 
     #[test]
     fn a_quarter_of_the_room_should_be_left() {
-        assert_eq!(room("locks", (0, 6400), "").verdict, Verdict::Ok);
-        assert_eq!(room("locks", (4800, 6400), "").verdict, Verdict::Ok);
-        assert_eq!(room("locks", (4801, 6400), "").verdict, Verdict::Warn);
+        assert_eq!(room("locks", (0, 6400), "").severity, Severity::Ok);
+        assert_eq!(room("locks", (4800, 6400), "").severity, Severity::Ok);
+        assert_eq!(room("locks", (4801, 6400), "").severity, Severity::Warn);
     }
 }

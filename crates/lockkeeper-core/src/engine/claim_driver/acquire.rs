@@ -1,59 +1,61 @@
-//! The way to a grant: ask, wait, ask again.
+//! From the first attempt to a grant: attempt, wait, attempt again.
 
 use std::time::Duration;
 
-use super::{Granted, Job, LEAST_PAUSE, Left, asked};
+use super::{ClaimDriver, Cleanup, Granted, MIN_PAUSE, requested};
 use crate::backoff::Backoff;
 use crate::clock::{Moment, sleep_until};
-use crate::contract::{Attempt, BoxFuture, Change, Fences, Grant, Kind, Mode, Renewal};
+use crate::contract::{Attempt, BoxFuture, Change, Fences, Grant, Kind, Mode, Renewal, Retry};
 use crate::engine::context::KeeperContext;
-use crate::engine::hold::{Hold, LEASE_RAN_OUT, NO_SUCH_HOLD, Verdict};
+use crate::engine::hold::Hold;
 use crate::engine::observe;
+use crate::engine::outcome::AcquireOutcome;
 use crate::error::{Error, ErrorKind, Result};
 use crate::futures::{at_once, boxed, within};
+use crate::loss::LossReason;
 use crate::release::LEAVE_WITHIN;
 
-/// An attempt that takes longer has nothing left to give, whatever the ttl.
-const LONGEST_ANSWER: Duration = Duration::from_secs(30);
+/// An attempt that takes longer has failed, whatever the ttl.
+const MAX_ANSWER: Duration = Duration::from_secs(30);
 /// How long the first answer is awaited even if the caller wants to wait less for other holders.
-const LEAST_ANSWER: Duration = Duration::from_secs(1);
-/// The longest pause between two asks of a store that does not tell.
+const MIN_ANSWER: Duration = Duration::from_secs(1);
+/// The longest pause between two attempts on a store that does not notify.
 const MAX_POLL: Duration = Duration::from_millis(500);
 /// How long a try repeats rounds in which the store could not decide, at most; a third of the ttl if that is less.
 /// A round with a node that does not answer takes `Quorum::node_timeout`, half a second by default: this leaves
 /// time for four of them.
 const MAX_UNDECIDED: Duration = Duration::from_secs(2);
-/// The range of the random pauses of claims that ask at the same moment: it starts here, and doubles with every round
-/// lost to others, up to the other. A longer one would leave the lock unused while few wait, a shorter one would split
+/// The range of the random pauses of claims that ask at the same moment: it starts at the minimum, and doubles with every
+/// round lost to others, up to the maximum. A longer one would leave the lock unused while few wait, a shorter one would split
 /// most votes while many do: with 100 tasks on five nodes, 250 ms take a fifth longer than 125 ms and two thirds of the
 /// requests.
 const MIN_SPREAD: Duration = Duration::from_millis(2);
 const MAX_SPREAD: Duration = Duration::from_millis(250);
 
-impl Job {
-    pub(super) async fn acquire(&mut self) -> Result<Granted, Left> {
+impl ClaimDriver {
+    pub(super) async fn acquire(&mut self) -> Result<Granted, Cleanup> {
         if self.hold.ending().is_some() {
-            return Err(Left::Nothing);
+            return Err(Cleanup::None);
         }
         let start = Moment::now();
-        self.hold.watch.asking(&self.hold, self.plan, start);
-        let until = self.plan.wait.and_then(|wait| start.checked_add(wait));
+        self.hold.observer.asking(self.hold.subject(), self.options.kind(), start);
+        let until = self.options.wait.and_then(|wait| start.checked_add(wait));
         match self.ask(start, until, None).await {
             Ok(Attempt::Granted(grant)) if self.accepts(start, grant) => {
                 self.unless_ended(Granted { sent: start, grant })
             }
-            answer => boxed(self.persist(start, until, answer)).await,
+            answer => boxed(self.retry_until_granted(start, until, answer)).await,
         }
     }
 
     /// Goes on after a first answer that was no grant.
-    async fn persist(
+    async fn retry_until_granted(
         &mut self,
         start: Moment,
         until: Option<Moment>,
         mut answer: Result<Attempt>,
-    ) -> Result<Granted, Left> {
-        let one_shot = self.plan.wait == Some(Duration::ZERO);
+    ) -> Result<Granted, Cleanup> {
+        let one_shot = self.options.is_try();
         let ttl = self.hold.ttl();
         // A try waits for no holder, only for the store to decide.
         let until = if one_shot { Some(start.add(MAX_UNDECIDED.min(ttl / 3))) } else { until };
@@ -61,12 +63,15 @@ impl Job {
         let mut noticed = false;
         let mut sent = start;
         let mut contended: Option<Moment> = None;
+        // When a claim that waits sent the last attempt that was answered, by whatever answer.
+        let mut answered: Option<Moment> = None;
         let mut polls = Backoff::new(Duration::from_millis(5), (ttl / 3).min(MAX_POLL));
         let mut failures = Backoff::new(Duration::from_millis(50), (ttl / 10).min(MAX_POLL));
 
         loop {
             if let Ok(Attempt::Contended { .. } | Attempt::Undecided) = answer {
-                self.hold.watch.contended(&self.hold);
+                self.hold.observer.contended(self.hold.subject());
+                answered = Some(sent).filter(|_| !one_shot);
                 // A claim that asked unprompted and was refused has met a holder, and no crowd.
                 if noticed || matches!(answer, Ok(Attempt::Undecided)) {
                     spread.widen(Moment::now().since(sent));
@@ -78,34 +83,36 @@ impl Job {
                     return self.unless_ended(Granted { sent, grant });
                 }
                 Ok(Attempt::Granted(_)) => {
-                    // Too late to be of use. Asked again, the store gives the same grant afresh.
+                    // Expired on arrival. Asked again, the store repeats the grant with a full lease.
                     let error = Error::new(
                         ErrorKind::Unavailable,
                         "the answer took longer than the lease it granted",
                     );
-                    self.weather(error, contended, ttl)?;
+                    self.tolerate_error(error, answered, ttl)?;
                     failures.next()
                 }
                 Ok(Attempt::Contended { .. }) if one_shot => {
-                    self.hold.fail(Verdict::NotInTime { waited: Moment::now().since(start) });
-                    return Err(Left::Nothing);
+                    self.hold
+                        .fail(AcquireOutcome::NotInTime { waited: Moment::now().since(start) });
+                    return Err(Cleanup::None);
                 }
                 Ok(Attempt::Undecided) => spread.pause(),
-                Ok(Attempt::Contended { retry_after, .. }) => {
+                Ok(Attempt::Contended { retry, .. }) => {
                     contended = Some(sent);
-                    let told = self.capabilities().push && retry_after != Some(Duration::ZERO);
-                    let retry_after = retry_after.filter(|after| !after.is_zero());
-                    let retry_after = retry_after.unwrap_or(Duration::MAX);
-                    if told {
+                    let after = match retry {
+                        Retry::After(after) => after,
+                        Retry::OnNotify | Retry::Poll => Duration::MAX,
+                    };
+                    if retry == Retry::Poll || !self.capabilities().push {
+                        polls.next().min(after)
+                    } else {
                         // Refreshed before the place in the queue ends, and so often that a grant
                         // handed to us has two thirds of its lease before it.
-                        (ttl / 3).saturating_sub(Moment::now().since(sent)).min(retry_after)
-                    } else {
-                        polls.next().min(retry_after)
+                        (ttl / 3).saturating_sub(Moment::now().since(sent)).min(after)
                     }
                 }
                 Err(error) => {
-                    self.weather(error, contended, ttl)?;
+                    self.tolerate_error(error, answered, ttl)?;
                     failures.next()
                 }
             };
@@ -119,21 +126,23 @@ impl Job {
                 }
                 Waited::Noticed | Waited::Elapsed => {}
             }
-            if Moment::now().since(sent) < LEAST_PAUSE {
-                // A store that says "look again" without end gets slow, and not the whole thread.
-                tokio::time::sleep(LEAST_PAUSE).await;
+            if Moment::now().since(sent) < MIN_PAUSE {
+                // A store that always notifies slows this claim down, and not the whole thread.
+                tokio::time::sleep(MIN_PAUSE).await;
             }
             sent = Moment::now();
-            answer = self.ask(sent, until, contended.map(|_| start)).await;
+            let waiting =
+                answered.map(|_| Waiting { since: start, contended: contended.is_some() });
+            answer = self.ask(sent, until, waiting).await;
         }
     }
 
-    /// Asks once. `waiting_since` is for a waiter that asks again.
+    /// Asks once. `waiting` is for a waiter that asks again.
     async fn ask(
         &mut self,
         sent: Moment,
         until: Option<Moment>,
-        waiting_since: Option<Moment>,
+        waiting: Option<Waiting>,
     ) -> Result<Attempt> {
         let floor = match self.hold.mode() {
             Mode::Exclusive if self.has_floors() => {
@@ -142,15 +151,15 @@ impl Job {
             // Those who hold together should have the same fence: nothing to raise.
             Mode::Exclusive | Mode::Shared | Mode::Permits { .. } => None,
         };
-        let until = until.filter(|_| self.plan.wait != Some(Duration::ZERO));
+        let until = until.filter(|_| !self.options.is_try());
         let mut attempt = self.claim.attempt(floor);
         match at_once(&mut attempt).await {
             Some(answer) => answer,
-            None => boxed(answer(attempt, &self.hold, sent, until, waiting_since)).await,
+            None => boxed(answer(attempt, &self.hold, sent, until, waiting)).await,
         }
     }
 
-    /// Waits for a notice, for the time to ask again, or for the end of the caller's patience.
+    /// Waits for a notice, for the time to ask again, or for the end of the caller's wait.
     async fn wait(
         &mut self,
         listen: Listen,
@@ -158,20 +167,20 @@ impl Job {
         start: Moment,
         until: Option<Moment>,
         contended: Option<Moment>,
-    ) -> Result<Waited, Left> {
-        let again = Moment::now().add(pause.max(LEAST_PAUSE));
+    ) -> Result<Waited, Cleanup> {
+        let again = Moment::now().add(pause.max(MIN_PAUSE));
         let alarm = until.map_or(again, |until| until.min(again));
         let context = self.hold.context.clone();
         let change = tokio::select! {
             biased;
-            () = asked(&self.hold) => return Err(Left::Something),
+            () = requested(&self.hold) => return Err(Cleanup::Release),
             () = context.closed.cancelled() => {
-                self.hold.fail(Verdict::Failed(self.hold.error("lock", KeeperContext::closed_error())));
-                return Err(Left::Something);
+                self.hold.fail(AcquireOutcome::Failed(self.hold.error("lock", KeeperContext::closed_error())));
+                return Err(Cleanup::Release);
             }
             change = self.claim.changed(), if listen == Listen::Yes => Some(change),
             () = sleep_until(Some(alarm)) => None,
-            () = context.woken() => None,
+            () = context.resumed() => None,
         };
         if let (Some(Change::Granted(grant)), Some(sent)) = (change, contended)
             && self.accepts(sent, grant)
@@ -182,11 +191,12 @@ impl Job {
         if until.is_some_and(|until| now >= until) {
             let waited = now.since(start);
             if contended.is_some() {
-                return Err(Left::Place { waited });
+                return Err(Cleanup::LeaveQueue { waited });
             }
             // No answer said that another claim holds the lock.
-            self.hold.fail(Verdict::Failed(self.hold.error("lock", Error::undecided(waited))));
-            return Err(Left::Something);
+            self.hold
+                .fail(AcquireOutcome::Failed(self.hold.error("lock", Error::undecided(waited))));
+            return Err(Cleanup::Release);
         }
         Ok(if change.is_some() { Waited::Noticed } else { Waited::Elapsed })
     }
@@ -196,7 +206,7 @@ impl Job {
         self.capabilities().fences == Fences::Raisable
     }
 
-    /// Takes note of what the store granted; false if nothing of the lease is left.
+    /// Records what the store granted; false if the lease has expired.
     fn accepts(&self, sent: Moment, grant: Grant) -> bool {
         if let Some(fence) = grant.fence
             && self.has_floors()
@@ -207,42 +217,47 @@ impl Job {
         self.believes(sent, grant)
     }
 
-    /// The same for a grant that is known from a ticket: its fence is not the store's word, and no floor.
+    /// The same for a grant that is known from a ticket: its fence does not come from the store, and is no floor.
     fn believes(&self, sent: Moment, grant: Grant) -> bool {
-        self.hold.granted(sent, grant.fence, grant.valid_for, self.plan.max_hold)
+        self.hold.granted(sent, grant.fence, grant.valid_for, self.options.max_hold)
     }
 
-    /// A grant is none if the caller has gone in the meantime.
-    fn unless_ended(&self, granted: Granted) -> Result<Granted, Left> {
-        if self.hold.ending().is_some() { Err(Left::Something) } else { Ok(granted) }
+    /// Refuses a grant if the acquire was dropped in the meantime.
+    fn unless_ended(&self, granted: Granted) -> Result<Granted, Cleanup> {
+        if self.hold.ending().is_some() { Err(Cleanup::Release) } else { Ok(granted) }
     }
 
-    /// Decides whether a failed ask ends the acquire. The first one does: nobody wants to wait in
-    /// silence for a store that is down. Once the store has answered, failures are borne for as long
-    /// as our place in the queue can have lasted.
-    fn weather(&self, error: Error, contended: Option<Moment>, ttl: Duration) -> Result<(), Left> {
+    /// Decides whether a failed attempt ends the acquire. The first one does: a store that is down is an error, and
+    /// not a wait. Once the store has answered, failures are tolerated for as long as the place in the queue can
+    /// have lasted.
+    fn tolerate_error(
+        &self,
+        error: Error,
+        answered: Option<Moment>,
+        ttl: Duration,
+    ) -> Result<(), Cleanup> {
         if self.hold.ending().is_some() {
-            return Err(Left::Something);
+            return Err(Cleanup::Release);
         }
-        let patient = contended.is_some_and(|last| Moment::now().since(last) < ttl);
-        if patient && error.is_retryable() {
-            observe::asking_again(&self.hold, &error);
+        let tolerated = answered.is_some_and(|last| Moment::now().since(last) < ttl);
+        if tolerated && error.is_retryable() {
+            observe::asking_again(&self.hold.observer, self.hold.subject(), &error);
             return Ok(());
         }
         let error = self.hold.error("lock", error);
-        self.hold.fail(Verdict::Failed(error));
-        Err(Left::Something)
+        self.hold.fail(AcquireOutcome::Failed(error));
+        Err(Cleanup::Release)
     }
 
-    pub(super) async fn adopt(&mut self) -> Result<Granted, Left> {
+    pub(super) async fn adopt(&mut self) -> Result<Granted, Cleanup> {
         let sent = Moment::now();
-        self.hold.watch.asking(&self.hold, self.plan, sent);
+        self.hold.observer.asking(self.hold.subject(), self.options.kind(), sent);
         let ttl = self.hold.ttl();
-        let longest = ttl.min(LONGEST_ANSWER);
+        let longest = ttl.min(MAX_ANSWER);
         let mut renewal = self.claim.renew(ttl);
         let answer = tokio::select! {
             biased;
-            () = asked(&self.hold) => return Err(Left::Nothing),
+            () = requested(&self.hold) => return Err(Cleanup::None),
             answer = within(&mut renewal, sent.add(longest)) => answer,
         };
         drop(renewal);
@@ -253,20 +268,28 @@ impl Job {
                 if self.believes(sent, grant) {
                     return Ok(Granted { sent, grant });
                 }
-                Error::lost(LEASE_RAN_OUT)
+                Error::lost(LossReason::Expired)
             }
             Some(Ok(Renewal::Held)) => {
                 let grant = Grant { fence, valid_for: None };
                 self.believes(sent, grant);
                 return Ok(Granted { sent, grant });
             }
-            Some(Ok(Renewal::Lost)) => Error::lost(NO_SUCH_HOLD),
+            Some(Ok(Renewal::Lost(_))) => Error::no_such_hold(),
             Some(Err(error)) => error,
             None => Error::no_answer(longest),
         };
-        self.hold.fail(Verdict::Failed(self.hold.error("adopt", error)));
-        Err(Left::Nothing)
+        self.hold.fail(AcquireOutcome::Failed(self.hold.error("adopt", error)));
+        Err(Cleanup::None)
     }
+}
+
+/// A claim that waits, and has been answered before.
+#[derive(Debug, Clone, Copy)]
+struct Waiting {
+    since: Moment,
+    /// Whether an answer said that another claim holds the lock.
+    contended: bool,
 }
 
 /// What ended a wait.
@@ -303,38 +326,44 @@ impl Spread {
     }
 }
 
-/// Awaits the answer to an ask for as long as it can be worth anything. If the caller's time is up
-/// before, or the keeper is closed, he is told; the answer is awaited all the same, to release what it
-/// grants.
+/// Awaits the answer to an attempt until it would come too late. If the caller's time is up before, or the keeper is
+/// closed, the caller is told at once. The answer is still awaited, to release what it grants.
 ///
-/// Of a waiter it is known that others hold the lock, and that the store answered before: it does not
-/// wait for this answer for long. Past the end of its time it still does for a moment, since only the answer
-/// says whether it has the lock or has to leave the queue.
+/// A waiter was answered before, so it does not wait for this answer for long. Past the end of its time it waits a moment
+/// longer, since only the answer says whether it has the lock or has to leave the queue.
 async fn answer(
     mut attempt: BoxFuture<'_, Result<Attempt>>,
     hold: &Hold,
     sent: Moment,
     until: Option<Moment>,
-    waiting_since: Option<Moment>,
+    waiting: Option<Waiting>,
 ) -> Result<Attempt> {
-    let (longest, caller) = match waiting_since {
-        Some(_) => (hold.ttl() / 3, until.map(|until| until.add(LEAVE_WITHIN))),
-        None => (hold.ttl(), until.map(|until| until.max(sent.add(LEAST_ANSWER)))),
-    };
-    let longest = longest.min(LONGEST_ANSWER);
+    // A place in the queue is refreshed before it ends.
+    let queued = waiting.is_some_and(|waiting| waiting.contended);
+    let longest = if queued { hold.ttl() / 3 } else { hold.ttl() };
+    let caller = until.map(|until| match waiting {
+        Some(_) => until.add(LEAVE_WITHIN),
+        None => until.max(sent.add(MIN_ANSWER)),
+    });
+    let longest = longest.min(MAX_ANSWER);
     let end = sent.add(longest);
     let told = tokio::select! {
         biased;
         answer = &mut attempt => return answer,
         () = hold.context.closed.cancelled() => {
-            Verdict::Failed(hold.error("lock", KeeperContext::closed_error()))
+            AcquireOutcome::Failed(hold.error("lock", KeeperContext::closed_error()))
         }
         () = sleep_until(Some(caller.map_or(end, |caller| caller.min(end)))) => {
             let now = Moment::now();
-            match waiting_since {
+            match waiting {
                 _ if now >= end => return Err(Error::no_answer(longest)),
-                Some(start) => Verdict::NotInTime { waited: now.since(start) },
-                None => Verdict::Failed(hold.error("lock", Error::no_answer(now.since(sent)))),
+                Some(Waiting { since, contended: true }) => {
+                    AcquireOutcome::NotInTime { waited: now.since(since) }
+                }
+                Some(Waiting { since, contended: false }) => {
+                    AcquireOutcome::Failed(hold.error("lock", Error::undecided(now.since(since))))
+                }
+                None => AcquireOutcome::Failed(hold.error("lock", Error::no_answer(now.since(sent)))),
             }
         }
     };

@@ -1,0 +1,213 @@
+//! Tries for several permits at the same moment, on a store whose semaphores are made of slots.
+#![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
+
+mod common;
+
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use common::{Uncounting, millis};
+use lockkeeper_core::{
+    Backend as _, Background, ClaimSpec, ErrorKind, Guard, Inspector, Keeper, Memory, Name, Slots,
+};
+use lockkeeper_testkit::{Fault, Faults, Faulty, Op};
+
+/// Keepers of processes that share a store.
+fn processes(store: &Memory, count: usize) -> Vec<(Keeper, Faults)> {
+    let process = |_| {
+        let (link, faults) = Faulty::new(Uncounting(store.clone()));
+        // Not before the requests of others that are on their way.
+        faults.always(Op::Release, Fault::SlowRequest(millis(1)));
+        (Keeper::new(Slots::new(Arc::new(link))), faults)
+    };
+    (0..count).map(process).collect()
+}
+
+/// Delays the requests for the slots, which are sent in the order of their numbers.
+fn delay(faults: &Faults, delays: &[u64]) {
+    for delay in delays {
+        faults.once(Op::Attempt, Fault::SlowRequest(millis(*delay)));
+    }
+}
+
+async fn assert_empty(store: &Memory, keepers: &[(Keeper, Faults)]) {
+    for (keeper, _) in keepers {
+        keeper.close().await;
+    }
+    assert_eq!(store.list("").await.unwrap(), []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_sets_that_each_get_one_slot_first_do_not_refuse_each_other() {
+    let store = Memory::new();
+    let processes = processes(&store, 2);
+    for round in 0..100 {
+        let tries = processes.iter().zip([[0, 5], [5, 0]]).map(|((keeper, faults), delays)| {
+            delay(faults, &delays);
+            let semaphore = keeper.semaphore(format!("gpu{round}"), 2);
+            tokio::spawn(async move { semaphore.try_acquire_many(2).await.unwrap() })
+        });
+        let mut got = Vec::new();
+        for one in tries.collect::<Vec<_>>() {
+            got.extend(one.await.unwrap());
+        }
+        assert_eq!(got.len(), 1, "round {round}");
+        got.remove(0).release().await.unwrap();
+    }
+    assert_empty(&store, &processes).await;
+}
+
+/// The sets of one process do not meet by chance: each knows which slots the other asks for.
+#[tokio::test(start_paused = true)]
+async fn two_sets_of_one_process_do_not_refuse_each_other() {
+    let store = Memory::new();
+    let processes = processes(&store, 2);
+    let [(other, _), (keeper, faults)] = &processes[..] else { unreachable!() };
+    faults.always(Op::Attempt, Fault::SlowRequest(millis(1)));
+    for round in 0..100 {
+        let name = format!("gpu{round}");
+        let _third = other.semaphore(name.clone(), 3).try_acquire().await.unwrap().unwrap();
+        let semaphore = keeper.semaphore(name, 3);
+        let (one, two) = tokio::join!(semaphore.try_acquire_many(2), semaphore.try_acquire_many(2));
+        let got: Vec<Guard> = [one.unwrap(), two.unwrap()].into_iter().flatten().collect();
+        assert_eq!(got.len(), 1, "round {round}");
+    }
+    assert_empty(&store, &processes).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_many_sets_of_random_sizes_at_random_distances_one_always_gets_its_permits() {
+    const PERMITS: u32 = 5;
+    let store = Memory::new();
+    let processes = processes(&store, 4);
+    for round in 0..200 {
+        let tries = processes.iter().map(|(keeper, faults)| {
+            for _ in 0..20 {
+                delay(faults, &[fastrand::u64(..5)]);
+            }
+            let take = fastrand::u32(3..=PERMITS);
+            let (semaphore, after) =
+                (keeper.semaphore(format!("gpu{round}"), PERMITS), millis(fastrand::u64(..5)));
+            tokio::spawn(async move {
+                tokio::time::sleep(after).await;
+                semaphore.try_acquire_many(take).await.unwrap()
+            })
+        });
+        let mut got = Vec::new();
+        for one in tries.collect::<Vec<_>>() {
+            got.extend(one.await.unwrap());
+        }
+        assert_eq!(got.len(), 1, "round {round}: any two of them are more than there are");
+        got.remove(0).release().await.unwrap();
+    }
+    assert_empty(&store, &processes).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_set_is_refused_without_delay_if_others_hold_what_it_lacks() {
+    let store = Memory::new();
+    let processes = processes(&store, 2);
+    let [(one, _), (two, faults)] = &processes[..] else { unreachable!() };
+    let held = one.semaphore("gpu", 2).try_acquire().await.unwrap().unwrap();
+    let start = tokio::time::Instant::now();
+    assert!(two.semaphore("gpu", 2).try_acquire_many(2).await.unwrap().is_none());
+    assert!(start.elapsed() <= millis(20), "{:?}", start.elapsed());
+    let asked = faults.asked(Op::Attempt);
+    assert!(asked <= 5, "{asked} questions: the slots twice, and once whose turn it is");
+    // What the try got is free when it returns.
+    assert!(one.semaphore("gpu", 2).try_acquire().await.unwrap().is_some());
+    held.release().await.unwrap();
+    assert_empty(&store, &processes).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_set_that_is_free_costs_one_question_for_each_slot() {
+    let store = Memory::new();
+    let processes = processes(&store, 1);
+    let (keeper, faults) = &processes[0];
+    let set = keeper.semaphore("gpu", 8).try_acquire_many(3).await.unwrap().unwrap();
+    assert_eq!(faults.asked(Op::Attempt), 3);
+    set.release().await.unwrap();
+    assert_eq!(faults.asked(Op::Release), 3);
+    assert_empty(&store, &processes).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_try_that_has_its_turn_is_shown_neither_as_a_holder_nor_as_a_waiter() {
+    let store = Memory::new();
+    let processes = processes(&store, 1);
+    let keeper = &processes[0].0;
+    let background = Background::new(tokio::runtime::Handle::current());
+    let turn = Name::derived("gpu\0turn".to_owned());
+    let mut turn = store.claim(ClaimSpec::new(turn, millis(600), background)).unwrap();
+    turn.attempt(None).await.unwrap();
+    let inspect = keeper.inspect().unwrap();
+    assert_eq!(inspect.list("").await.unwrap(), []);
+    assert_eq!(inspect.show("gpu").await.unwrap(), []);
+    // While another has the turn, it is not known who gets the permits. One that is free is not affected.
+    let semaphore = keeper.semaphore("gpu", 2).ttl(millis(900));
+    let one = semaphore.try_acquire().await.unwrap().unwrap();
+    let error = semaphore.try_acquire_many(2).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Undecided, "{error}");
+    one.release().await.unwrap();
+    semaphore.try_acquire_many(2).await.unwrap().unwrap().release().await.unwrap();
+}
+
+/// A process that has one of two permits, and one that tries for both: so it gets one, and asks again.
+async fn half_taken(store: &Memory) -> (Vec<(Keeper, Faults)>, Guard) {
+    let processes = processes(store, 2);
+    let held = processes[0].0.semaphore("gpu", 2).try_acquire().await.unwrap().unwrap();
+    (processes, held)
+}
+
+/// All that is left is the slot of the other process.
+async fn assert_only_one_left(store: &Memory, keeper: &Keeper, what: &str) {
+    keeper.close().await;
+    let left = store.list("").await.unwrap();
+    assert_eq!(left.len(), 1, "{what}: {left:?}");
+    assert!(left[0].name.contains("slot"), "{what}: {left:?}");
+}
+
+/// Dropped after so many polls, in whichever step it is.
+#[tokio::test(start_paused = true)]
+async fn a_set_that_is_dropped_while_it_asks_again_leaves_nothing() {
+    for polls in 0..60 {
+        let store = Memory::new();
+        let (processes, _held) = half_taken(&store).await;
+        let (keeper, faults) = &processes[1];
+        faults.always(Op::Attempt, Fault::SlowAnswer(millis(2)));
+        let semaphore = keeper.semaphore("gpu", 2);
+        let mut attempt = Box::pin(semaphore.try_acquire_many(2));
+        for _ in 0..polls {
+            let polled = std::future::poll_fn(|cx| Poll::Ready(attempt.as_mut().poll(cx)));
+            if polled.await.is_ready() {
+                break;
+            }
+            tokio::time::sleep(Duration::from_micros(300)).await;
+        }
+        drop(attempt);
+        assert_only_one_left(&store, keeper, &format!("{polls} polls")).await;
+    }
+}
+
+/// A fault of each kind meets each of the requests: for the slots, for the turn, for the slots again.
+#[tokio::test(start_paused = true)]
+async fn a_set_whose_requests_fail_while_it_asks_again_leaves_nothing() {
+    for fault in [Fault::Refused, Fault::LostAnswer, Fault::NoAnswer, Fault::Hangs] {
+        for (op, number) in (0..6).flat_map(|number| [(Op::Attempt, number), (Op::Release, number)])
+        {
+            let store = Memory::new();
+            let (processes, _held) = half_taken(&store).await;
+            let (keeper, faults) = &processes[1];
+            for _ in 0..number {
+                faults.once(op, Fault::SlowRequest(millis(1)));
+            }
+            faults.once(op, fault);
+            let got = keeper.semaphore("gpu", 2).try_acquire_many(2).await;
+            assert!(!matches!(got, Ok(Some(_))), "there is only one");
+            let what = format!("{fault:?} of {op:?} {number}");
+            assert_only_one_left(&store, keeper, &what).await;
+        }
+    }
+}
