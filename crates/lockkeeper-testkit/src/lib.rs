@@ -6,6 +6,7 @@
 //! - [`history`]: a record of who held what when, and a check that no two held what they may not.
 //! - [`helper`]: a program that takes locks in a process of its own, to be killed.
 //! - [`server`]: real servers, started on free ports in temporary directories and stopped by pid.
+//! - [`layers`]: whether the modules of a crate import downwards only.
 //! - [`log`]: what was logged.
 //! - [`proxy`]: a link to such a server that can be delayed, cut and frozen.
 //! - [`wait`]: for what should happen soon, with a panic that says what did not.
@@ -17,6 +18,7 @@ pub mod fences;
 mod flock;
 pub mod helper;
 pub mod history;
+pub mod layers;
 pub mod log;
 pub mod proxy;
 #[cfg(unix)]
