@@ -21,6 +21,7 @@ const LAYERS: [Layer<'_>; 7] = [
             "background",
             "backoff",
             "clock",
+            "coalescer",
             "diagnose",
             "error",
             "fence",

@@ -9,6 +9,7 @@ pub(crate) mod connection;
 pub(crate) mod events;
 pub(crate) mod handshake;
 pub(crate) mod identity;
+pub(crate) mod io;
 pub(crate) mod node;
 pub(crate) mod reconnecting;
 pub(crate) mod replication;

@@ -19,9 +19,10 @@ use tokio::io::{AsyncRead as _, AsyncWrite as _, ReadBuf};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
+use super::io::{Reader, Writer};
 use super::resp::{self, Frame, FrameScanner, Limits};
 use super::settings::{Address, Settings};
-use super::stream::{self, Reader, Writer};
+use super::stream;
 use crate::error::{ErrorClass, classify, unwrapped};
 
 /// How much is read at once, at first.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use lockkeeper_core::Result;
 use tokio::net::TcpStream;
 
-use super::stream::{Reader, Writer};
+use super::io::{Reader, Writer};
 use crate::error::config as config_error;
 
 #[derive(Clone)]

@@ -4,14 +4,11 @@ use std::net::SocketAddr;
 
 use futures_util::future::select_ok;
 use lockkeeper_core::Result;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 
+use super::io::{Reader, Writer};
 use super::settings::{Address, Settings};
 use crate::error::{io, unavailable};
-
-pub(crate) type Reader = Box<dyn AsyncRead + Send + Unpin>;
-pub(crate) type Writer = Box<dyn AsyncWrite + Send + Unpin>;
 
 /// Resolves a host to its addresses, at least one, in the resolver's order.
 pub(crate) async fn resolve(address: &Address) -> Result<Vec<SocketAddr>> {

@@ -11,7 +11,7 @@ use rustls::{ClientConfig, RootCertStore};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-use super::stream::{Reader, Writer};
+use super::io::{Reader, Writer};
 use crate::error::{config as config_error, io, unavailable};
 
 /// How long certificates that were read serve new connections. Replaced files take effect after that.
