@@ -1,4 +1,4 @@
-//! From names to keys.
+//! Names of locks, and the keys and slots that they map to.
 
 use std::sync::Arc;
 
@@ -32,12 +32,12 @@ impl Keys {
         Self { holder: holder.into() }
     }
 
-    /// The key that shows the exclusive holder, and the channel for those who listen unqueued.
+    /// The key of the exclusive holder, and the channel for waiters without a place in the queue.
     pub(crate) fn holder(&self) -> &str {
         &self.holder
     }
 
-    /// Adds the keys to a command, those with these numbers.
+    /// Adds the keys with these numbers to a command.
     pub(crate) fn add_to(&self, command: &mut redis::Cmd, which: &[usize]) {
         let mut key = String::with_capacity(self.holder.len() + 2);
         key.push_str(&self.holder);
@@ -48,12 +48,18 @@ impl Keys {
         }
     }
 
-    /// How many there are.
+    /// How many keys there are.
     pub(crate) const COUNT: usize = SUFFIXES.len();
 
     /// Adds all keys to a command.
     pub(crate) fn add_all_to(&self, command: &mut redis::Cmd) {
         self.add_to(command, &[0, 1, 2, 3, 4, 5]);
+    }
+
+    /// Adds the number of keys and all keys to the call of a script.
+    pub(crate) fn add_all_with_count_to(&self, call: &mut redis::Cmd) {
+        call.arg(Self::COUNT);
+        self.add_all_to(call);
     }
 
     /// The slot of a cluster that all of them are in.
@@ -65,11 +71,11 @@ impl Keys {
     }
 }
 
-/// The key of the highest fence of a name, and the slot that it is in. The end of it is one that no key of a
-/// lock has, so it is none whatever the prefix of that one.
-pub(crate) fn register_key(prefix: &str, name: &str) -> (String, u16) {
+/// Returns the key of the highest fence of a name, and keys in the same slot. No key of a lock ends like this one, so it
+/// collides with none, whatever its prefix.
+pub(crate) fn register_key(prefix: &str, name: &str) -> (String, Keys) {
     let keys = Keys::new(&format!("{prefix}:fence"), Kind::Lock, name);
-    (format!("{}:highest", keys.holder()), keys.slot())
+    (format!("{}:highest", keys.holder()), keys)
 }
 
 fn encode(name: &str, into: &mut String) {
@@ -82,7 +88,7 @@ fn encode(name: &str, into: &mut String) {
     }
 }
 
-/// A pattern for SCAN that matches the keys of all names that start with `start`, and more.
+/// Returns a pattern for SCAN that matches the keys of all names that start with `start`, and more.
 pub(crate) fn pattern(prefix: &str, start: &str) -> String {
     let mut encoded = format!("{prefix}:{{");
     encode(start, &mut encoded);
@@ -97,14 +103,14 @@ pub(crate) fn pattern(prefix: &str, start: &str) -> String {
     pattern
 }
 
-/// The name that a key belongs to, if it is one of ours.
+/// Returns the name that a key belongs to, if it is a key of this store.
 pub(crate) fn name_of(prefix: &str, key: &str) -> Option<String> {
     let rest = key.strip_prefix(prefix)?.strip_prefix(":{")?;
     let encoded = &rest[..rest.find('}')?];
     Some(encoded.replace("%7D", "}").replace("%25", "%"))
 }
 
-/// CRC-16/XMODEM, which a cluster uses.
+/// Computes CRC-16/XMODEM, which a cluster uses.
 fn crc16(bytes: &[u8]) -> u16 {
     bytes.iter().fold(0, |crc, byte| {
         (0..8).fold(crc ^ (u16::from(*byte) << 8), |crc, _| {
@@ -148,9 +154,9 @@ mod tests {
 
     #[test]
     fn the_register_of_a_name_is_in_the_slot_of_its_lock_and_not_among_its_keys() {
-        let (key, slot) = register_key("lockkeeper", "orders/42");
+        let (key, keys) = register_key("lockkeeper", "orders/42");
         assert_eq!(key, "lockkeeper:fence:{orders/42}:highest");
-        assert_eq!(slot, Keys::new("lockkeeper", Kind::Lock, "orders/42").slot());
+        assert_eq!(keys.slot(), Keys::new("lockkeeper", Kind::Lock, "orders/42").slot());
         assert_eq!(name_of("lockkeeper", &key), None);
     }
 

@@ -1,21 +1,21 @@
-//! What a server says, from bytes to values. The redis crate's own parser is given whole values only where they are
-//! rare: to the answers of a lock it took longer than everything else that happens to them here.
+//! RESP frames, from bytes to values. The parser of the redis crate is used only for rare kinds of values: for the replies
+//! of a lock it took longer than all other work on them.
 
 use redis::{ErrorKind, RedisError, RedisResult, Value};
 
-/// The deepest that values are nested. Ours are by three.
-const DEEPEST: usize = 32;
-/// A value that is not all there.
+/// How deep values may be nested. Replies to our scripts are nested three deep.
+const MAX_DEPTH: usize = 32;
+/// A value that is incomplete.
 const SHORT: &str = "a value without its end";
 
-/// Something that a server has said.
+/// A complete value that a server sent.
 #[derive(Debug, PartialEq)]
-pub(crate) enum Said {
-    /// The answer to the oldest request that has none yet.
-    Answer(Value),
+pub(crate) enum Frame {
+    /// The reply to the oldest command that has none yet.
+    Reply(Value),
     /// A message on a channel.
     Message { channel: Vec<u8>, message: Vec<u8> },
-    /// Something that nobody has asked for.
+    /// A push of a kind that was not asked for.
     Other,
 }
 
@@ -37,7 +37,7 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    /// Until the handshake is done. Its longest answers are those to `HELLO`, which lists modules, to
+    /// Until the handshake is done. Its longest replies are those to `HELLO`, which lists modules, to
     /// `INFO server` and to `ROLE`, which lists replicas: some 3 KiB.
     pub(crate) const HANDSHAKE: Self = Self { bytes: 16 << 10, values: 1 << 10, line: 4 << 10 };
     /// After the handshake. Inspection of a lock with 100,000 waiters takes some 20 MiB in 300,000 values.
@@ -45,11 +45,11 @@ impl Limits {
 
     fn check(self, bytes: usize, values: usize, line: usize) -> RedisResult<()> {
         let what = if bytes > self.bytes {
-            "the answer exceeds the size limit"
+            "the reply exceeds the size limit"
         } else if values > self.values {
-            "the answer exceeds the limit of values"
+            "the reply exceeds the limit of values"
         } else if line > self.line {
-            "a line of the answer exceeds the size limit"
+            "a line of the reply exceeds the size limit"
         } else {
             return Ok(());
         };
@@ -57,27 +57,27 @@ impl Limits {
     }
 }
 
-/// Finds where a value ends. It goes on where it was when there were fewer bytes, so a long one that comes in many
-/// pieces is not looked through once for each of them.
+/// Finds where a value ends. It resumes where the last scan stopped, so a long value that arrives in many pieces is scanned
+/// once.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Skim {
+pub(crate) struct FrameScanner {
     at: usize,
-    /// How many values are still to come.
+    /// How many values are expected.
     open: usize,
     /// How many values have begun.
     begun: usize,
 }
 
-impl Default for Skim {
+impl Default for FrameScanner {
     fn default() -> Self {
         Self { at: 0, open: 1, begun: 0 }
     }
 }
 
-impl Skim {
-    /// How long the value is that the bytes begin with; `None` if its end is still to come.
+impl FrameScanner {
+    /// Returns the length of the value that the bytes begin with; `None` if it is incomplete.
     ///
-    /// Lengths and counts are checked when they are announced, before any of what they announce is there.
+    /// Lengths and counts are checked against the limits when they are announced, before their content arrives.
     pub(crate) fn end(&mut self, bytes: &[u8], limits: Limits) -> RedisResult<Option<usize>> {
         while self.open > 0 {
             let Some(kind) = bytes.get(self.at) else { return Ok(None) };
@@ -104,10 +104,10 @@ impl Skim {
     }
 }
 
-/// What is said in some bytes, which are those of one value from the first to the last. With RESP2, messages are
-/// arrays like others: `listens` says that they are to be expected.
-pub(crate) fn parse(bytes: &[u8], listens: bool) -> RedisResult<Said> {
-    Reader { bytes, at: 0 }.said(listens).map_err(garbage)
+/// Parses the bytes of one complete value. With RESP2, messages are ordinary arrays: `is_subscribed` says that
+/// they are to be expected.
+pub(crate) fn parse(bytes: &[u8], is_subscribed: bool) -> RedisResult<Frame> {
+    Reader { bytes, at: 0 }.frame(is_subscribed).map_err(garbage)
 }
 
 struct Reader<'a> {
@@ -116,33 +116,33 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    fn said(&mut self, listens: bool) -> Parsed<Said> {
+    fn frame(&mut self, is_subscribed: bool) -> Parsed<Frame> {
         if self.bytes.first() == Some(&b'>') {
             self.at = 1;
             let items = self.items(1, 0)?.unwrap_or_default();
             return Ok(match items.first() {
                 Some(Value::BulkString(kind)) if kind == b"message" => message(items),
-                // In RESP3 that is how these are answered.
+                // RESP3 replies to these commands with pushes.
                 Some(Value::BulkString(kind)) if kind == b"subscribe" || kind == b"unsubscribe" => {
-                    Said::Answer(Value::Array(items))
+                    Frame::Reply(Value::Array(items))
                 }
-                _ => Said::Other,
+                _ => Frame::Other,
             });
         }
         let value = self.value(0)?;
         Ok(match value {
             Value::Array(items)
-                if listens
+                if is_subscribed
                     && matches!(items.first(), Some(Value::BulkString(kind)) if kind == b"message") =>
             {
                 message(items)
             }
-            value => Said::Answer(value),
+            value => Frame::Reply(value),
         })
     }
 
     fn value(&mut self, depth: usize) -> Parsed<Value> {
-        if depth > DEEPEST {
+        if depth > MAX_DEPTH {
             return Err("values nested too deeply");
         }
         let start = self.at;
@@ -158,24 +158,24 @@ impl<'a> Reader<'a> {
                 self.line()?.ok_or(SHORT)?;
                 Value::Nil
             }
-            // Attributes are beside the answer, and nobody here wants them.
+            // Attributes come with a reply and are not used.
             b'|' => {
                 self.items(2, depth)?;
                 self.value(depth + 1)?
             }
             b'+' | b'-' | b',' | b'#' | b'(' => {
                 self.line()?.ok_or(SHORT)?;
-                self.by_the_crate(start)?
+                self.parse_by_crate(start)?
             }
             b'!' | b'=' => {
                 self.blob()?;
-                self.by_the_crate(start)?
+                self.parse_by_crate(start)?
             }
             _ => return Err("no value begins like that"),
         })
     }
 
-    /// What stands between here and the end of the line; `None` if that is still to come.
+    /// Reads the rest of the line; `None` if it is incomplete.
     fn line(&mut self) -> Parsed<Option<&'a [u8]>> {
         let rest = &self.bytes[self.at..];
         let Some(end) = rest.iter().position(|byte| *byte == b'\n') else { return Ok(None) };
@@ -183,7 +183,7 @@ impl<'a> Reader<'a> {
         rest[..end].strip_suffix(b"\r").map(Some).ok_or("a line that ends too early")
     }
 
-    /// So many bytes, with their number before them; `None` if that is less than none.
+    /// Reads bytes that are preceded by their number; `None` if that is negative.
     fn blob(&mut self) -> Parsed<Option<&'a [u8]>> {
         let Ok(length) = usize::try_from(number(self.line()?.ok_or(SHORT)?)?) else {
             return Ok(None);
@@ -195,13 +195,13 @@ impl<'a> Reader<'a> {
         text.map(Some).ok_or("a text that goes on after its end")
     }
 
-    /// So many times `each` values, with their number before them; `None` if that is less than none.
+    /// Reads `each` values as often as the number before them says; `None` if that is negative.
     fn items(&mut self, each: usize, depth: usize) -> Parsed<Option<Vec<Value>>> {
         let Ok(count) = usize::try_from(number(self.line()?.ok_or(SHORT)?)?) else {
             return Ok(None);
         };
         let count = count.checked_mul(each).ok_or("too many values")?;
-        // Each takes some bytes: what is announced need not come.
+        // Each value takes at least three bytes: what is announced may never arrive.
         let mut items = Vec::with_capacity(count.min((self.bytes.len() - self.at) / 3));
         for _ in 0..count {
             items.push(self.value(depth + 1)?);
@@ -209,19 +209,19 @@ impl<'a> Reader<'a> {
         Ok(Some(items))
     }
 
-    fn by_the_crate(&self, start: usize) -> Parsed<Value> {
+    fn parse_by_crate(&self, start: usize) -> Parsed<Value> {
         let value = redis::parse_redis_value(&self.bytes[start..self.at]);
         value.map_err(|_| "a value that makes no sense")
     }
 }
 
-fn message(items: Vec<Value>) -> Said {
+fn message(items: Vec<Value>) -> Frame {
     let mut items = items.into_iter().skip(1);
     match (items.next(), items.next()) {
         (Some(Value::BulkString(channel)), Some(Value::BulkString(message))) => {
-            Said::Message { channel, message }
+            Frame::Message { channel, message }
         }
-        _ => Said::Other,
+        _ => Frame::Other,
     }
 }
 
@@ -241,9 +241,9 @@ mod tests {
 
     use super::*;
 
-    fn answer(bytes: &[u8]) -> Value {
+    fn reply(bytes: &[u8]) -> Value {
         match parse(bytes, false) {
-            Ok(Said::Answer(value)) => value,
+            Ok(Frame::Reply(value)) => value,
             other => panic!("{other:?}"),
         }
     }
@@ -292,48 +292,48 @@ mod tests {
     proptest! {
         #[test]
         fn values_are_what_the_crate_says_they_are(bytes in written()) {
-            prop_assert_eq!(answer(&bytes), redis::parse_redis_value(&bytes).unwrap());
+            prop_assert_eq!(reply(&bytes), redis::parse_redis_value(&bytes).unwrap());
         }
 
         #[test]
         fn a_value_is_unfinished_until_its_last_byte_and_ends_there(one in written(), two in written()) {
             // With all bytes before it seen one by one, and with none.
-            let mut skim = Skim::default();
+            let mut scanner = FrameScanner::default();
             for end in 0..one.len() {
-                prop_assert_eq!(skim.end(&one[..end], Limits::READY).unwrap(), None);
-                prop_assert_eq!(Skim::default().end(&one[..end], Limits::READY).unwrap(), None);
+                prop_assert_eq!(scanner.end(&one[..end], Limits::READY).unwrap(), None);
+                prop_assert_eq!(FrameScanner::default().end(&one[..end], Limits::READY).unwrap(), None);
             }
             let both = [one.clone(), two].concat();
-            prop_assert_eq!(skim.end(&both, Limits::READY).unwrap(), Some(one.len()));
-            prop_assert_eq!(Skim::default().end(&both, Limits::READY).unwrap(), Some(one.len()));
+            prop_assert_eq!(scanner.end(&both, Limits::READY).unwrap(), Some(one.len()));
+            prop_assert_eq!(FrameScanner::default().end(&both, Limits::READY).unwrap(), Some(one.len()));
         }
 
         #[test]
-        fn nothing_that_is_said_makes_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..60)) {
+        fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..60)) {
             let _ = parse(&bytes, true);
-            let _ = Skim::default().end(&bytes, Limits::READY);
+            let _ = FrameScanner::default().end(&bytes, Limits::READY);
         }
 
         #[test]
-        fn nothing_that_is_nearly_right_makes_it_panic(
+        fn no_damaged_value_makes_it_panic(
             bytes in written(), at in any::<prop::sample::Index>(), byte in any::<u8>(),
         ) {
             let mut bytes = bytes;
             let at = at.index(bytes.len());
             bytes[at] = byte;
             let _ = parse(&bytes, true);
-            let _ = Skim::default().end(&bytes, Limits::READY);
+            let _ = FrameScanner::default().end(&bytes, Limits::READY);
         }
     }
 
     #[test]
     fn what_is_announced_takes_no_room_before_it_comes() {
         for bytes in ["*1000000\r\n", "%500000\r\n:1\r\n", "$60000000\r\n"] {
-            assert_eq!(Skim::default().end(bytes.as_bytes(), Limits::READY).unwrap(), None);
+            assert_eq!(FrameScanner::default().end(bytes.as_bytes(), Limits::READY).unwrap(), None);
             assert!(parse(bytes.as_bytes(), false).is_err());
         }
         for bytes in ["*2000000000\r\n", "%1000000000\r\n:1\r\n", "$9000000000000000000\r\n"] {
-            let error = Skim::default().end(bytes.as_bytes(), Limits::READY).unwrap_err();
+            let error = FrameScanner::default().end(bytes.as_bytes(), Limits::READY).unwrap_err();
             assert!(error.to_string().contains("limit"), "{bytes}: {error}");
         }
     }
@@ -346,28 +346,31 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::Parse, "{bytes:?}");
         }
         for bytes in ["HTTP/1.1 400\r\n", "$x\r\n", ":1\n", "*x\r\n", "*1\r\n?\r\n"] {
-            assert!(Skim::default().end(bytes.as_bytes(), Limits::READY).is_err(), "{bytes:?}");
+            assert!(
+                FrameScanner::default().end(bytes.as_bytes(), Limits::READY).is_err(),
+                "{bytes:?}"
+            );
         }
     }
 
     #[test]
     fn attributes_are_left_out() {
         let bytes = b"|1\r\n+a\r\n:1\r\n:2\r\n";
-        assert_eq!(answer(bytes), Value::Int(2));
-        assert_eq!(Skim::default().end(bytes, Limits::READY).unwrap(), Some(bytes.len()));
+        assert_eq!(reply(bytes), Value::Int(2));
+        assert_eq!(FrameScanner::default().end(bytes, Limits::READY).unwrap(), Some(bytes.len()));
     }
 
     #[test]
-    fn messages_are_told_from_answers() {
-        let said = |text: &str, listens| parse(text.as_bytes(), listens).unwrap();
+    fn messages_are_distinguished_from_replies() {
+        let frame = |text: &str, subscribed| parse(text.as_bytes(), subscribed).unwrap();
         let message = "3\r\n$7\r\nmessage\r\n$1\r\na\r\n$2\r\nhi\r\n";
-        let heard = Said::Message { channel: b"a".into(), message: b"hi".into() };
-        assert_eq!(said(&format!(">{message}"), false), heard);
-        assert_eq!(said(&format!("*{message}"), true), heard);
-        assert!(matches!(said(&format!("*{message}"), false), Said::Answer(Value::Array(_))));
+        let expected = Frame::Message { channel: b"a".into(), message: b"hi".into() };
+        assert_eq!(frame(&format!(">{message}"), false), expected);
+        assert_eq!(frame(&format!("*{message}"), true), expected);
+        assert!(matches!(frame(&format!("*{message}"), false), Frame::Reply(Value::Array(_))));
         let subscribed = "3\r\n$9\r\nsubscribe\r\n$1\r\na\r\n:1\r\n";
-        assert!(matches!(said(&format!(">{subscribed}"), false), Said::Answer(_)));
-        assert!(matches!(said(&format!("*{subscribed}"), true), Said::Answer(_)));
-        assert_eq!(said(">2\r\n$10\r\ninvalidate\r\n*0\r\n", false), Said::Other);
+        assert!(matches!(frame(&format!(">{subscribed}"), false), Frame::Reply(_)));
+        assert!(matches!(frame(&format!("*{subscribed}"), true), Frame::Reply(_)));
+        assert_eq!(frame(">2\r\n$10\r\ninvalidate\r\n*0\r\n", false), Frame::Other);
     }
 }

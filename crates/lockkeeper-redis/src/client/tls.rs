@@ -1,6 +1,6 @@
-//! TLS: certificates are read and parsed once for many connections, and not on a thread of the runtime.
+//! TLS: certificates are read and parsed once for many connections, on a blocking thread.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,16 +11,16 @@ use rustls::{ClientConfig, RootCertStore};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-use crate::config::{Address, Config};
+use super::io::{Reader, Writer};
 use crate::error::{config as config_error, io, unavailable};
-use crate::stream::{Reader, Writer};
 
-/// How long certificates that were read serve new connections. Those that are replaced on disk count after that.
+/// How long certificates that were read serve new connections. Replaced files take effect after that.
 const MAX_AGE: Duration = Duration::from_secs(5 * 60);
 
-/// What all connections of a configuration, and of its clones, encrypt with.
-#[derive(Clone, Default)]
+/// The encryption of all connections of a configuration and its clones.
+#[derive(Clone)]
 pub(crate) struct Tls {
+    ca_file: Option<PathBuf>,
     cached: Arc<tokio::sync::Mutex<Option<Cached>>>,
 }
 
@@ -30,37 +30,37 @@ struct Cached {
 }
 
 impl Tls {
-    async fn client(&self, config: &Config) -> Result<Arc<ClientConfig>> {
-        // While one reads them, the others wait for it.
+    #[expect(clippy::unnecessary_wraps, reason = "without the feature it is an error")]
+    pub(crate) fn new(ca_file: Option<PathBuf>) -> Result<Self> {
+        Ok(Self { ca_file, cached: Arc::default() })
+    }
+
+    async fn client(&self) -> Result<Arc<ClientConfig>> {
+        // One connection reads the files; the others wait for it.
         let mut cached = self.cached.lock().await;
         if let Some(Cached { client, read }) = &*cached
             && read.elapsed() < MAX_AGE
         {
             return Ok(client.clone());
         }
-        let ca_file = config.ca_file.clone();
+        let ca_file = self.ca_file.clone();
         let made = tokio::task::spawn_blocking(move || make_client(ca_file.as_deref())).await;
         let client = Arc::new(made.map_err(|_| unavailable("the runtime is shutting down"))??);
         *cached = Some(Cached { client: client.clone(), read: Instant::now() });
         Ok(client)
     }
 
-    pub(crate) async fn encrypt(
-        &self,
-        config: &Config,
-        address: &Address,
-        stream: TcpStream,
-    ) -> Result<(Reader, Writer)> {
-        let name = ServerName::try_from(address.host.clone());
+    pub(crate) async fn encrypt(&self, host: &str, stream: TcpStream) -> Result<(Reader, Writer)> {
+        let name = ServerName::try_from(host.to_owned());
         let name = name.map_err(|error| config_error(error.to_string()))?;
-        let connector = TlsConnector::from(self.client(config).await?);
+        let connector = TlsConnector::from(self.client().await?);
         let stream = connector.connect(name, stream).await.map_err(io)?;
         let (reader, writer) = tokio::io::split(stream);
         Ok((Box::new(reader), Box::new(writer)))
     }
 }
 
-/// Certificates are always checked, and so is the host's name.
+/// Certificates and host names are always verified.
 fn make_client(ca_file: Option<&Path>) -> Result<ClientConfig> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let client = ClientConfig::builder_with_provider(provider)
@@ -71,8 +71,8 @@ fn make_client(ca_file: Option<&Path>) -> Result<ClientConfig> {
     Ok(client)
 }
 
-/// The roots in the CA file, or else those that the operating system trusts. If these are none, the server's
-/// certificate is refused when it comes to that.
+/// Returns the roots of the CA file, or else those of the operating system. Without any root every server certificate
+/// is refused.
 fn roots(ca_file: Option<&Path>) -> Result<RootCertStore> {
     let mut roots = RootCertStore::empty();
     let Some(path) = ca_file else {

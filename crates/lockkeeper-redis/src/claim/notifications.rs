@@ -1,4 +1,4 @@
-//! What the server tells this process, sorted by whom it is for.
+//! Messages from the server, delivered to the claims that they are for.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,9 +8,9 @@ use tokio::sync::Notify;
 
 /// Proves that a pushed grant comes from a script that has read the waiter's record.
 ///
-/// Every ask draws a new one and stores it in its record, so a client without access to the keys cannot know
-/// it: `PUBLISH` permission alone forges no grant. A subscriber of the channel sees it when it is used, and it
-/// is accepted only once. It also tells which ask a grant answers.
+/// Every attempt draws a new one and stores it in its record, so a client without access to the keys cannot know it:
+/// `PUBLISH` permission alone forges no grant. A subscriber of the channel sees it when it is used, and it is accepted
+/// only once. It also identifies the attempt that a grant answers.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Secret(Owner);
 
@@ -37,55 +37,56 @@ impl std::fmt::Debug for Secret {
     }
 }
 
-/// What a claim is told.
+/// A message for a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum News {
-    /// A release handed it the lock, in answer to the ask with this secret.
+pub(crate) enum Notification {
+    /// A release handed it the lock, in answer to the attempt with this secret.
     Granted { secret: Secret, fence: Fence },
-    /// Something may have changed.
-    Look,
+    /// The state of the lock may have changed.
+    Changed,
 }
 
-/// Where a claim finds what it is told.
+/// The notifications of one claim.
 #[derive(Debug, Default)]
 pub(crate) struct Mailbox {
-    /// The last grant, and whether there was a word to look. A look may be for the very grant before it.
-    news: Mutex<(Option<News>, bool)>,
+    /// The last grant, and whether there was a change, which may be that very grant.
+    pending: Mutex<(Option<Notification>, bool)>,
     arrived: Notify,
 }
 
 impl Mailbox {
-    fn put(&self, word: News) {
-        let mut news = lock(&self.news);
-        match word {
-            News::Granted { .. } => news.0 = Some(word),
-            News::Look => news.1 = true,
+    fn put(&self, notification: Notification) {
+        let mut pending = lock(&self.pending);
+        match notification {
+            Notification::Granted { .. } => pending.0 = Some(notification),
+            Notification::Changed => pending.1 = true,
         }
-        drop(news);
+        drop(pending);
         self.arrived.notify_one();
     }
 
-    fn take(&self) -> Option<News> {
-        let mut news = lock(&self.news);
-        news.0.take().or_else(|| std::mem::take(&mut news.1).then_some(News::Look))
+    fn take(&self) -> Option<Notification> {
+        let mut pending = lock(&self.pending);
+        let change = |changed: &mut bool| std::mem::take(changed).then_some(Notification::Changed);
+        pending.0.take().or_else(|| change(&mut pending.1))
     }
 
-    /// Waits for the next news.
-    pub(crate) async fn next(&self) -> News {
+    /// Waits for the next notification.
+    pub(crate) async fn next(&self) -> Notification {
         loop {
-            if let Some(news) = self.take() {
-                return news;
+            if let Some(notification) = self.take() {
+                return notification;
             }
             self.arrived.notified().await;
         }
     }
 }
 
-/// The mailboxes of all claims that listen on one server.
+/// The mailboxes of all claims on one server.
 #[derive(Debug, Default)]
 pub(crate) struct Mailboxes {
     owners: Mutex<HashMap<Owner, Arc<Mailbox>>>,
-    /// Those who listen without a place in the queue, by channel.
+    /// Claims that wait without a place in the queue, by channel.
     listeners: Mutex<HashMap<String, Vec<Arc<Mailbox>>>>,
 }
 
@@ -113,7 +114,7 @@ impl Mailboxes {
         }
     }
 
-    /// True if nobody listens on the channel any more.
+    /// Returns true if no other claim listens on the channel.
     pub(crate) fn stop_listening(&self, channel: &str, mailbox: &Arc<Mailbox>) -> bool {
         let mut listeners = lock(&self.listeners);
         let Some(list) = listeners.get_mut(channel) else { return false };
@@ -133,22 +134,22 @@ impl Mailboxes {
         lock(&self.owners).is_empty() && lock(&self.listeners).is_empty()
     }
 
-    /// Sorts in what the server said on a channel.
+    /// Delivers a message that was published on a channel.
     pub(crate) fn deliver(&self, channel: &[u8], message: &[u8]) {
         let Ok(message) = std::str::from_utf8(message) else { return };
         let mut words = message.split(' ');
         let (word, owner) = (words.next(), words.next().and_then(|owner| owner.parse().ok()));
-        let news = match (word, words.next(), words.next()) {
+        let notification = match (word, words.next(), words.next()) {
             (Some("granted"), Some(secret), Some(fence)) => {
                 let fence = fence.parse().ok().and_then(Fence::new);
                 let Some((secret, fence)) = Secret::read(secret).zip(fence) else { return };
-                News::Granted { secret, fence }
+                Notification::Granted { secret, fence }
             }
-            (Some("look"), ..) => News::Look,
+            (Some("look"), ..) => Notification::Changed,
             (Some("free"), ..) => {
                 let Ok(channel) = std::str::from_utf8(channel) else { return };
                 for mailbox in lock(&self.listeners).get(channel).into_iter().flatten() {
-                    mailbox.put(News::Look);
+                    mailbox.put(Notification::Changed);
                 }
                 return;
             }
@@ -156,17 +157,17 @@ impl Mailboxes {
         };
         let mailbox = owner.and_then(|owner: Owner| lock(&self.owners).get(&owner).cloned());
         if let Some(mailbox) = mailbox {
-            mailbox.put(news);
+            mailbox.put(notification);
         }
     }
 
-    /// Everybody looks: what was said in the meantime is lost.
-    pub(crate) fn tell_all(&self) {
+    /// Notifies all claims: messages may have been lost.
+    pub(crate) fn notify_all(&self) {
         for mailbox in lock(&self.owners).values() {
-            mailbox.put(News::Look);
+            mailbox.put(Notification::Changed);
         }
         for mailbox in lock(&self.listeners).values().flatten() {
-            mailbox.put(News::Look);
+            mailbox.put(Notification::Changed);
         }
     }
 }

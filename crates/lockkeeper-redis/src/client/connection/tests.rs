@@ -1,4 +1,4 @@
-//! A wire, and a server that says and does what a test wants.
+//! A connection, and a server that does what a test wants.
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -8,36 +8,38 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
+use crate::config::Config;
 
 /// More than the network takes at once.
 const MUCH: usize = 16 * 1024 * 1024;
 
 async fn pair(
     protocol: ProtocolVersion,
-    hear: Option<Hear>,
-) -> (Arc<Wire>, TcpStream, CancellationToken) {
+    on_message: Option<OnMessage>,
+) -> (Arc<Connection>, TcpStream, CancellationToken) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = Address { host: "127.0.0.1".into(), port: listener.local_addr().unwrap().port() };
     let config = Config::from_url(&format!("redis://{address}/")).unwrap();
     let gone = CancellationToken::new();
-    let places = [listener.local_addr().unwrap()];
-    let wire = Wire::connect(&config, &address, &places, protocol, hear, &gone);
-    let (wire, accepted) = tokio::join!(wire, listener.accept());
-    (Arc::new(wire.unwrap()), accepted.unwrap().0, gone)
+    let ips = [listener.local_addr().unwrap()];
+    let connection =
+        Connection::connect(&config.client, &address, &ips, protocol, on_message, &gone);
+    let (connection, accepted) = tokio::join!(connection, listener.accept());
+    (Arc::new(connection.unwrap()), accepted.unwrap().0, gone)
 }
 
-async fn plain() -> (Arc<Wire>, TcpStream, CancellationToken) {
+async fn plain() -> (Arc<Connection>, TcpStream, CancellationToken) {
     pair(ProtocolVersion::RESP3, None).await
 }
 
-fn ask(wire: &Arc<Wire>, word: &str) -> tokio::task::JoinHandle<RedisResult<Value>> {
-    let (wire, command) = (wire.clone(), redis::cmd(word));
-    tokio::spawn(async move { wire.ask(&command).await })
+fn ask(connection: &Arc<Connection>, word: &str) -> tokio::task::JoinHandle<RedisResult<Value>> {
+    let (connection, command) = (connection.clone(), redis::cmd(word));
+    tokio::spawn(async move { connection.query(&command).await })
 }
 
 /// Waits until so many have asked, and not been answered.
-async fn waiting(wire: &Wire, count: usize) {
-    eventually("requests", async || wire.shared.state().waiting.len() == count).await;
+async fn waiting(connection: &Connection, count: usize) {
+    eventually("requests", async || connection.shared.state().waiting.len() == count).await;
 }
 
 async fn says(server: &mut TcpStream, text: &str) {
@@ -58,13 +60,13 @@ async fn hung_up(server: &mut TcpStream) {
 
 #[tokio::test]
 async fn answers_find_their_requests_also_if_some_are_not_awaited_any_more() {
-    let (wire, mut server, _gone) = plain().await;
-    let first = ask(&wire, "ONE");
-    waiting(&wire, 1).await;
-    let given_up = ask(&wire, "TWO");
-    waiting(&wire, 2).await;
-    let last = ask(&wire, "THREE");
-    waiting(&wire, 3).await;
+    let (connection, mut server, _gone) = plain().await;
+    let first = ask(&connection, "ONE");
+    waiting(&connection, 1).await;
+    let given_up = ask(&connection, "TWO");
+    waiting(&connection, 2).await;
+    let last = ask(&connection, "THREE");
+    waiting(&connection, 3).await;
     given_up.abort();
     heard(&mut server, "*1\r\n$3\r\nONE\r\n*1\r\n$3\r\nTWO\r\n*1\r\n$5\r\nTHREE\r\n").await;
     // In two parts, cut where it hurts.
@@ -77,15 +79,15 @@ async fn answers_find_their_requests_also_if_some_are_not_awaited_any_more() {
 
 #[tokio::test]
 async fn a_request_is_written_by_the_first_poll_whoever_polls() {
-    let (wire, mut server, _gone) = plain().await;
+    let (connection, mut server, _gone) = plain().await;
     // On a thread that belongs to no runtime, and then never again.
     std::thread::spawn(move || {
         let command = redis::cmd("ONE");
-        let mut asked = Box::pin(wire.ask(&command));
+        let mut asked = Box::pin(connection.query(&command));
         let mut context = Context::from_waker(Waker::noop());
         assert!(asked.as_mut().poll(&mut context).is_pending());
         drop(asked);
-        std::mem::forget(wire);
+        std::mem::forget(connection);
     })
     .join()
     .unwrap();
@@ -94,14 +96,17 @@ async fn a_request_is_written_by_the_first_poll_whoever_polls() {
 
 #[tokio::test]
 async fn what_the_network_does_not_take_at_once_follows_though_nobody_awaits_it() {
-    let (wire, mut server, _gone) = plain().await;
+    let (connection, mut server, _gone) = plain().await;
     let mut command = redis::cmd("SET");
     command.arg("x".repeat(MUCH));
-    let mut asked = Box::pin(wire.ask(&command));
+    let mut asked = Box::pin(connection.query(&command));
     assert!(asked.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
-    assert!(!wire.shared.state().out.is_empty(), "it took everything: {MUCH} is not much");
+    assert!(
+        !connection.shared.state().unwritten.is_empty(),
+        "it took everything: {MUCH} is not much"
+    );
     drop(asked);
-    let next = ask(&wire, "NEXT");
+    let next = ask(&connection, "NEXT");
     let mut all = vec![0; command.get_packed_command().len()];
     soon("all of it", server.read_exact(&mut all)).await.unwrap();
     assert!(all == command.get_packed_command());
@@ -112,9 +117,9 @@ async fn what_the_network_does_not_take_at_once_follows_though_nobody_awaits_it(
 
 #[tokio::test]
 async fn an_answer_may_be_larger_than_the_buffer() {
-    let (wire, mut server, _gone) = plain().await;
-    wire.end_handshake();
-    let asked = ask(&wire, "GET");
+    let (connection, mut server, _gone) = plain().await;
+    connection.end_handshake();
+    let asked = ask(&connection, "GET");
     let text = "x".repeat(BUFFER * 5 + 1);
     says(&mut server, &format!("${}\r\n{text}\r\n:1\r\n", text.len())).await;
     let answer = soon("the answer", asked).await.unwrap().unwrap();
@@ -123,23 +128,23 @@ async fn an_answer_may_be_larger_than_the_buffer() {
 
 #[tokio::test]
 async fn when_the_server_hangs_up_everybody_is_told_and_nothing_more_is_sent() {
-    let (wire, server, gone) = plain().await;
-    let (one, two) = (ask(&wire, "ONE"), ask(&wire, "TWO"));
-    waiting(&wire, 2).await;
+    let (connection, server, gone) = plain().await;
+    let (one, two) = (ask(&connection, "ONE"), ask(&connection, "TWO"));
+    waiting(&connection, 2).await;
     drop(server);
     for asked in [one, two] {
         assert!(soon("the end", asked).await.unwrap().unwrap_err().is_io_error());
     }
     soon("the word of it", gone.cancelled()).await;
-    assert!(soon("the refusal", ask(&wire, "THREE")).await.unwrap().is_err());
+    assert!(soon("the refusal", ask(&connection, "THREE")).await.unwrap().is_err());
 }
 
 #[tokio::test]
 async fn what_makes_no_sense_ends_the_connection() {
     for nonsense in ["HTTP/1.1 400 Bad Request\r\n", ":1\r\n:2\r\n"] {
-        let (wire, mut server, gone) = plain().await;
-        let one = ask(&wire, "ONE");
-        waiting(&wire, 1).await;
+        let (connection, mut server, gone) = plain().await;
+        let one = ask(&connection, "ONE");
+        waiting(&connection, 1).await;
         says(&mut server, nonsense).await;
         soon("the end", gone.cancelled()).await;
         let answer = soon("the answer", one).await.unwrap();
@@ -170,12 +175,12 @@ fn floods(limits: Limits) -> Vec<(&'static str, String)> {
 async fn an_answer_that_is_too_large_ends_the_connection_and_is_not_kept() {
     for (is_ready, limits) in [(false, Limits::HANDSHAKE), (true, Limits::READY)] {
         for (what, start) in floods(limits) {
-            let (wire, mut server, gone) = plain().await;
+            let (connection, mut server, gone) = plain().await;
             if is_ready {
-                wire.end_handshake();
+                connection.end_handshake();
             }
-            let one = ask(&wire, "ONE");
-            waiting(&wire, 1).await;
+            let one = ask(&connection, "ONE");
+            waiting(&connection, 1).await;
             // It may have hung up before it has read all of it.
             let _ = server.write_all(start.as_bytes()).await;
             let case = format!("{what}, after the handshake: {is_ready}");
@@ -190,12 +195,12 @@ async fn an_answer_that_is_too_large_ends_the_connection_and_is_not_kept() {
 #[tokio::test]
 async fn answers_within_the_limits_pass() {
     for (is_ready, limits) in [(false, Limits::HANDSHAKE), (true, Limits::READY)] {
-        let (wire, mut server, _gone) = plain().await;
+        let (connection, mut server, _gone) = plain().await;
         if is_ready {
-            wire.end_handshake();
+            connection.end_handshake();
         }
-        let (one, two) = (ask(&wire, "ONE"), ask(&wire, "TWO"));
-        waiting(&wire, 2).await;
+        let (one, two) = (ask(&connection, "ONE"), ask(&connection, "TWO"));
+        waiting(&connection, 2).await;
         let text = "x".repeat(limits.bytes - 100);
         says(&mut server, &format!("${}\r\n{text}\r\n", text.len())).await;
         says(&mut server, &format!("+{}\r\n", "x".repeat(limits.line - 100))).await;
@@ -259,9 +264,9 @@ async fn a_refusal_of_the_login_that_quotes_it_is_not_passed_on() {
 
 #[tokio::test]
 async fn a_token_that_is_cancelled_ends_it() {
-    let (wire, mut server, gone) = plain().await;
-    let one = ask(&wire, "ONE");
-    waiting(&wire, 1).await;
+    let (connection, mut server, gone) = plain().await;
+    let one = ask(&connection, "ONE");
+    waiting(&connection, 1).await;
     gone.cancel();
     assert!(soon("the end", one).await.unwrap().is_err());
     hung_up(&mut server).await;
@@ -269,8 +274,8 @@ async fn a_token_that_is_cancelled_ends_it() {
 
 #[tokio::test]
 async fn one_that_is_dropped_hangs_up_and_leaves_others_with_its_token_alone() {
-    let (wire, mut server, gone) = plain().await;
-    drop(wire);
+    let (connection, mut server, gone) = plain().await;
+    drop(connection);
     hung_up(&mut server).await;
     assert!(!gone.is_cancelled());
 }
@@ -278,11 +283,11 @@ async fn one_that_is_dropped_hangs_up_and_leaves_others_with_its_token_alone() {
 #[test]
 fn when_its_runtime_ends_everybody_is_told() {
     let other = tokio::runtime::Runtime::new().unwrap();
-    let (wire, _server, gone) = other.block_on(plain());
+    let (connection, _server, gone) = other.block_on(plain());
     let here = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     here.block_on(async {
-        let one = ask(&wire, "ONE");
-        waiting(&wire, 1).await;
+        let one = ask(&connection, "ONE");
+        waiting(&connection, 1).await;
         other.shutdown_background();
         assert!(soon("the end", one).await.unwrap().is_err());
         assert!(gone.is_cancelled());
@@ -293,13 +298,13 @@ fn when_its_runtime_ends_everybody_is_told() {
 async fn messages_are_heard_between_answers() {
     for (protocol, kind) in [(ProtocolVersion::RESP3, '>'), (ProtocolVersion::RESP2, '*')] {
         let (sender, receiver) = mpsc::channel();
-        let hear = move |channel: &[u8], message: &[u8]| {
+        let on_message = move |channel: &[u8], message: &[u8]| {
             let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
             let _ = sender.send((text(channel), text(message)));
         };
-        let (wire, mut server, _gone) = pair(protocol, Some(Box::new(hear))).await;
-        let asked = ask(&wire, "SUBSCRIBE");
-        waiting(&wire, 1).await;
+        let (connection, mut server, _gone) = pair(protocol, Some(Box::new(on_message))).await;
+        let asked = ask(&connection, "SUBSCRIBE");
+        waiting(&connection, 1).await;
         let message = "3\r\n$7\r\nmessage\r\n$1\r\na\r\n$2\r\nhi\r\n";
         let subscribed = "3\r\n$9\r\nsubscribe\r\n$1\r\na\r\n:1\r\n";
         says(&mut server, &format!("{kind}{message}{kind}{subscribed}{kind}{message}")).await;
@@ -316,9 +321,9 @@ async fn messages_are_heard_between_answers() {
 
 #[tokio::test]
 async fn a_server_that_is_slow_to_answer_keeps_nobody_from_asking() {
-    let (wire, mut server, _gone) = plain().await;
-    let asked: Vec<_> = (0..1000).map(|_| ask(&wire, "PING")).collect();
-    waiting(&wire, 1000).await;
+    let (connection, mut server, _gone) = plain().await;
+    let asked: Vec<_> = (0..1000).map(|_| ask(&connection, "PING")).collect();
+    waiting(&connection, 1000).await;
     tokio::time::timeout(Duration::from_secs(10), says(&mut server, &"+PONG\r\n".repeat(1000)))
         .await
         .unwrap();

@@ -6,9 +6,9 @@ use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use lockkeeper_core::{Backend, Error, ErrorKind, Quorum, Result};
 
-use crate::backend::Redis;
+use super::Redis;
+use crate::claim::peers::Peer;
 use crate::config::Config;
-use crate::peers::Peer;
 
 /// A [`Quorum`] of Redis nodes that know nothing of each other.
 ///
@@ -27,29 +27,28 @@ pub async fn redlock(nodes: impl IntoIterator<Item = Config>) -> Result<Quorum> 
     let mut stores: Vec<Redis> = Vec::new();
     let mut servers = Vec::new();
     let peers = Peer::all(nodes.len());
-    for (mut config, peer) in nodes.into_iter().zip(&peers) {
+    for (config, peer) in nodes.into_iter().zip(&peers) {
         if servers.contains(&config.servers) {
             let message =
                 "a quorum needs nodes that are not the same: one stands in the list twice";
             return Err(Error::new(ErrorKind::Config, message));
         }
         servers.push(config.servers.clone());
-        (config.tells, config.peer) = (true, Some(peer.clone()));
-        stores.push(Redis::lazy(config));
+        stores.push(Redis::lazy(config, Some(peer.clone())));
     }
     let quorum = Quorum::new(stores.iter().map(|node| Arc::new(node.clone()) as Arc<dyn Backend>))?;
     let quorum = match min_uptime {
         Some(min_uptime) => quorum.min_uptime(min_uptime),
         None => quorum,
     };
-    reach_majority(&stores, &peers).await?;
+    connect_to_majority(&stores, &peers).await?;
     Ok(quorum)
 }
 
 /// Connects to the nodes until a majority is there. The rest go on connecting in the background.
-async fn reach_majority(stores: &[Redis], peers: &[Peer]) -> Result<()> {
+async fn connect_to_majority(stores: &[Redis], peers: &[Peer]) -> Result<()> {
     let majority = stores.len() / 2 + 1;
-    let mut connecting: FuturesUnordered<_> = stores.iter().map(Redis::reach_one).collect();
+    let mut connecting: FuturesUnordered<_> = stores.iter().map(Redis::connect_all).collect();
     let (mut there, mut why) = (0, None::<Error>);
     while there < majority {
         let connected = connecting.next().await;
@@ -57,7 +56,7 @@ async fn reach_majority(stores: &[Redis], peers: &[Peer]) -> Result<()> {
             return Err(Error::new(error.kind(), format!("redlock: connect: {error}")));
         }
         match connected {
-            Some(Ok(())) => there += 1,
+            Some(Ok(_)) => there += 1,
             // One that is down may come up; one that refuses us will not change its mind.
             Some(Err(error)) if why.as_ref().is_some_and(|why| !why.is_retryable()) => drop(error),
             Some(Err(error)) => why = Some(error),

@@ -1,18 +1,21 @@
 //! A register of fences.
 
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use lockkeeper_core::{BoxFuture, Error, ErrorKind, Fence, FenceCheck, FenceStore, Name, Result};
 
-use crate::backend::Redis;
-use crate::claim::unexpected;
-use crate::key::register_key;
-use crate::scripts::FENCE;
+use super::Redis;
+use crate::client::script::{Script, script};
+use crate::error::unexpected;
+use crate::names::register_key;
 
-/// How long a fence is remembered if nothing else is said.
-const USUALLY: Duration = Duration::from_secs(30 * 24 * 60 * 60);
-/// How long at most: a thousand years.
-const AT_MOST: Duration = Duration::from_secs(1000 * 366 * 24 * 60 * 60);
+static FENCE: LazyLock<Script> = script!("fence.lua");
+
+/// How long a fence is remembered by default.
+const DEFAULT_AGE: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+/// The longest time: a thousand years.
+const MAX_AGE: Duration = Duration::from_secs(1000 * 366 * 24 * 60 * 60);
 
 /// Keeps the fences of a [`FenceRegister`](lockkeeper_core::FenceRegister) on Redis: one node, Sentinel or
 /// Cluster.
@@ -52,7 +55,7 @@ pub struct Fences {
 impl Fences {
     /// Fences on a store. It may be the one that has the locks, or another.
     pub fn new(redis: Redis) -> Self {
-        Self { redis, keep_for: USUALLY }
+        Self { redis, keep_for: DEFAULT_AGE }
     }
 
     /// Sets how long the highest fence of a name is remembered after the last check that it passed (30 days
@@ -66,29 +69,24 @@ impl Fences {
         self
     }
 
-    async fn ask(&self, name: &Name, fence: Fence) -> Result<FenceCheck> {
-        if self.keep_for < Duration::from_millis(1) || self.keep_for > AT_MOST {
+    async fn compare(&self, name: &Name, fence: Fence) -> Result<FenceCheck> {
+        if self.keep_for < Duration::from_millis(1) || self.keep_for > MAX_AGE {
             let message = "fences are kept for a millisecond at least, a thousand years at most";
             return Err(Error::new(ErrorKind::InvalidOption, message));
         }
         let store = &self.redis.store;
-        let (key, slot) = register_key(&store.prefix, name);
+        let (key, keys) = register_key(&store.prefix, name);
         let keep_for = self.keep_for.as_millis().to_string();
-        let asked = store.nodes.run(
-            slot,
-            &FENCE,
-            |_| {},
-            |command, _| {
-                command.arg(1).arg(&key).arg(fence.get()).arg(&keep_for);
-            },
-        );
-        let (connection, answer) = asked.await?;
-        let highest = redis::from_redis_value::<u64>(answer.clone()).ok().and_then(Fence::new);
-        let highest = highest.ok_or_else(|| unexpected(&answer))?;
+        let replied = store.run(&keys, &FENCE, |call| {
+            call.arg(1).arg(&key).arg(fence.get()).arg(&keep_for);
+        });
+        let (session, reply) = replied.await?;
+        let highest = redis::from_redis_value::<u64>(reply.clone()).ok().and_then(Fence::new);
+        let highest = highest.ok_or_else(|| unexpected(&reply))?;
         if highest > fence {
             return Ok(FenceCheck::Stale { highest });
         }
-        connection.replicated(store.min_replicas).await?;
+        session.replicated(store.min_replicas).await?;
         Ok(FenceCheck::Passed)
     }
 }
@@ -100,6 +98,6 @@ impl FenceStore for Fences {
 
     fn check(&self, name: &Name, fence: Fence) -> BoxFuture<'_, Result<FenceCheck>> {
         let name = name.clone();
-        Box::pin(async move { self.ask(&name, fence).await })
+        Box::pin(async move { self.compare(&name, fence).await })
     }
 }

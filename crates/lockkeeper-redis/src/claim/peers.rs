@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lockkeeper_core::{Error, Result};
 
-use crate::connection::Identity;
+use crate::client::identity::Identity;
 use crate::error::config;
 
 /// Which server each node of a quorum is connected to.
