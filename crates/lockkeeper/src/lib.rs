@@ -126,7 +126,7 @@ pub use lockkeeper_core::{
 };
 
 // Stores, and what is put around them.
-pub use lockkeeper_core::{Memory, Prefixed, Quorum, Slots};
+pub use lockkeeper_core::{LocalQueue, Memory, Prefixed, Quorum, Slots};
 #[cfg(feature = "file")]
 pub use lockkeeper_file::{File, Options as FileOptions};
 
