@@ -303,10 +303,14 @@ pub(crate) fn complaint(error: &clap::Error, args: &[OsString]) -> String {
     if let Some(tip) = tip {
         line = format!("{line} ({tip})");
     }
-    if error.kind() == clap::error::ErrorKind::InvalidSubcommand {
+    let none = clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
+    if error.kind() == none {
+        "no command is given".clone_into(&mut line);
+    }
+    if [clap::error::ErrorKind::InvalidSubcommand, none].contains(&error.kind()) {
         let cli = Cli::command();
         let commands: Vec<&str> = cli.get_subcommands().map(clap::Command::get_name).collect();
-        line = format!("{line}: there are {}", commands.join(", "));
+        line = format!("{line}: there are {} (see lockkeeper --help)", commands.join(", "));
     }
     // A URL may stand where it does not belong, and clap repeats what it does not know.
     for arg in args {

@@ -189,7 +189,15 @@ impl<'a> Watched<'a> {
             |error: io::Error| Failure::unavailable(format!("cannot watch a command: {error}"));
         let children = signals::stream(Signal::CHILD).map_err(broken)?;
         let continued = signals::stream(Signal::CONT).map_err(broken)?;
-        let guardian = Guardian::start(guard.owner(), guardian::PATIENCE).await.map_err(broken)?;
+        let guardian = match Guardian::start(guard.owner(), guardian::PATIENCE).await {
+            Ok(guardian) => guardian,
+            Err(error) => {
+                // Ctrl-C also kills a guardian that has not left this process group yet. The signal is heard only when
+                // the runtime has had a turn.
+                let heard = tokio::time::timeout(LOOK, signals.next()).await;
+                return Err(heard.map_or_else(|_| broken(error), Failure::signal));
+            }
+        };
         let terminal = Terminal::find();
         // Whoever was asked to end meanwhile does not begin.
         if let Some(signal) = signals.pending() {

@@ -23,6 +23,9 @@ pub(crate) struct Signals(Vec<(Signal, Stream)>);
 
 impl Signals {
     pub(crate) fn new() -> io::Result<Self> {
+        // A signal in the middle of a registration would be swallowed: signal-hook-registry (1.4, `register`) installs
+        // its handler a moment before that knows what to call. A blocked signal is delivered after the registration.
+        SigSet::all().thread_block().map_err(io::Error::from)?;
         let ignored = ignored();
         let heard = FORWARDED.into_iter().filter(|signal| ignored & bit(*signal) == 0);
         let listen = |which: Signal| Ok((which, stream(which)?));

@@ -72,7 +72,7 @@ mod default {
     pub(super) fn url() -> Result<String, Failure> {
         let dir = dir()?;
         ready(&dir).map_err(|why| {
-            let advice = "mend that, or name another directory with --store file:/a/directory";
+            let advice = "fix that, or name another directory with --store file:/a/directory";
             Failure::unavailable(format!("file: open \"{}\": {why}: {advice}", dir.display()))
         })?;
         let mut url = "file:".to_owned();

@@ -81,10 +81,15 @@ async fn hand_out(keeper: &Keeper, ticket: Ticket) -> Result<(), Failure> {
     }
 }
 
+/// Releases without adopting: to adopt is to renew, and if the release then failed, the lock would stay for longer.
 async fn give_back(keeper: &Keeper, ticket: Ticket) -> Result<(), Failure> {
-    match keeper.adopt(ticket).await?.release().await? {
+    let name = ticket.name.clone();
+    match keeper.release_ticket(ticket).await? {
         ReleaseOutcome::Released => Ok(()),
-        ReleaseOutcome::AlreadyLost => Err(Failure::lost("the lock was lost before")),
+        ReleaseOutcome::AlreadyLost => Err(Failure::lost(format!(
+            "{:?} is lost: its lease ran out, it was released or broken, or the ticket is not that of a hold",
+            name.as_str()
+        ))),
     }
 }
 

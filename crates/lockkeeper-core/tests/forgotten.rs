@@ -35,7 +35,7 @@ async fn an_acquire_that_nobody_polls_for_a_ttl_is_given_up_and_says_so() {
     assert_eq!(waiters(&keeper).await, 0);
     let error = timeout(TTL, left).await.expect("it has been given up").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
-    let said = "memory: lock \"a\": given up: nobody polled it for 30.0s";
+    let said = "memory: lock \"a\": abandoned: its future was not polled for 30.0s";
     assert_eq!(error.to_string(), said);
     assert!(error.is_retryable());
     assert_eq!(guard.release().await.unwrap(), lockkeeper_core::ReleaseOutcome::Released);

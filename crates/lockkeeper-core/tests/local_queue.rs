@@ -849,14 +849,14 @@ async fn the_waiter_behind_one_that_is_passed_over_is_woken() {
     let setup = Setup::new(Unordered::silent());
     let mut holder = setup.claim(|_| ());
     assert!(is_granted(&mut *holder).await);
-    let mut waiters = setup.refused(3).await;
-    let [_unpolled, second, third] = &mut waiters[..] else { panic!("three") };
+    let mut waiters = setup.refused(4).await;
+    let [_unpolled, second, _third, fourth] = &mut waiters[..] else { panic!("four") };
     let mut second = Listening::new(&mut **second);
     assert_eq!(second.poll(), None);
     holder.release().await.unwrap();
     assert!(!second.is_woken());
     tokio::time::advance(millis(200)).await;
-    assert!(!is_granted(&mut **third).await);
+    assert!(!is_granted(&mut **fourth).await);
     assert!(second.is_woken());
     assert!(is_handed_over(second.poll()));
 }

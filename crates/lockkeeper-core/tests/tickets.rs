@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use common::{Uncounting, secs};
 use lockkeeper_core::{
-    Backend, ErrorKind, Fence, Keeper, Memory, Mode, Owner, Quorum, Slots, Ticket,
+    Backend, ErrorKind, Fence, Keeper, Memory, Mode, Owner, Quorum, ReleaseOutcome, Slots, Ticket,
 };
+use lockkeeper_testkit::{Faulty, Op};
 
 async fn ticket(keeper: &Keeper) -> Ticket {
     keeper.mutex("a").lock().await.unwrap().detach().unwrap()
@@ -53,6 +54,45 @@ async fn every_field_that_was_altered_is_found_out_and_the_hold_stays_as_it_was(
     }
     assert!(keeper.mutex("a").try_lock().await.unwrap().is_none(), "it is still held");
     keeper.adopt(ticket).await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_ticket_is_released_without_a_renewal() {
+    let (store, faults) = Faulty::new(Memory::new());
+    let keeper = Keeper::new(store);
+    let read = keeper.rw_lock("b").read().await.unwrap().detach().unwrap();
+    let permits = keeper.semaphore("c", 3).acquire_many(2).await.unwrap().detach().unwrap();
+    for ticket in [ticket(&keeper).await, read, permits] {
+        let released = keeper.release_ticket(ticket.clone()).await.unwrap();
+        assert_eq!(released, ReleaseOutcome::Released, "{ticket:?}");
+        let again = keeper.release_ticket(ticket.clone()).await.unwrap();
+        assert_eq!(again, ReleaseOutcome::AlreadyLost, "{ticket:?}");
+    }
+    assert_eq!((faults.asked(Op::Renew), faults.asked(Op::Release)), (0, 6));
+    assert_eq!(keeper.inspect().unwrap().list("").await.unwrap().len(), 0);
+
+    let ticket = ticket(&keeper).await;
+    for alter in [
+        (|ticket| ticket.ttl = Duration::MAX) as fn(&mut Ticket),
+        |ticket| ticket.fence = None,
+        |ticket| ticket.mode = Mode::Permits { take: 4, of: 3 },
+    ] {
+        let mut altered = ticket.clone();
+        alter(&mut altered);
+        let error = keeper.release_ticket(altered).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidOption, "{error}");
+        assert!(error.to_string().starts_with("memory: release \"a\": the ticket"), "{error}");
+    }
+    let mut of_another = ticket.clone();
+    of_another.owner = Owner::random();
+    let mut of_permits = ticket.clone();
+    of_permits.mode = Mode::Permits { take: 1, of: 3 };
+    for altered in [of_another, of_permits] {
+        let released = keeper.release_ticket(altered).await.unwrap();
+        assert_eq!(released, ReleaseOutcome::AlreadyLost);
+    }
+    assert!(keeper.mutex("a").try_lock().await.unwrap().is_none(), "it is still held");
+    keeper.release_ticket(ticket).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]

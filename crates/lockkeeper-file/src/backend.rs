@@ -191,11 +191,19 @@ pub(crate) fn is_temporary(file: &str) -> bool {
 /// Closing would do, if nobody else had it open. But while another thread starts a program, that has a copy
 /// of every open file for a moment, between `fork` and `exec`, and the lock would stay with it.
 #[derive(Debug)]
-pub(crate) struct LockFile(fs::File);
+pub(crate) struct LockFile {
+    file: fs::File,
+    unlock: bool,
+}
 
 impl LockFile {
     pub(crate) fn new(file: OwnedFd) -> Self {
-        Self(file.into())
+        Self { file: file.into(), unlock: true }
+    }
+
+    /// Closes without unlocking: programs that inherited the file keep the lock until they end.
+    pub(crate) fn leave_to_programs(&mut self) {
+        self.unlock = false;
     }
 }
 
@@ -203,13 +211,15 @@ impl Deref for LockFile {
     type Target = fs::File;
 
     fn deref(&self) -> &fs::File {
-        &self.0
+        &self.file
     }
 }
 
 impl Drop for LockFile {
     fn drop(&mut self) {
-        let _ = self.0.unlock();
+        if self.unlock {
+            let _ = self.file.unlock();
+        }
     }
 }
 

@@ -60,6 +60,8 @@ pub(crate) struct FileClaim {
     left_to_another: Option<Duration>,
     /// Since when a reader has waited for a writer that has the turnstile, without hearing that a holder has left.
     behind_writer: Option<tokio::time::Instant>,
+    /// Whether that reader found readers inside, and listens: it looks again when one of them leaves, and needs no timer.
+    readers_inside: bool,
 }
 
 struct Open {
@@ -92,6 +94,7 @@ impl FileClaim {
             place: None,
             left_to_another: None,
             behind_writer: None,
+            readers_inside: false,
         }
     }
 
@@ -117,6 +120,10 @@ impl FileClaim {
     /// Looks whether the hold is still there.
     fn still_held(&mut self) -> io::Result<bool> {
         if self.held.is_some() && !self.is_in_place()? {
+            if let Some(open) = self.file.as_mut().filter(|_| self.store.inherit) {
+                // The process that broke the lock waits for them: see `throw_out`.
+                open.file.leave_to_programs();
+            }
             self.close();
         }
         Ok(self.held.is_some())
@@ -196,6 +203,7 @@ impl FileClaim {
         }
         // Fairness only: where a turnstile cannot be opened there is none.
         let turnstile = names::turnstile_of(&self.file_name);
+        self.readers_inside = false;
         if !Turnstile::is_taken(&self.store.dir, &turnstile).unwrap_or(false) {
             self.behind_writer = None;
             return Ok(false);
@@ -210,6 +218,7 @@ impl FileClaim {
             return Ok(false);
         }
         self.behind_writer = Some(now);
+        self.readers_inside = self.listener.is_some();
         Ok(true)
     }
 
@@ -379,6 +388,7 @@ impl FileClaim {
                 if let Some(since) = self.behind_writer.as_mut().filter(|_| has_left) {
                     // A holder has left: now the writer may come.
                     *since = tokio::time::Instant::now();
+                    self.readers_inside = false;
                 }
             }
         }
@@ -394,8 +404,8 @@ impl FileClaim {
                 None => std::future::pending().await,
             }
         };
-        let grace =
-            self.behind_writer.map(|since| self.writer_grace().saturating_sub(since.elapsed()));
+        let since = self.behind_writer.filter(|_| !self.readers_inside);
+        let grace = since.map(|since| self.writer_grace().saturating_sub(since.elapsed()));
         match self.left_to_another.or(grace) {
             Some(left) => {
                 let _ = tokio::time::timeout(left, called).await;
@@ -455,6 +465,10 @@ impl Claim for FileClaim {
         let removed = matches!(stat, Some(Ok(stat)) if stat.st_nlink == 0);
         let id = self.file.as_ref().map(|open| open.id);
         let held = self.close().is_some() && !removed;
+        if held && self.store.inherit {
+            // Programs that inherited the file have it open still, so that close woke no waiter. This one does.
+            let _ = self.store.dir.find(&self.file_name);
+        }
         if let Some(id) = id.filter(|_| held) {
             self.store.lines.call(id);
         }

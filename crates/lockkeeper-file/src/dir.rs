@@ -64,17 +64,20 @@ pub(crate) struct Dir {
 impl Dir {
     /// Opens a directory, creates it with mode 0700 if it is missing, and checks that it is safe and writable.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
-        check_link(path)?;
-        match fs::metadata(path) {
+        // Without a slash or a dot at its end: with one, `lstat` would follow a link.
+        let given: PathBuf = path.components().collect();
+        check_link(&given)?;
+        match fs::metadata(&given) {
             Ok(at_path) if !at_path.is_dir() => return Err(io::ErrorKind::NotADirectory.into()),
             Ok(_) => {}
-            Err(error) if error.kind() == io::ErrorKind::NotFound => create(path)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => create(&given)?,
             Err(error) => return Err(error),
         }
         // Absolute: the process may change its working directory.
-        let path = path.canonicalize()?;
-        let open = Mutex::new(Arc::new(open_checked(&path)?));
-        let dir = Self { path, open };
+        let path = given.canonicalize()?;
+        let open = open_checked(&path)?;
+        check_unchanged(&given, &open)?;
+        let dir = Self { path, open: Mutex::new(Arc::new(open)) };
         let probe = temporary();
         dir.make_new(&probe)?;
         // A concurrent `gc` may have removed it already.
@@ -239,6 +242,23 @@ fn check_link(path: &Path) -> io::Result<()> {
         .into()),
         _ => Ok(()),
     }
+}
+
+/// Refuses a path at which another user put a link between [`check_link`] and the open. One `lstat` decides: two of
+/// them could see two different things.
+fn check_unchanged(path: &Path, open: &OwnedFd) -> io::Result<()> {
+    let found = rustix::fs::lstat(path)?;
+    let is_link = FileType::from_raw_mode(found.st_mode) == FileType::Symlink;
+    let unchanged = if is_link {
+        is_trusted(found.st_uid)
+    } else {
+        Id::of(&found) == Id::of(&rustix::fs::fstat(open)?)
+    };
+    if unchanged {
+        return Ok(());
+    }
+    let what = "it was replaced while it was opened".to_owned();
+    Err(Unsafe { what, advice: "see who can write to the directory above it".to_owned() }.into())
 }
 
 /// Whether a user may own what this process relies on: the process's own user and root may.

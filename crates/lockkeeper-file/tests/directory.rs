@@ -4,10 +4,12 @@
 mod common;
 
 use std::fs::{self, Permissions};
+use std::io::Write as _;
 use std::os::unix::fs::{PermissionsExt as _, chown, lchown, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use common::{files, soon, store, url};
 use lockkeeper_core::{ErrorKind, Keeper, Severity};
@@ -27,8 +29,18 @@ fn chmod(path: &Path, mode: u32) {
     fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
 }
 
-fn is_root() -> bool {
-    rustix::process::geteuid().is_root()
+/// Whether this is root, who can give files to another user. If not, says which check is not made: to stderr itself,
+/// which the test harness does not capture.
+fn is_root_for(check: &str) -> bool {
+    let is_root = rustix::process::geteuid().is_root();
+    if !is_root {
+        not_run(check, "only root can give files to another user");
+    }
+    is_root
+}
+
+fn not_run(check: &str, why: &str) {
+    let _ = writeln!(std::io::stderr(), "NOT RUN: {check}: {why}");
 }
 
 #[tokio::test]
@@ -158,7 +170,7 @@ fn a_directory_that_others_can_write_to_is_refused_unless_it_is_sticky() {
 /// Only root can give files away. For other users the unit tests of `dir.rs` check the rule itself.
 #[test]
 fn a_directory_or_link_of_another_user_is_refused() {
-    if !is_root() {
+    if !is_root_for("a_directory_or_link_of_another_user_is_refused") {
         return;
     }
     let above = tempfile::tempdir().unwrap();
@@ -168,9 +180,48 @@ fn a_directory_or_link_of_another_user_is_refused() {
     symlink(&dir, &link).unwrap();
     File::open(&link).expect("a link of one's own");
     lchown(&link, Some(STRANGER), None).unwrap();
-    assert_refused(&link, "a symbolic link that belongs to user 12345", "name the directory");
+    for spelled in [link.clone(), link.join(""), link.join("."), link.join("./")] {
+        assert_refused(
+            &spelled,
+            "a symbolic link that belongs to user 12345",
+            "name the directory",
+        );
+    }
     chown(&dir, Some(STRANGER), None).unwrap();
     assert_refused(&dir, "it belongs to user 12345", &format!("chown 0 {}", dir.display()));
+}
+
+/// Another user who can write above the directory replaces it by a link while it is opened.
+#[test]
+fn a_link_of_another_user_that_appears_while_the_directory_is_opened_is_not_followed() {
+    if !is_root_for("a link that appears while the directory is opened is not followed") {
+        return;
+    }
+    let above = tempfile::tempdir().unwrap();
+    let path = |name| above.path().join(name);
+    let (dir, link, target) = (path("locks"), path("link"), path("target"));
+    fs::create_dir(&dir).unwrap();
+    fs::create_dir(&target).unwrap();
+    symlink(&target, &link).unwrap();
+    lchown(&link, Some(STRANGER), None).unwrap();
+    let done = AtomicBool::new(false);
+    let followed = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                let (cwd, flags) = (rustix::fs::CWD, rustix::fs::RenameFlags::EXCHANGE);
+                rustix::fs::renameat_with(cwd, &dir, cwd, &link, flags).unwrap();
+            }
+        });
+        let end = Instant::now() + Duration::from_secs(1);
+        let mut followed = 0;
+        while Instant::now() < end {
+            let opened = File::options().polling(true).open(&dir);
+            followed += usize::from(opened.is_ok_and(|store| store.path("a").starts_with(&target)));
+        }
+        done.store(true, Ordering::Relaxed);
+        followed
+    });
+    assert_eq!(followed, 0);
 }
 
 #[tokio::test]
@@ -199,13 +250,18 @@ async fn what_others_put_in_the_place_of_a_lock_file_is_refused_and_not_written_
         ("socket", "is not a regular file"),
         ("fifo", "is not a regular file"),
     ];
-    if is_root() {
+    if is_root_for("a lock file of another user is refused") {
         fs::write(path("theirs"), "").unwrap();
         chown(path("theirs"), Some(STRANGER), None).unwrap();
         planted.push(("theirs", "belongs to user 12345"));
         // Containers may forbid devices even to root.
         if make("device", FileType::CharacterDevice, rustix::fs::makedev(1, 7)).is_ok() {
             planted.push(("device", "is not a regular file"));
+        } else {
+            not_run(
+                "a device in the place of a lock file is refused",
+                "devices are forbidden here",
+            );
         }
     }
     for (name, why) in &planted {
@@ -267,7 +323,7 @@ fn a_directory_below_one_that_others_can_change_is_warned_of() {
     assert_eq!(unsafe_parents(), 1);
     chmod(above.path(), 0o1777);
     assert_eq!(unsafe_parents(), 0);
-    if is_root() {
+    if is_root_for("a directory below one of another user is warned of") {
         chown(above.path(), Some(STRANGER), None).unwrap();
         assert_eq!(unsafe_parents(), 1);
     }

@@ -103,6 +103,24 @@ async fn a_program_that_is_started_does_not_carry_the_lock() {
     }
 }
 
+/// The program that inherited the file has it open still, so that the holder's close is not the last one.
+#[tokio::test]
+async fn a_waiter_is_woken_by_a_release_although_a_program_has_inherited_the_file() {
+    let (store, dir) = store();
+    let mut holder = Process::start_at(&format!("{}?inherit=on", url(dir.path())), &["start"]);
+    let pid: i32 = holder.says("started").await.parse().unwrap();
+    let started = Started(Pid::from_raw(pid).unwrap());
+    // Its ttl is so long that only a notice can wake it in time.
+    let waiter = tokio::spawn({
+        let mutex = keeper(&store).mutex("a");
+        async move { mutex.lock().await.unwrap() }
+    });
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    drop(holder.stdin.take());
+    soon("the waiter", waiter).await.unwrap().release().await.unwrap();
+    rustix::process::test_kill_process(started.0).expect("what was started still runs");
+}
+
 /// A process that nobody else ends.
 struct Started(Pid);
 

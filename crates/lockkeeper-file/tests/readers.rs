@@ -3,13 +3,17 @@
 
 mod common;
 
+use std::mem::MaybeUninit;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{Process, SOON, files, soon, store, url};
 use lockkeeper_core::{Guard, Keeper, RwLock};
 use lockkeeper_file::File;
+use rustix::fs::inotify;
 use rustix::process::Signal;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -232,4 +236,92 @@ async fn only_a_writer_that_waits_for_readers_makes_a_turnstile() {
     assert!(lock.try_write().await.unwrap().is_none());
     assert_eq!(files(dir.path()), ["a.lock"], "a try does not wait");
     inside.release().await.unwrap();
+}
+
+/// Counts how often a file is opened.
+struct Opens(rustix::fd::OwnedFd);
+
+impl Opens {
+    fn of(path: &Path) -> Self {
+        let flags = inotify::CreateFlags::NONBLOCK | inotify::CreateFlags::CLOEXEC;
+        let opens = inotify::init(flags).unwrap();
+        // The kernel merges equal events in a row, so the closes are watched too.
+        let what = inotify::WatchFlags::OPEN | inotify::WatchFlags::CLOSE;
+        inotify::add_watch(&opens, path, what).unwrap();
+        Self(opens)
+    }
+
+    fn count(&self) -> usize {
+        let mut buffer = [MaybeUninit::uninit(); 4096];
+        let mut events = inotify::Reader::new(&self.0, &mut buffer);
+        let mut count = 0;
+        while let Ok(event) = events.next() {
+            count += usize::from(event.events().contains(inotify::ReadFlags::OPEN));
+        }
+        count
+    }
+}
+
+#[tokio::test]
+async fn readers_behind_a_waiting_writer_do_not_poll() {
+    let (store, dir) = store();
+    let lock = lock(&store);
+    let inside = lock.read().await.unwrap();
+    let mut writer = Process::start(dir.path(), &["a", "600000", "hold"]);
+    until_a_writer_waits(dir.path()).await;
+    let waiting = reader(&lock);
+    a_moment().await;
+    // Each look of a reader opens the turnstile. One look may come after the writer's grace.
+    let opens = Opens::of(&dir.path().join("a.turn"));
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let looks = opens.count();
+    assert!(looks <= 2, "{looks} looks in a second");
+    assert!(!waiting.is_finished());
+    inside.release().await.unwrap();
+    writer.says("held").await;
+    drop(writer.stdin.take());
+    soon("the reader", waiting).await.unwrap().release().await.unwrap();
+}
+
+/// A writer waits and does not come, as its process is stopped. Readers that try the free lock may refuse each other, but
+/// not all of them.
+#[test]
+fn of_simultaneous_tries_to_read_a_free_lock_one_at_least_succeeds() {
+    const ROUNDS: usize = 300;
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (store, dir) = store();
+    let main = runtime();
+    let writer = main.block_on(async {
+        let inside = lock(&store).read().await.unwrap();
+        let writer = Process::start(dir.path(), &["a", "600000", "hold"]);
+        until_a_writer_waits(dir.path()).await;
+        writer.signal(Signal::STOP);
+        inside.release().await.unwrap();
+        writer
+    });
+    let start = Barrier::new(READERS);
+    let granted: Vec<_> = (0..ROUNDS).map(|_| AtomicUsize::new(0)).collect();
+    std::thread::scope(|scope| {
+        for _ in 0..READERS {
+            scope.spawn(|| {
+                let lock = lock(&File::open(dir.path()).unwrap());
+                runtime().block_on(async {
+                    for granted in &granted {
+                        start.wait();
+                        let guard = lock.try_read().await.unwrap();
+                        granted.fetch_add(usize::from(guard.is_some()), Ordering::SeqCst);
+                        start.wait();
+                        if let Some(guard) = guard {
+                            guard.release().await.unwrap();
+                        }
+                        start.wait();
+                    }
+                });
+            });
+        }
+    });
+    let none = granted.iter().filter(|granted| granted.load(Ordering::SeqCst) == 0).count();
+    assert_eq!(none, 0, "rounds of {ROUNDS} in which every try was refused");
+    writer.signal(Signal::CONT);
+    drop((main, writer));
 }

@@ -13,9 +13,10 @@ use tokio_postgres::Config;
 use crate::claim::PgClaim;
 use crate::config::{Options, Settings};
 use crate::key::{Key, NO_KEY};
-use crate::link::{Link, gone};
+use crate::link::gone;
 use crate::links::{Links, Source};
 use crate::queue::Locals;
+use crate::seat::Visit;
 use crate::tls::Tls;
 
 /// Locks on a PostgreSQL server, from version 14 on. Clones are the same store.
@@ -118,10 +119,11 @@ impl Postgres {
     ///
     /// As [`connect`](Self::connect).
     pub async fn check(&self) -> Result<()> {
-        self.any_link().await?.ping().await
+        let Visit(link) = &self.any_link().await?;
+        link.ping().await
     }
 
-    pub(crate) async fn any_link(&self) -> Result<Arc<Link>> {
+    pub(crate) async fn any_link(&self) -> Result<Visit> {
         self.store.links.any_without(NO_KEY).await
     }
 }

@@ -1,7 +1,7 @@
 //! One claim on one lock.
 
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use lockkeeper_core::{
@@ -11,7 +11,7 @@ use lockkeeper_core::{
 use tokio::time::Instant;
 
 use crate::backend::Store;
-use crate::flight::{Farewell, Flight, Granted, downgrade, release};
+use crate::flight::{Farewell, Flight, Granted, at_once, downgrade, release};
 use crate::key::Key;
 use crate::link::gone;
 use crate::links::Guest;
@@ -130,12 +130,7 @@ impl PgClaim {
                     }
                 }
                 State::Waiting(flight) => {
-                    let answer = &mut flight.answer;
-                    let look = std::future::poll_fn(|cx| match answer.as_mut().poll(cx) {
-                        Poll::Ready(answer) => Poll::Ready(Some(answer)),
-                        Poll::Pending => Poll::Ready(None),
-                    });
-                    match look.await {
+                    match at_once(&mut flight.answer).await {
                         None => {
                             if let Some(retry) = self.confirm().await? {
                                 return Ok(contended(retry));
@@ -247,6 +242,11 @@ impl PgClaim {
         let doubted = *flight.doubted.get_or_insert_with(Instant::now);
         if let Some(left) = grace.checked_sub(doubted.elapsed()).filter(|left| !left.is_zero()) {
             return Ok(Some(Retry::After(left)));
+        }
+        // It may have arrived since: this process may have been too busy to read it.
+        if let Some(answer) = at_once(&mut flight.answer).await {
+            self.landed(answer)?;
+            return Ok(None);
         }
         tracing::debug!(name = %self.spec.name, pid = link.pid, "the line of a waiter is dead: it waits again");
         self.store.links.end_session(&link, self.guest()).await;

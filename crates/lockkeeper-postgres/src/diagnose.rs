@@ -5,6 +5,7 @@ use tokio_postgres::Row;
 
 use crate::backend::Postgres;
 use crate::config::Settings;
+use crate::seat::Visit;
 use crate::sql;
 
 /// Looks for what makes locks on the server of a URL wrong: whether it can be reached, a pooler or a standby
@@ -24,8 +25,8 @@ pub async fn diagnose(url: &str) -> Result<Vec<Finding>> {
     }
     let store = Postgres::from_settings_elsewhere(settings).await?;
     // What it refuses to work with says what to do; else it is not there.
-    let link = match store.any_link().await {
-        Ok(link) => link,
+    let Visit(link) = &match store.any_link().await {
+        Ok(visit) => visit,
         Err(error) => {
             let advice = match error.kind() {
                 ErrorKind::Config => "do as it says",

@@ -25,7 +25,7 @@ use crate::together::Turn;
 const CANCEL_AGAIN: Duration = Duration::from_millis(200);
 /// How many cancels of a wait are sent. Then its line is dead.
 const MOST_CANCELS: usize = 5;
-/// How long the server may take to let us in for a cancel.
+/// How long the server may take to let us in for a cancel, and how long cancels are repeated.
 const CANCEL_WITHIN: Duration = Duration::from_secs(2);
 /// How often an unlock is sent again that was hit by a late cancel.
 const UNLOCK_TRIES: usize = 5;
@@ -155,7 +155,8 @@ impl Flight {
         let (mut sent, seen) = (0, seat.link.cancels());
         // It may have ended already.
         let mut ended = at_once(&mut answer).await;
-        while ended.is_none() && sent < MOST_CANCELS {
+        let began = Instant::now();
+        while ended.is_none() && sent < MOST_CANCELS && began.elapsed() < CANCEL_WITHIN {
             sent += 1;
             let cancel = farewell.links.cancel(&seat.link);
             let cancelled = tokio::time::timeout(CANCEL_WITHIN, cancel).await;
@@ -220,7 +221,7 @@ impl Farewell {
 }
 
 /// A future's output, if it is there already.
-async fn at_once<T>(future: &mut BoxFuture<'_, T>) -> Option<T> {
+pub(crate) async fn at_once<T>(future: &mut BoxFuture<'_, T>) -> Option<T> {
     std::future::poll_fn(|cx| match future.as_mut().poll(cx) {
         Poll::Ready(output) => Poll::Ready(Some(output)),
         Poll::Pending => Poll::Ready(None),
@@ -234,19 +235,21 @@ fn fence(link: &Link, xid: i64) -> Option<Fence> {
     Fence::new((link.timeline & 0x7fff) << XID_BITS | xid)
 }
 
-/// Unlocks a key, and says whether the session had it.
+/// Unlocks a key, and returns whether the session had it. On an error the session may have it still, so its connection
+/// is ended.
 async fn unlock(link: &Link, shared: bool, key: Key) -> Result<bool> {
     let statement = Statement::new(Verb::Unlock, shared, key);
     for _ in 0..UNLOCK_TRIES {
-        match link.act(statement, key).await? {
-            Ok(row) => return Ok(row.is_some_and(|row| row.get(0))),
+        let error = match link.act(statement, key).await {
+            Ok(Ok(row)) => return Ok(row.is_some_and(|row| row.get(0))),
             // A cancel that was meant for the wait before it.
-            Err(error) if error.code() == Some(&SqlState::QUERY_CANCELED) => {}
-            Err(error) => {
-                link.kill();
-                return Err(translate(error));
-            }
-        }
+            Ok(Err(error)) if error.code() == Some(&SqlState::QUERY_CANCELED) => continue,
+            Ok(Err(error)) => translate(error),
+            // The statement could not be prepared.
+            Err(error) => error,
+        };
+        link.kill();
+        return Err(error);
     }
     link.kill();
     Err(unavailable("the server cancels every unlock"))

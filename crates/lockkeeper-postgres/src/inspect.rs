@@ -14,6 +14,7 @@ use crate::backend::{Shared, Store};
 use crate::key::{Key, NO_KEY};
 use crate::link::Argument;
 use crate::queue::{Holder, Waiter};
+use crate::seat::Visit;
 use crate::sql;
 
 /// How long a session may take to end that is terminated.
@@ -69,7 +70,7 @@ impl Seen {
 impl Store {
     /// Every advisory lock in the database.
     async fn seen(&self) -> Result<Vec<Seen>> {
-        let link = self.links.any_without(NO_KEY).await?;
+        let Visit(link) = &self.links.any_without(NO_KEY).await?;
         Ok(link.ask(sql::LOCKS, Vec::new()).await?.iter().map(Seen::new).collect())
     }
 
@@ -166,7 +167,7 @@ impl Inspector for Shared {
                 return Ok(0);
             }
             // Not over a connection that is about to be ended.
-            let link = self.0.links.any_without(key).await?;
+            let Visit(link) = &self.0.links.any_without(key).await?;
             let within = i64::try_from(END_WITHIN.as_millis()).unwrap_or(i64::MAX);
             let (pids, within): (Argument, Argument) = (Box::new(pids), Box::new(within));
             let arguments = vec![(pids, Type::INT4_ARRAY), (within, Type::INT8)];

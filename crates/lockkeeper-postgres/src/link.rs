@@ -387,7 +387,12 @@ impl Link {
         arguments: Vec<(Argument, Type)>,
     ) -> Result<Vec<Row>> {
         let link = self.clone();
+        // For as long as the task runs, even if the caller is dropped: a wait that is sent before the question would
+        // hold its answer up.
+        self.state().visitors += 1;
+        let visit = Visit(self.clone());
         let asked = tokio::spawn(async move {
+            let _visit = visit;
             let arguments = arguments.iter().map(|(value, kind)| (&**value as _, kind.clone()));
             let arguments: Vec<(&(dyn ToSql + Sync), Type)> = arguments.collect();
             link.run(link.wire.client().query_typed(text, &arguments)).await

@@ -12,6 +12,7 @@ use deadpool_postgres::Pool;
 use lockkeeper_core::{Label, Result};
 use tokio::runtime::{self, Handle};
 use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
 use tokio_postgres::{Config, NoTls};
 use tokio_util::sync::CancellationToken;
 
@@ -57,12 +58,18 @@ struct Table {
 /// A connection that is being opened, by a task of its own: it does not matter whether those who want it
 /// are polled.
 #[derive(Clone)]
-struct Opening(watch::Receiver<Option<Result<()>>>);
+struct Opening(watch::Receiver<Option<Result<()>>>, Instant);
 
 impl Opening {
     fn is_underway(&self) -> bool {
         // It is an error if the task was dropped with its runtime.
         self.0.has_changed().is_ok() && self.0.borrow().is_none()
+    }
+
+    /// Returns whether it takes so long that a claim of `ttl` should open another: if the greeting of the server was
+    /// lost, it is stuck until `connect_timeout`.
+    fn is_late(&self, ttl: Duration) -> bool {
+        self.1.elapsed() >= session_for(ttl) / 2
     }
 
     async fn done(mut self) -> Result<()> {
@@ -136,8 +143,9 @@ impl Links {
         }
     }
 
-    /// A seat to wait on, alone; `None` if there may not be more connections. One is always left to
-    /// hold and to try on, else those who wait for each other's locks would do so for ever.
+    /// A seat to wait on, alone; `None` if there may not be more connections. One is always left to hold, to try and to
+    /// confirm waits on. Otherwise claims that wait for each other's locks would never end, and a wait that cannot be
+    /// confirmed fails after a TTL.
     pub(crate) async fn own(self: &Arc<Self>, guest: Guest<'_>) -> Result<Option<Seat>> {
         loop {
             match self.offer_own(guest, true) {
@@ -169,15 +177,12 @@ impl Links {
         }
     }
 
-    /// Any connection on which nobody sits with this key, for a question about no lock of this process.
-    pub(crate) async fn any_without(self: &Arc<Self>, key: Key) -> Result<Arc<Link>> {
+    /// Returns a visit to any connection that does not have this key, for a question about no lock of this process.
+    pub(crate) async fn any_without(self: &Arc<Self>, key: Key) -> Result<Visit> {
         let label = Label::default();
         let (ttl, label) = (USUAL_TTL, label.as_str());
         let seat = self.shared(Guest { key, ttl, label }).await?;
-        let seat = seat.ok_or_else(|| self.exhausted())?;
-        let link = seat.link.clone();
-        seat.leave();
-        Ok(link)
+        self.visit_instead(seat)
     }
 
     /// Any connection that answers, for a question about no lock of it.
@@ -192,6 +197,11 @@ impl Links {
             return Ok(visit);
         }
         let seat = self.shared(Guest { key: NO_KEY, ..guest }).await?;
+        self.visit_instead(seat)
+    }
+
+    /// Replaces a seat by a visit, so that no waiter takes the connection in between.
+    fn visit_instead(&self, seat: Option<Seat>) -> Result<Visit> {
         let seat = seat.ok_or_else(|| self.exhausted())?;
         let visit = seat.link.visit(Duration::MAX);
         seat.leave();
@@ -232,13 +242,17 @@ impl Links {
         }
         if may_open {
             let underway = table.underway.get(&here).filter(|opening| opening.is_underway());
-            if let Some(opening) = underway {
+            let underway = underway.cloned();
+            if let Some(opening) = underway.as_ref().filter(|opening| !opening.is_late(guest.ttl)) {
                 return Offer::Opening(opening.clone());
             }
-            if self.has_room(&mut table, 0) {
+            if self.has_room(&mut table, 0, None) {
                 let (opening, task) = self.open(&mut table, guest, false);
                 table.underway.insert(here, opening.clone());
                 return start(table, opening, task);
+            }
+            if let Some(opening) = underway {
+                return Offer::Opening(opening);
             }
         }
         // Crowded: any will do.
@@ -258,30 +272,38 @@ impl Links {
         if waiting + 1 >= self.limit() {
             return Offer::Nothing;
         }
+        let seats = |link: &Arc<Link>| {
+            link.seats(patience_for(guest.ttl)).filter(|_| link.runtime.id() == here)
+        };
+        // A wait is confirmed over another connection of this runtime. Without one, the claim polls instead.
+        let confirms = |waiting: &Arc<Link>| {
+            table.links.iter().any(|link| !Arc::ptr_eq(link, waiting) && seats(link).is_some())
+        };
         let empty = |link: &&Arc<Link>| {
-            link.seats(patience_for(guest.ttl)) == Some(0)
-                && link.runtime.id() == here
-                && is_near(link, guest.ttl)
+            seats(link) == Some(0) && is_near(link, guest.ttl) && confirms(link)
         };
         if let Some(link) = table.links.iter().find(empty) {
             let fit = self.fit(link, &guest);
             link.sit(guest.key, true);
             return Offer::Seat(Seat::new(link.clone(), guest.key), fit);
         }
-        // The last one that there may be is for holding and trying, if there is none for that.
-        let spare = usize::from(table.links.iter().all(|link| link.is_waiting()));
-        if may_open && self.has_room(&mut table, spare) {
+        // The last one that there may be is for holding, trying and confirming, if there is none for that.
+        let kept = table.links.iter().find(|link| seats(link).is_some()).cloned();
+        let spare = usize::from(kept.is_none());
+        if may_open && self.has_room(&mut table, spare, kept.as_ref()) {
             let (opening, task) = self.open(&mut table, guest, true);
             return start(table, opening, task);
         }
         Offer::Nothing
     }
 
-    /// Whether there may be one more, and so many beside it. One that nobody uses makes room.
-    fn has_room(&self, table: &mut Table, spare: usize) -> bool {
+    /// Returns whether there may be one more, and so many beside it. An unused connection makes room, except `kept`.
+    fn has_room(&self, table: &mut Table, spare: usize, kept: Option<&Arc<Link>>) -> bool {
         let limit = self.limit();
+        let is_kept = |link: &Arc<Link>| kept.is_some_and(|kept| Arc::ptr_eq(kept, link));
+        let unused = |link: &Arc<Link>| link.is_unused() && !is_kept(link);
         while table.links.len() + table.opening + spare >= limit {
-            let Some(unused) = table.links.iter().position(|link| link.is_unused()) else {
+            let Some(unused) = table.links.iter().position(unused) else {
                 return false;
             };
             table.links.swap_remove(unused);
@@ -337,10 +359,10 @@ impl Links {
             drop(place);
             tell.send_replace(Some(opened));
         };
-        (Opening(opening), task)
+        (Opening(opening, Instant::now()), task)
     }
 
-    async fn connect(self: &Arc<Self>, ttl: Duration, waits: bool) -> Result<Arc<Link>> {
+    pub(crate) async fn connect(self: &Arc<Self>, ttl: Duration, waits: bool) -> Result<Arc<Link>> {
         let closed = CancellationToken::new();
         match &self.source {
             Source::Server { config, tls } => {

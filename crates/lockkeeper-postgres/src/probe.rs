@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::Result;
+use tokio::time::timeout;
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
@@ -16,6 +17,10 @@ use crate::sql;
 
 /// How long it may take to end a session from another connection.
 const END_WITHIN: Duration = Duration::from_secs(2);
+/// How much of that is spent on the connections that the store has: they may be cut off, too.
+const END_AT_HAND_WITHIN: Duration = Duration::from_millis(500);
+/// The pause between two looks at whether a terminated session is gone.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 impl Links {
     /// Whether the session of `waiting` still waits for its lock on the server, or is at work. The question is sent
@@ -29,13 +34,49 @@ impl Links {
         Ok(rows.first().is_some_and(|row| row.get(0)))
     }
 
-    /// Ends a session from another connection: its own does not reach the server, or the server does not hear
-    /// that it was closed. Best effort: what is not ended here ends when it has been idle for its lease.
+    /// Ends a session from another connection, and waits until it is gone: its own does not reach the server, or the
+    /// server does not hear that it was closed. Best effort: what is not ended here ends when it has been idle for its
+    /// lease.
     pub(crate) async fn end_session(self: &Arc<Self>, dead: &Link, guest: Guest<'_>) {
         dead.kill();
-        let ended = tokio::time::timeout(END_WITHIN, self.ask_about(dead, guest, sql::END_SESSION));
-        if let Ok(Err(error)) = ended.await {
-            tracing::debug!(%error, pid = dead.pid, "a session that is cut off could not be ended");
+        let end = async {
+            let at_hand = timeout(END_AT_HAND_WITHIN, self.end_over(None, dead, guest));
+            if let Ok(Ok(())) = at_hand.await {
+                return Ok(());
+            }
+            // What cut this session off may have cut off all of them. Like one for a cancel, this connection is not
+            // counted.
+            let fresh = self.connect(guest.ttl, false).await?;
+            self.end_over(Some(&fresh), dead, guest).await
+        };
+        match timeout(END_WITHIN, end).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                tracing::debug!(%error, pid = dead.pid, "a session that is cut off could not be ended");
+            }
+            Err(_) => {
+                tracing::debug!(pid = dead.pid, "a session that is cut off did not end in time");
+            }
+        }
+    }
+
+    /// Terminates the session of `dead` until it is gone, over `fresh` or any connection of the store. The server frees
+    /// what the session holds before the session is gone.
+    async fn end_over(
+        self: &Arc<Self>,
+        fresh: Option<&Arc<Link>>,
+        dead: &Link,
+        guest: Guest<'_>,
+    ) -> Result<()> {
+        loop {
+            let found = match fresh {
+                Some(link) => link.ask(sql::END_SESSION, identity(dead)).await?,
+                None => self.ask_about(dead, guest, sql::END_SESSION).await?,
+            };
+            if found.is_empty() {
+                return Ok(());
+            }
+            tokio::time::sleep(LOOK_AGAIN).await;
         }
     }
 
@@ -49,13 +90,16 @@ impl Links {
         let mut tries = 0;
         loop {
             let Visit(answers) = &self.visit(guest).await?;
-            let (pid, started): (Argument, Argument) = (Box::new(link.pid), Box::new(link.started));
-            let arguments = vec![(pid, Type::INT4), (started, Type::FLOAT8)];
-            match answers.ask(text, arguments).await {
+            match answers.ask(text, identity(link)).await {
                 // The server has ended an idle session meanwhile.
                 Err(_) if answers.is_closed() && tries < 3 => tries += 1,
                 answer => return answer,
             }
         }
     }
+}
+
+/// What identifies a session: the arguments of `confirm.sql` and `end_session.sql`.
+fn identity(link: &Link) -> Vec<(Argument, Type)> {
+    vec![(Box::new(link.pid), Type::INT4), (Box::new(link.started), Type::FLOAT8)]
 }

@@ -110,7 +110,7 @@ pub(crate) fn scheme_of(url: &str) -> Result<String> {
 
 fn malformed() -> Error {
     config(
-        "not a store URL: it starts with a scheme and a colon, as in \"memory:\" or \
+        "not a store URL: it starts with a scheme and a colon, as in \"file:/a/directory\" or \
          \"redis://host/\", without blanks around it",
     )
 }

@@ -79,6 +79,20 @@ fn a_command_that_ignores_term_does_not_run_beside_its_successor_after_a_break()
     }
 }
 
+/// The command has a part in the lock, so that its successor does not enter before it is dead.
+#[test]
+fn on_files_a_break_waits_for_the_old_command_to_die() {
+    let world = World::new();
+    let grace = ["--overlap-grace", "500ms"];
+    let run = world.spawn(&[&["run", "a"], &grace[..], &["--", "sh", "-c", STUBBORN]].concat());
+    run.wait_out("ready");
+    world.wait_for("beats");
+    assert_eq!(world.say(&["break", "a", "--yes"]).code, Some(0));
+    let beats = world.read("beats");
+    assert_eq!(run.end().code, Some(70));
+    assert_eq!(world.read("beats"), beats, "it ran after the lock was free");
+}
+
 #[test]
 fn an_overlap_grace_lets_the_command_run_beside_its_successor() {
     let server = RedisServer::start_or_panic();

@@ -1,7 +1,11 @@
 //! Signals to the wrapper and to its group; whoever is killed, the command does not outlive the lock.
 
+use std::collections::BTreeMap;
+use std::os::unix::process::CommandExt as _;
+use std::time::Duration;
+
 use lockkeeper_testkit::server::RedisServer;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use crate::world::{Running, World, children, eventually, lives, mask_has};
 
@@ -208,6 +212,27 @@ fn a_signal_while_waiting_ends_the_wait_and_leaves_the_queue() {
         assert!(!world.say(&["ls"]).out.contains("waits"));
     }
     assert!(!world.path("ran").exists());
+}
+
+/// Without a terminal, Ctrl-C in a script reaches the wrapper's whole process group, in which a child is for a moment after
+/// its fork.
+#[test]
+fn an_interrupt_of_the_process_group_at_any_stage_is_130() {
+    let world = World::new();
+    let mut codes = BTreeMap::new();
+    for round in 0..150 {
+        let mut command = world.command(&["run", "a", "--", "sleep", "600"]);
+        command.process_group(0);
+        let run = Running::start(command);
+        std::thread::sleep(Duration::from_micros(200 * round));
+        kill_process_group(run.pid(), Signal::INT).unwrap();
+        let said = run.end();
+        *codes.entry((said.code, said.err)).or_insert(0) += 1;
+    }
+    // None: it died of the signal, before it heard any.
+    let wrong = codes.iter().find(|((code, _), _)| !matches!(code, None | Some(130)));
+    assert_eq!(wrong, None, "{codes:?}");
+    assert_eq!(world.say(&["run", "a", "--no-wait", "--", "true"]).code, Some(0));
 }
 
 #[test]

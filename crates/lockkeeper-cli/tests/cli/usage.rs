@@ -10,6 +10,15 @@ use rustix::process::Signal;
 use crate::world::{Running, Said, World};
 
 #[test]
+fn without_arguments_the_commands_are_listed() {
+    let said = World::new().say(&[]);
+    assert_eq!(said.code, Some(64), "{said:?}");
+    assert_eq!(said.err.lines().count(), 1, "{said:?}");
+    assert!(said.err.contains("no command is given: there are run, ls, show"), "{said:?}");
+    assert!(said.err.contains("lockkeeper --help"), "{said:?}");
+}
+
+#[test]
 fn wrong_usage_is_told_in_one_line_with_what_is_right() {
     let world = World::new();
     let wrong: [(&[&str], &str); 15] = [

@@ -1,6 +1,7 @@
 //! Releases a hold that only the store has.
 
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::oneshot;
 
@@ -9,7 +10,8 @@ use crate::engine::context::KeeperContext;
 use crate::engine::hold::ReleaseOutcome;
 use crate::error::{Error, Result};
 use crate::locks::keeper::Keeper;
-use crate::name::Name;
+use crate::locks::ticket::Ticket;
+use crate::name::{Label, Name};
 use crate::owner::Owner;
 use crate::release::release_until_confirmed;
 
@@ -32,12 +34,50 @@ impl Keeper {
         name: Name,
         owner: Owner,
     ) -> Result<ReleaseOutcome> {
-        let (context, mode) = (&self.context, Mode::Exclusive);
+        let (ttl, label) = (self.options().lease()?, self.options().label()?);
+        self.send_release(name, owner, label, Mode::Exclusive, ttl).await
+    }
+
+    /// Releases a [detached](crate::Guard::detach) hold, without adopting it.
+    ///
+    /// Sends the release only, and no renewal. The hold is found by its name and owner, in the locks or, for permits, in
+    /// the semaphores. The fence, and whether a lock is held shared, are not compared with those of the hold.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidOption`](crate::ErrorKind::InvalidOption) if the ticket cannot be one, before anything is asked;
+    /// [`Unsupported`](crate::ErrorKind::Unsupported) on a store without leases;
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) if the store did not confirm it. The release is sent again in the
+    /// background until the store confirms it, for the ticket's ttl at most.
+    ///
+    /// # Cancel safety
+    ///
+    /// Once polled, the lock is released even if this is dropped: in the background then.
+    pub async fn release_ticket(&self, ticket: Ticket) -> Result<ReleaseOutcome> {
+        let capabilities = self.context.capabilities;
+        let checked = if capabilities.leases {
+            ticket.check(capabilities.fences)
+        } else {
+            Err(Error::unsupported("leases, and so no tickets"))
+        };
+        checked.map_err(|error| error.at(self.context.backend.name(), "release", &ticket.name))?;
+        let Ticket { name, owner, label, mode, ttl, .. } = ticket;
+        self.send_release(name, owner, label, mode, ttl).await
+    }
+
+    async fn send_release(
+        &self,
+        name: Name,
+        owner: Owner,
+        label: Label,
+        mode: Mode,
+        ttl: Duration,
+    ) -> Result<ReleaseOutcome> {
+        let context = &self.context;
         let (store, of) = (context.backend.name(), name.clone());
         let at = |error: Error| error.at(store, "release", &of);
         context.check(mode).map_err(at)?;
         let background = context.background().map_err(at)?.clone();
-        let (ttl, label) = (self.options().lease()?, self.options().label()?);
         let spec =
             ClaimSpec { owner, label, mode, ..ClaimSpec::new(name, ttl, background.clone()) };
         let mut claim = context.backend.claim(spec).map_err(at)?;

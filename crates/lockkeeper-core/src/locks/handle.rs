@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::contract::{ClaimSpec, Mode};
+use crate::engine::acquire::{Acquire, Acquired};
+use crate::engine::claim_driver::{AcquireMethod, AcquireOptions};
 use crate::engine::context::KeeperContext;
-use crate::engine::driver::Plan;
-use crate::engine::observe::Watch;
-use crate::engine::polling::{Acquire, Acquired};
+use crate::engine::observe;
 use crate::error::{Error, Result};
 use crate::locks::guard::Guard;
 use crate::name::Name;
@@ -35,7 +35,7 @@ impl LockHandle {
     /// Acquires; contention for longer than `max_wait` is an error.
     pub(crate) async fn acquire(&self, mode: Mode) -> Result<Guard> {
         match self.start(mode, Wait::AsSet).await? {
-            Acquired::Held(driver) => Ok(Guard::new(driver)),
+            Acquired::Held(claim) => Ok(Guard::new(claim)),
             Acquired::NotInTime { waited } => Err(self.error(Error::timed_out(waited))),
         }
     }
@@ -43,7 +43,7 @@ impl LockHandle {
     /// Acquires; contention for longer than `wait` is `None`.
     pub(crate) async fn try_acquire(&self, mode: Mode, wait: Duration) -> Result<Option<Guard>> {
         match self.start(mode, Wait::For(wait)).await? {
-            Acquired::Held(driver) => Ok(Some(Guard::new(driver))),
+            Acquired::Held(claim) => Ok(Some(Guard::new(claim))),
             Acquired::NotInTime { .. } => Ok(None),
         }
     }
@@ -52,7 +52,7 @@ impl LockHandle {
         // A store whose answers are always there would never let other tasks of this thread run.
         tokio::task::coop::consume_budget().await;
         let claim = self.claim(mode, wait);
-        claim.inspect_err(|error| Watch::turned_away(&self.context, mode, error))?.await
+        claim.inspect_err(|error| observe::rejected(self.context.store, mode, error))?.await
     }
 
     fn claim(&self, mode: Mode, wait: Wait) -> Result<Acquire> {
@@ -68,8 +68,9 @@ impl LockHandle {
             let queue = wait != Some(Duration::ZERO);
             let spec = ClaimSpec::new(name.clone(), ttl, background);
             let spec = ClaimSpec { label, mode, queue, max_wait: wait, ..spec };
-            let plan = Plan { wait, max_hold: self.options.max_hold, adopt: false };
-            self.context.drive(spec, plan, None)
+            let (max_hold, method) = (self.options.max_hold, AcquireMethod::Attempt);
+            let options = AcquireOptions { wait, max_hold, method };
+            Acquire::new(&self.context, spec, options, None)
         };
         spec().map_err(|error| error.at(self.context.backend.name(), "lock", &name))
     }

@@ -4,9 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::contract::{Backend, Capabilities, ClaimSpec};
+use crate::engine::acquire::{Acquire, Acquired};
+use crate::engine::claim_driver::{AcquireMethod, AcquireOptions};
 use crate::engine::context::KeeperContext;
-use crate::engine::driver::Plan;
-use crate::engine::polling::Acquired;
 use crate::error::{Error, Result};
 use crate::locks::guard::Guard;
 use crate::locks::handle::LockHandle;
@@ -169,9 +169,10 @@ impl Keeper {
         let ttl = check_lease(ttl, self.options.max_hold).map_err(at)?;
         let spec = ClaimSpec::new(name.clone(), ttl, background);
         let spec = ClaimSpec { owner, label, mode, ticket: fence, ..spec };
-        let plan = Plan { wait: None, max_hold: self.options.max_hold, adopt: true };
-        match self.context.drive(spec, plan, fence).map_err(at)?.await? {
-            Acquired::Held(driver) => Ok(Guard::new(driver)),
+        let (max_hold, method) = (self.options.max_hold, AcquireMethod::Adopt);
+        let options = AcquireOptions { wait: None, max_hold, method };
+        match Acquire::new(&self.context, spec, options, fence).map_err(at)?.await? {
+            Acquired::Held(claim) => Ok(Guard::new(claim)),
             // Nothing is waited for, so there is no time to run out of.
             Acquired::NotInTime { waited } => Err(at(Error::timed_out(waited))),
         }
@@ -217,8 +218,7 @@ impl Keeper {
     /// # }
     /// ```
     pub fn waiting(&self) -> Vec<Owner> {
-        let living = self.context.pending.living().into_iter();
-        living.filter(|driver| driver.hold.is_waiting()).map(|driver| driver.hold.owner).collect()
+        self.context.waiting_owners()
     }
 
     /// What the store can do.
@@ -253,10 +253,7 @@ impl Keeper {
     /// A keeper on the same store, with the same options, that belongs to the runtime in which this is
     /// called.
     pub(crate) fn twin(&self) -> Self {
-        let new = || {
-            let floors = self.context.floors.clone();
-            Arc::new(KeeperContext { floors, ..KeeperContext::new(self.context.backend.clone()) })
-        };
+        let new = || Arc::new(self.context.new_twin());
         let context = self.context.twin.get_or_init(new).clone();
         if self.context.closed.is_cancelled() {
             context.close();

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::contract::BoxFuture;
 use crate::engine::hold::{ReleaseOutcome, State};
-use crate::engine::until_lost::run_until_lost;
+use crate::engine::while_held::run_while_held;
 use crate::error::{Error, Result};
 use crate::futures::join_all;
 use crate::locks::guard::Guard;
@@ -206,7 +206,7 @@ impl Guards {
             if lost { Poll::Ready(()) } else { Poll::Pending }
         });
         let first_lost = || self.iter().find(|guard| guard.state() == State::Lost);
-        let output = run_until_lost(|| first_lost().is_some(), any_lost, work).await;
+        let output = run_while_held(|| first_lost().is_some(), any_lost, work).await;
         output.ok_or_else(|| {
             let lost = first_lost().map(Guard::lost_error);
             // Only a guard that is lost ends the wait.

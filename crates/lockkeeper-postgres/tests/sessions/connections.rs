@@ -195,3 +195,25 @@ fn a_store_outlives_the_runtimes_that_use_it() {
         });
     }
 }
+
+/// Connections belong to runtimes, and the limit is for all of them: a runtime may get no second one, with which it
+/// could confirm a wait on the first.
+#[test]
+fn a_waiter_outlasts_a_runtime_that_has_the_other_connection() {
+    let runtime = || tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let (elsewhere, one, two) = (runtime(), runtime(), runtime());
+    let (name, store) = (name("two-runtimes"), crate::kit::store("max_connections=2"));
+    let make = || Keeper::new(store.clone()).ttl(Duration::from_secs(2));
+    let holder = elsewhere.block_on(keeper("").mutex(name.clone()).lock()).unwrap();
+    let busy = one.block_on(make().mutex(format!("{name}/busy")).lock()).unwrap();
+    two.block_on(async {
+        let mutex = make().mutex(name);
+        let waiter = tokio::spawn(async move { mutex.lock().await });
+        // Longer than a waiter bears without an answer.
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert!(!waiter.is_finished(), "{:?}", soon("its error", waiter).await);
+        elsewhere.spawn(holder.release());
+        soon("the waiter", waiter).await.unwrap().unwrap().release().await.unwrap();
+    });
+    one.block_on(busy.release()).unwrap();
+}

@@ -169,6 +169,53 @@ async fn a_waiter_is_told_when_the_server_has_not_been_heard_for_a_ttl() {
     scene.holder.release().await.unwrap();
 }
 
+/// A session that is cut off may have been granted the lock, and may take a while to end. The other connections of
+/// the store are cut off, too.
+#[tokio::test]
+async fn a_waiter_that_is_cut_off_has_left_when_its_session_has_ended() {
+    let signal = |signal: &str, pid: i32| {
+        let kill = std::process::Command::new("kill").args([signal, &pid.to_string()]).status();
+        assert!(kill.unwrap().success());
+    };
+    let mut scene = Scene::new("cut-off").await;
+    // So long that the session does not end by itself.
+    scene.far = scene.far.ttl(Duration::from_secs(60));
+    let waiter = scene.wait();
+    scene.until_one_waits().await;
+    let [waits] = scene.sessions(false).await[..] else { panic!("one waits") };
+    scene.proxy.lose_for_good(Side::Client);
+    scene.proxy.lose_for_good(Side::Server);
+    let key = scene.key();
+    let Scene { holder, client, far, proxy: _proxy, .. } = scene;
+    holder.release().await.unwrap();
+    eventually("it is granted", async || holders_and_waiters(&client, key).await == (1, 0)).await;
+    signal("-STOP", waits);
+    waiter.abort();
+    assert!(waiter.await.unwrap_err().is_cancelled());
+    // Cancels come first, for a second. Then it is terminated.
+    tokio::spawn(async move {
+        tokio::time::sleep(Duration::from_millis(1800)).await;
+        signal("-CONT", waits);
+    });
+    soon("close", far.close()).await;
+    assert_eq!(holders_and_waiters(&client, key).await, (0, 0));
+}
+
+/// A connection whose greeting was lost is stuck for `connect_timeout`, which may be several TTLs.
+#[tokio::test]
+async fn a_connection_that_is_stuck_does_not_hold_up_the_next_claims() {
+    let scene = Scene::new("stuck").await;
+    let mutex = scene.far.mutex(name("stuck-other"));
+    scene.proxy.lose(Side::Server);
+    let error = soon("the first", mutex.lock()).await.unwrap_err();
+    assert_eq!(error.kind(), lockkeeper_core::ErrorKind::Unavailable, "{error}");
+    scene.proxy.heal();
+    let start = Instant::now();
+    soon("the second", mutex.lock()).await.unwrap().release().await.unwrap();
+    assert!(start.elapsed() < TTL, "it took {:?}", start.elapsed());
+    scene.holder.release().await.unwrap();
+}
+
 /// The driver is not told when a cancel arrives. One that is late would end the next statement of its session.
 #[tokio::test]
 async fn a_session_is_not_used_again_while_a_cancel_for_it_is_on_its_way() {

@@ -16,6 +16,7 @@ use lockkeeper_testkit::server::PostgresServer;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
+use tokio_postgres::Client;
 
 use crate::kit::{client, client_at, eventually, holders_and_waiters, keeper, name, server, soon};
 
@@ -43,6 +44,32 @@ async fn what_is_granted_while_a_cancel_is_on_its_way_is_given_back() {
     assert_eq!(holders_and_waiters(&client, key).await, (0, 0));
 }
 
+/// Returns how many sessions wait for a standby to confirm their commit.
+async fn await_a_standby(client: &Client) -> i64 {
+    let sql = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
+    client.query_one(sql, &[]).await.unwrap().get(0)
+}
+
+/// Waits until commits wait for a standby. It is the checkpointer that turns this on for all sessions, and it may read
+/// the settings later than they do.
+async fn commits_wait(client: &Client, other: &Client) {
+    let commit = "SET synchronous_commit = on; SELECT pg_logical_emit_message(true, 'test', '')";
+    eventually("commits wait for a standby", async || {
+        let waits = eventually("it waits", async || await_a_standby(client).await == 1);
+        tokio::select! {
+            committed = other.batch_execute(commit) => {
+                committed.unwrap();
+                false
+            }
+            () = waits => true,
+        }
+    })
+    .await;
+    let cancel = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
+    client.batch_execute(cancel).await.unwrap();
+    eventually("it does not", async || await_a_standby(client).await == 0).await;
+}
+
 /// A commit that waits for a standby which never comes: the lock is granted and not yet answered. Told to
 /// cancel, the server gives up that wait, and not the lock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -57,15 +84,8 @@ async fn what_is_granted_in_spite_of_a_cancel_is_given_back() {
         let (holder, other) = (at("fence=off"), at(""));
         let key = Key::of("a");
         let guard = holder.mutex("a").lock().await.unwrap();
-        let mutex = other.mutex("a");
-        let waiter = tokio::spawn(async move {
-            if bounded {
-                mutex.try_lock_for(Duration::from_secs(4)).await
-            } else {
-                mutex.lock().await.map(Some)
-            }
-        });
-        eventually("it waits", async || holders_and_waiters(&client, key).await == (1, 1)).await;
+        // Before the waiter starts: a bounded wait must not end while the server reads its settings. Nothing but a grant
+        // with a fence waits for the standby.
         for sql in
             ["ALTER SYSTEM SET synchronous_standby_names = 'nobody'", "SELECT pg_reload_conf()"]
         {
@@ -76,11 +96,19 @@ async fn what_is_granted_in_spite_of_a_cancel_is_given_back() {
             client.query_one(set, &[]).await.unwrap().get::<_, &str>(0) == "nobody"
         })
         .await;
+        commits_wait(&client, &client_at(&server.url()).await).await;
+        let mutex = other.mutex("a");
+        let waiter = tokio::spawn(async move {
+            if bounded {
+                mutex.try_lock_for(Duration::from_secs(4)).await
+            } else {
+                mutex.lock().await.map(Some)
+            }
+        });
+        eventually("it waits", async || holders_and_waiters(&client, key).await == (1, 1)).await;
         guard.release().await.unwrap();
-        let stuck = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
         eventually("it is granted, and not answered", async || {
-            client.query_one(stuck, &[]).await.unwrap().get::<_, i64>(0) == 1
-                && holders_and_waiters(&client, key).await == (1, 0)
+            await_a_standby(&client).await == 1 && holders_and_waiters(&client, key).await == (1, 0)
         })
         .await;
         if bounded {
@@ -110,7 +138,8 @@ struct Liar {
 }
 
 impl Liar {
-    /// Replaces rows of so many columns or more; if that is none, the answers to preparations.
+    /// Replaces rows of so many columns or more; if that is none, the answers to preparations. After a row, also the
+    /// answer to a preparation on the same connection.
     async fn before(target: SocketAddr, code: &'static str, columns: u16) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (addr, lies) = (listener.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
@@ -143,7 +172,7 @@ async fn lie(
     lies: Arc<AtomicUsize>,
     (code, columns): (&str, u16),
 ) -> io::Result<()> {
-    let mut lying = false;
+    let (mut lying, mut after_row) = (false, false);
     loop {
         let mut head = [0; 5];
         from.read_exact(&mut head).await?;
@@ -152,12 +181,12 @@ async fn lie(
         from.read_exact(&mut body).await?;
         let take = |count: usize| count.checked_sub(1);
         let replaced = match head[0] {
-            b't' => columns == 0,
+            b't' => columns == 0 || after_row,
             b'D' => columns > 0 && u16::from_be_bytes([body[0], body[1]]) >= columns,
             _ => false,
         };
         if replaced && lies.fetch_update(Ordering::SeqCst, Ordering::SeqCst, take).is_ok() {
-            lying = true;
+            (lying, after_row) = (true, true);
             let fields = format!("SERROR\0VERROR\0C{code}\0Mnot in time\0\0");
             to.write_all(b"E").await?;
             to.write_u32(u32::try_from(fields.len() + 4).unwrap()).await?;
@@ -209,6 +238,27 @@ async fn what_is_granted_in_spite_of_an_error_is_given_back() {
         }
         assert_eq!(holders_and_waiters(&client, key).await, (0, 0), "a try, after {code}");
     }
+}
+
+/// A session that may hold a lock and cannot unlock it is not used again: it would be granted the lock a second time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_that_cannot_prepare_its_unlock_ends() {
+    let name = name("unlock");
+    // The server is out of memory: for the wait that it has granted, and for the preparation of the unlock.
+    let liar = Liar::before(server().addr(), "53200", 1).await;
+    let url = format!("postgres://postgres@{}/postgres?fence=off&sslmode=disable", liar.addr);
+    let far = Keeper::new(Postgres::new(&url).unwrap()).ttl(Duration::from_secs(600));
+    let guard = keeper("").mutex(name.clone()).lock().await.unwrap();
+    let mutex = far.mutex(name.clone());
+    let waiter = tokio::spawn(async move { mutex.lock().await });
+    let (client, key) = (client().await, Key::of(&name));
+    eventually("it waits", async || holders_and_waiters(&client, key).await == (1, 1)).await;
+    liar.lies.store(2, Ordering::SeqCst);
+    guard.release().await.unwrap();
+    let held = soon("the lock", waiter).await.unwrap().unwrap();
+    assert_eq!(liar.lies.load(Ordering::SeqCst), 0, "the unlock was prepared");
+    held.release().await.unwrap();
+    eventually("it is free", async || holders_and_waiters(&client, key).await == (0, 0)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -58,6 +58,25 @@ async fn a_waiter_waits_although_the_pool_has_nothing_left() {
     keeper.close().await;
 }
 
+/// Whatever else uses the pool: a waiter needs a connection to wait on and one to confirm the wait.
+#[tokio::test]
+async fn a_waiter_outlasts_a_pool_that_others_have_used_up() {
+    let (pool, name) = (pool(2), name("pool-shared"));
+    let holder = crate::kit::keeper("").mutex(name.clone()).lock().await.unwrap();
+    let keeper = Keeper::new(Postgres::from_pool(pool.clone())).ttl(Duration::from_secs(2));
+    let _others = pool.get().await.unwrap();
+    let waiter = tokio::spawn({
+        let mutex = keeper.mutex(name);
+        async move { mutex.lock().await }
+    });
+    // Longer than a waiter bears without an answer.
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert!(!waiter.is_finished(), "{:?}", soon("its error", waiter).await);
+    holder.release().await.unwrap();
+    soon("the waiter", waiter).await.unwrap().unwrap().release().await.unwrap();
+    keeper.close().await;
+}
+
 #[tokio::test]
 async fn the_end_of_a_pools_connection_is_told() {
     let (pool, name) = (pool(2), name("pool-loss"));

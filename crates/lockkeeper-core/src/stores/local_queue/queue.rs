@@ -245,10 +245,8 @@ impl Queue {
                 passed = true;
             }
         }
-        match handoff {
-            Handoff::Local if passed => self.call(wakes),
-            Handoff::Store if passed => self.wake_unasked(wakes),
-            Handoff::Local | Handoff::Store => {}
+        if passed && handoff == Handoff::Local {
+            self.call(wakes);
         }
     }
 

@@ -9,7 +9,7 @@ use std::task::Poll;
 /// `lost` completes when a loss is reported, and wakes the task. `is_lost` compares the deadline with the clock. It is
 /// called before every poll of the work, because a process that was stopped may poll the work before the task that
 /// reports the loss; and once after the last poll, because output that was made after a loss does not count.
-pub(crate) async fn run_until_lost<F: Future>(
+pub(crate) async fn run_while_held<F: Future>(
     is_lost: impl Fn() -> bool,
     lost: impl Future<Output = ()>,
     work: F,

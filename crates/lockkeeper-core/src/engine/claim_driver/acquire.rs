@@ -1,60 +1,61 @@
-//! The way to a grant: ask, wait, ask again.
+//! From the first attempt to a grant: attempt, wait, attempt again.
 
 use std::time::Duration;
 
-use super::{Granted, Job, LEAST_PAUSE, Left, asked};
+use super::{ClaimDriver, Cleanup, Granted, MIN_PAUSE, requested};
 use crate::backoff::Backoff;
 use crate::clock::{Moment, sleep_until};
 use crate::contract::{Attempt, BoxFuture, Change, Fences, Grant, Kind, Mode, Renewal, Retry};
 use crate::engine::context::KeeperContext;
-use crate::engine::hold::{Hold, Verdict};
+use crate::engine::hold::Hold;
 use crate::engine::observe;
+use crate::engine::outcome::AcquireOutcome;
 use crate::error::{Error, ErrorKind, Result};
 use crate::futures::{at_once, boxed, within};
 use crate::loss::LossReason;
 use crate::release::LEAVE_WITHIN;
 
-/// An attempt that takes longer has nothing left to give, whatever the ttl.
-const LONGEST_ANSWER: Duration = Duration::from_secs(30);
+/// An attempt that takes longer has failed, whatever the ttl.
+const MAX_ANSWER: Duration = Duration::from_secs(30);
 /// How long the first answer is awaited even if the caller wants to wait less for other holders.
-const LEAST_ANSWER: Duration = Duration::from_secs(1);
-/// The longest pause between two asks of a store that does not tell.
+const MIN_ANSWER: Duration = Duration::from_secs(1);
+/// The longest pause between two attempts on a store that does not notify.
 const MAX_POLL: Duration = Duration::from_millis(500);
 /// How long a try repeats rounds in which the store could not decide, at most; a third of the ttl if that is less.
 /// A round with a node that does not answer takes `Quorum::node_timeout`, half a second by default: this leaves
 /// time for four of them.
 const MAX_UNDECIDED: Duration = Duration::from_secs(2);
-/// The range of the random pauses of claims that ask at the same moment: it starts here, and doubles with every round
-/// lost to others, up to the other. A longer one would leave the lock unused while few wait, a shorter one would split
+/// The range of the random pauses of claims that ask at the same moment: it starts at the minimum, and doubles with every
+/// round lost to others, up to the maximum. A longer one would leave the lock unused while few wait, a shorter one would split
 /// most votes while many do: with 100 tasks on five nodes, 250 ms take a fifth longer than 125 ms and two thirds of the
 /// requests.
 const MIN_SPREAD: Duration = Duration::from_millis(2);
 const MAX_SPREAD: Duration = Duration::from_millis(250);
 
-impl Job {
-    pub(super) async fn acquire(&mut self) -> Result<Granted, Left> {
+impl ClaimDriver {
+    pub(super) async fn acquire(&mut self) -> Result<Granted, Cleanup> {
         if self.hold.ending().is_some() {
-            return Err(Left::Nothing);
+            return Err(Cleanup::None);
         }
         let start = Moment::now();
-        self.hold.watch.asking(&self.hold, self.plan, start);
-        let until = self.plan.wait.and_then(|wait| start.checked_add(wait));
+        self.hold.observer.asking(self.hold.subject(), self.options.kind(), start);
+        let until = self.options.wait.and_then(|wait| start.checked_add(wait));
         match self.ask(start, until, None).await {
             Ok(Attempt::Granted(grant)) if self.accepts(start, grant) => {
                 self.unless_ended(Granted { sent: start, grant })
             }
-            answer => boxed(self.persist(start, until, answer)).await,
+            answer => boxed(self.retry_until_granted(start, until, answer)).await,
         }
     }
 
     /// Goes on after a first answer that was no grant.
-    async fn persist(
+    async fn retry_until_granted(
         &mut self,
         start: Moment,
         until: Option<Moment>,
         mut answer: Result<Attempt>,
-    ) -> Result<Granted, Left> {
-        let one_shot = self.plan.wait == Some(Duration::ZERO);
+    ) -> Result<Granted, Cleanup> {
+        let one_shot = self.options.is_try();
         let ttl = self.hold.ttl();
         // A try waits for no holder, only for the store to decide.
         let until = if one_shot { Some(start.add(MAX_UNDECIDED.min(ttl / 3))) } else { until };
@@ -69,7 +70,7 @@ impl Job {
 
         loop {
             if let Ok(Attempt::Contended { .. } | Attempt::Undecided) = answer {
-                self.hold.watch.contended(&self.hold);
+                self.hold.observer.contended(self.hold.subject());
                 answered = Some(sent).filter(|_| !one_shot);
                 // A claim that asked unprompted and was refused has met a holder, and no crowd.
                 if noticed || matches!(answer, Ok(Attempt::Undecided)) {
@@ -82,17 +83,18 @@ impl Job {
                     return self.unless_ended(Granted { sent, grant });
                 }
                 Ok(Attempt::Granted(_)) => {
-                    // Too late to be of use. Asked again, the store gives the same grant afresh.
+                    // Expired on arrival. Asked again, the store repeats the grant with a full lease.
                     let error = Error::new(
                         ErrorKind::Unavailable,
                         "the answer took longer than the lease it granted",
                     );
-                    self.weather(error, answered, ttl)?;
+                    self.tolerate_error(error, answered, ttl)?;
                     failures.next()
                 }
                 Ok(Attempt::Contended { .. }) if one_shot => {
-                    self.hold.fail(Verdict::NotInTime { waited: Moment::now().since(start) });
-                    return Err(Left::Nothing);
+                    self.hold
+                        .fail(AcquireOutcome::NotInTime { waited: Moment::now().since(start) });
+                    return Err(Cleanup::None);
                 }
                 Ok(Attempt::Undecided) => spread.pause(),
                 Ok(Attempt::Contended { retry, .. }) => {
@@ -110,7 +112,7 @@ impl Job {
                     }
                 }
                 Err(error) => {
-                    self.weather(error, answered, ttl)?;
+                    self.tolerate_error(error, answered, ttl)?;
                     failures.next()
                 }
             };
@@ -124,9 +126,9 @@ impl Job {
                 }
                 Waited::Noticed | Waited::Elapsed => {}
             }
-            if Moment::now().since(sent) < LEAST_PAUSE {
-                // A store that says "look again" without end gets slow, and not the whole thread.
-                tokio::time::sleep(LEAST_PAUSE).await;
+            if Moment::now().since(sent) < MIN_PAUSE {
+                // A store that always notifies slows this claim down, and not the whole thread.
+                tokio::time::sleep(MIN_PAUSE).await;
             }
             sent = Moment::now();
             let waiting =
@@ -149,7 +151,7 @@ impl Job {
             // Those who hold together should have the same fence: nothing to raise.
             Mode::Exclusive | Mode::Shared | Mode::Permits { .. } => None,
         };
-        let until = until.filter(|_| self.plan.wait != Some(Duration::ZERO));
+        let until = until.filter(|_| !self.options.is_try());
         let mut attempt = self.claim.attempt(floor);
         match at_once(&mut attempt).await {
             Some(answer) => answer,
@@ -157,7 +159,7 @@ impl Job {
         }
     }
 
-    /// Waits for a notice, for the time to ask again, or for the end of the caller's patience.
+    /// Waits for a notice, for the time to ask again, or for the end of the caller's wait.
     async fn wait(
         &mut self,
         listen: Listen,
@@ -165,20 +167,20 @@ impl Job {
         start: Moment,
         until: Option<Moment>,
         contended: Option<Moment>,
-    ) -> Result<Waited, Left> {
-        let again = Moment::now().add(pause.max(LEAST_PAUSE));
+    ) -> Result<Waited, Cleanup> {
+        let again = Moment::now().add(pause.max(MIN_PAUSE));
         let alarm = until.map_or(again, |until| until.min(again));
         let context = self.hold.context.clone();
         let change = tokio::select! {
             biased;
-            () = asked(&self.hold) => return Err(Left::Something),
+            () = requested(&self.hold) => return Err(Cleanup::Release),
             () = context.closed.cancelled() => {
-                self.hold.fail(Verdict::Failed(self.hold.error("lock", KeeperContext::closed_error())));
-                return Err(Left::Something);
+                self.hold.fail(AcquireOutcome::Failed(self.hold.error("lock", KeeperContext::closed_error())));
+                return Err(Cleanup::Release);
             }
             change = self.claim.changed(), if listen == Listen::Yes => Some(change),
             () = sleep_until(Some(alarm)) => None,
-            () = context.woken() => None,
+            () = context.resumed() => None,
         };
         if let (Some(Change::Granted(grant)), Some(sent)) = (change, contended)
             && self.accepts(sent, grant)
@@ -189,11 +191,12 @@ impl Job {
         if until.is_some_and(|until| now >= until) {
             let waited = now.since(start);
             if contended.is_some() {
-                return Err(Left::Place { waited });
+                return Err(Cleanup::LeaveQueue { waited });
             }
             // No answer said that another claim holds the lock.
-            self.hold.fail(Verdict::Failed(self.hold.error("lock", Error::undecided(waited))));
-            return Err(Left::Something);
+            self.hold
+                .fail(AcquireOutcome::Failed(self.hold.error("lock", Error::undecided(waited))));
+            return Err(Cleanup::Release);
         }
         Ok(if change.is_some() { Waited::Noticed } else { Waited::Elapsed })
     }
@@ -203,7 +206,7 @@ impl Job {
         self.capabilities().fences == Fences::Raisable
     }
 
-    /// Takes note of what the store granted; false if nothing of the lease is left.
+    /// Records what the store granted; false if the lease has expired.
     fn accepts(&self, sent: Moment, grant: Grant) -> bool {
         if let Some(fence) = grant.fence
             && self.has_floors()
@@ -214,42 +217,47 @@ impl Job {
         self.believes(sent, grant)
     }
 
-    /// The same for a grant that is known from a ticket: its fence is not the store's word, and no floor.
+    /// The same for a grant that is known from a ticket: its fence does not come from the store, and is no floor.
     fn believes(&self, sent: Moment, grant: Grant) -> bool {
-        self.hold.granted(sent, grant.fence, grant.valid_for, self.plan.max_hold)
+        self.hold.granted(sent, grant.fence, grant.valid_for, self.options.max_hold)
     }
 
-    /// A grant is none if the caller has gone in the meantime.
-    fn unless_ended(&self, granted: Granted) -> Result<Granted, Left> {
-        if self.hold.ending().is_some() { Err(Left::Something) } else { Ok(granted) }
+    /// Refuses a grant if the acquire was dropped in the meantime.
+    fn unless_ended(&self, granted: Granted) -> Result<Granted, Cleanup> {
+        if self.hold.ending().is_some() { Err(Cleanup::Release) } else { Ok(granted) }
     }
 
-    /// Decides whether a failed ask ends the acquire. The first one does: nobody wants to wait in
-    /// silence for a store that is down. Once the store has answered, failures are borne for as long
-    /// as our place in the queue can have lasted.
-    fn weather(&self, error: Error, answered: Option<Moment>, ttl: Duration) -> Result<(), Left> {
+    /// Decides whether a failed attempt ends the acquire. The first one does: a store that is down is an error, and
+    /// not a wait. Once the store has answered, failures are tolerated for as long as the place in the queue can
+    /// have lasted.
+    fn tolerate_error(
+        &self,
+        error: Error,
+        answered: Option<Moment>,
+        ttl: Duration,
+    ) -> Result<(), Cleanup> {
         if self.hold.ending().is_some() {
-            return Err(Left::Something);
+            return Err(Cleanup::Release);
         }
-        let patient = answered.is_some_and(|last| Moment::now().since(last) < ttl);
-        if patient && error.is_retryable() {
-            observe::asking_again(&self.hold, &error);
+        let tolerated = answered.is_some_and(|last| Moment::now().since(last) < ttl);
+        if tolerated && error.is_retryable() {
+            observe::asking_again(&self.hold.observer, self.hold.subject(), &error);
             return Ok(());
         }
         let error = self.hold.error("lock", error);
-        self.hold.fail(Verdict::Failed(error));
-        Err(Left::Something)
+        self.hold.fail(AcquireOutcome::Failed(error));
+        Err(Cleanup::Release)
     }
 
-    pub(super) async fn adopt(&mut self) -> Result<Granted, Left> {
+    pub(super) async fn adopt(&mut self) -> Result<Granted, Cleanup> {
         let sent = Moment::now();
-        self.hold.watch.asking(&self.hold, self.plan, sent);
+        self.hold.observer.asking(self.hold.subject(), self.options.kind(), sent);
         let ttl = self.hold.ttl();
-        let longest = ttl.min(LONGEST_ANSWER);
+        let longest = ttl.min(MAX_ANSWER);
         let mut renewal = self.claim.renew(ttl);
         let answer = tokio::select! {
             biased;
-            () = asked(&self.hold) => return Err(Left::Nothing),
+            () = requested(&self.hold) => return Err(Cleanup::None),
             answer = within(&mut renewal, sent.add(longest)) => answer,
         };
         drop(renewal);
@@ -271,8 +279,8 @@ impl Job {
             Some(Err(error)) => error,
             None => Error::no_answer(longest),
         };
-        self.hold.fail(Verdict::Failed(self.hold.error("adopt", error)));
-        Err(Left::Nothing)
+        self.hold.fail(AcquireOutcome::Failed(self.hold.error("adopt", error)));
+        Err(Cleanup::None)
     }
 }
 
@@ -318,12 +326,11 @@ impl Spread {
     }
 }
 
-/// Awaits the answer to an ask for as long as it can be worth anything. If the caller's time is up
-/// before, or the keeper is closed, he is told; the answer is awaited all the same, to release what it
-/// grants.
+/// Awaits the answer to an attempt until it would come too late. If the caller's time is up before, or the keeper is
+/// closed, the caller is told at once. The answer is still awaited, to release what it grants.
 ///
-/// Of a waiter it is known that the store answered before: it does not wait for this answer for long. Past the end of
-/// its time it still does for a moment, since only the answer says whether it has the lock or has to leave the queue.
+/// A waiter was answered before, so it does not wait for this answer for long. Past the end of its time it waits a moment
+/// longer, since only the answer says whether it has the lock or has to leave the queue.
 async fn answer(
     mut attempt: BoxFuture<'_, Result<Attempt>>,
     hold: &Hold,
@@ -336,27 +343,27 @@ async fn answer(
     let longest = if queued { hold.ttl() / 3 } else { hold.ttl() };
     let caller = until.map(|until| match waiting {
         Some(_) => until.add(LEAVE_WITHIN),
-        None => until.max(sent.add(LEAST_ANSWER)),
+        None => until.max(sent.add(MIN_ANSWER)),
     });
-    let longest = longest.min(LONGEST_ANSWER);
+    let longest = longest.min(MAX_ANSWER);
     let end = sent.add(longest);
     let told = tokio::select! {
         biased;
         answer = &mut attempt => return answer,
         () = hold.context.closed.cancelled() => {
-            Verdict::Failed(hold.error("lock", KeeperContext::closed_error()))
+            AcquireOutcome::Failed(hold.error("lock", KeeperContext::closed_error()))
         }
         () = sleep_until(Some(caller.map_or(end, |caller| caller.min(end)))) => {
             let now = Moment::now();
             match waiting {
                 _ if now >= end => return Err(Error::no_answer(longest)),
                 Some(Waiting { since, contended: true }) => {
-                    Verdict::NotInTime { waited: now.since(since) }
+                    AcquireOutcome::NotInTime { waited: now.since(since) }
                 }
                 Some(Waiting { since, contended: false }) => {
-                    Verdict::Failed(hold.error("lock", Error::undecided(now.since(since))))
+                    AcquireOutcome::Failed(hold.error("lock", Error::undecided(now.since(since))))
                 }
-                None => Verdict::Failed(hold.error("lock", Error::no_answer(now.since(sent)))),
+                None => AcquireOutcome::Failed(hold.error("lock", Error::no_answer(now.since(sent)))),
             }
         }
     };

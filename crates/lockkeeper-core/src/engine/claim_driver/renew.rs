@@ -1,23 +1,24 @@
-//! The time of a hold: listen, renew, serve the guard, until it ends or is lost.
+//! A hold: listen, renew and serve the guard's requests until it ends or is lost.
 
 use std::time::Duration;
 
-use super::{Job, LEAST_PAUSE, Left, asked, ended};
+use super::{ClaimDriver, Cleanup, MIN_PAUSE, ended, requested};
 use crate::backoff::Backoff;
 use crate::clock::{Moment, sleep_until};
 use crate::contract::{Change, Mode, Renewal};
-use crate::engine::hold::{Ending, Request};
+use crate::engine::hold::Request;
 use crate::engine::observe;
+use crate::engine::outcome::Ending;
 use crate::error::{Error, ErrorKind, Result};
 use crate::futures::boxed;
 use crate::loss::LossReason;
 
-impl Job {
-    pub(super) async fn keep(&mut self, mut pulse: Pulse) -> Left {
+impl ClaimDriver {
+    pub(super) async fn keep(&mut self, mut schedule: RenewalSchedule) -> Cleanup {
         loop {
             match self.hold.ending() {
-                Some(Ending::Release | Ending::Drop) => return Left::Something,
-                Some(Ending::Detach) => return Left::Nothing,
+                Some(Ending::Release | Ending::Drop) => return Cleanup::Release,
+                Some(Ending::Detach) => return Cleanup::None,
                 None => {}
             }
             let now = Moment::now();
@@ -25,57 +26,61 @@ impl Job {
             let lives = if self.hold.deadline().is_some_and(|deadline| now >= deadline) {
                 Err(LossReason::Expired)
             } else if let Some(request) = request {
-                boxed(self.serve(request, &mut pulse)).await
-            } else if pulse.due.is_some_and(|due| now >= due) {
+                boxed(self.serve(request, &mut schedule)).await
+            } else if schedule.due.is_some_and(|due| now >= due) {
                 let ttl = self.hold.ttl();
-                let renewal = boxed(self.renew(ttl, Step::Renew, &mut pulse));
+                let renewal = boxed(self.renew(ttl, Step::Renew, &mut schedule));
                 match renewal.await {
                     Ok(Renewal::Lost(reason)) => Err(reason),
                     _ => Ok(()),
                 }
             } else {
-                self.listen(&mut pulse).await
+                self.listen(&mut schedule).await
             };
             if let Err(reason) = lives {
                 self.hold.lose(reason);
-                return Left::Something;
+                return Cleanup::Release;
             }
         }
     }
 
     /// Waits for the next thing to do; an error if the hold is gone.
-    async fn listen(&mut self, pulse: &mut Pulse) -> Result<(), LossReason> {
+    async fn listen(&mut self, schedule: &mut RenewalSchedule) -> Result<(), LossReason> {
         let deadline = self.hold.deadline();
-        let alarm = match (pulse.due, deadline) {
+        let alarm = match (schedule.due, deadline) {
             (Some(due), Some(deadline)) => Some(due.min(deadline)),
             (due, deadline) => due.or(deadline),
         };
         tokio::select! {
             biased;
-            () = asked(&self.hold) => {}
+            () = requested(&self.hold) => {}
             change = self.claim.changed() => match change {
                 Change::Lost(reason) => return Err(reason),
                 Change::LookAgain | Change::Granted(_) => {
-                    // Not again and again without a pause, whatever the store says.
-                    let due = pulse.sent.add(LEAST_PAUSE);
+                    // With a pause, even if the store always notifies.
+                    let due = schedule.sent.add(MIN_PAUSE);
                     boxed(sleep_until(Some(due))).await;
-                    pulse.due = Some(due);
+                    schedule.due = Some(due);
                 }
             },
             () = sleep_until(alarm) => {}
-            () = self.hold.context.woken() => {}
+            () = self.hold.context.resumed() => {}
         }
         Ok(())
     }
 
     /// Does what the guard asked for; an error if the hold is gone.
-    async fn serve(&mut self, request: Request, pulse: &mut Pulse) -> Result<(), LossReason> {
+    async fn serve(
+        &mut self,
+        request: Request,
+        schedule: &mut RenewalSchedule,
+    ) -> Result<(), LossReason> {
         let (ttl, step, reply) = match request {
             Request::Extend(ttl, reply) => {
                 if ttl < self.hold.ttl() {
-                    // From now on, whatever the answer: a longer lease that was believed because of a
-                    // later renewal could still be cut by this request.
-                    self.set_ttl(ttl, pulse);
+                    // From now on, whatever the answer: this request could still shorten a longer lease of a
+                    // later renewal.
+                    self.set_ttl(ttl, schedule);
                 }
                 (ttl, Step::Renew, reply)
             }
@@ -85,7 +90,7 @@ impl Job {
                 (self.hold.ttl(), Step::Downgrade, reply)
             }
         };
-        let answer = self.renew(ttl, step, pulse).await;
+        let answer = self.renew(ttl, step, schedule).await;
         let lives = match &answer {
             Ok(Renewal::Lost(reason)) => Err(*reason),
             _ => Ok(()),
@@ -96,34 +101,39 @@ impl Job {
         };
         let answer = match answer {
             Ok(Renewal::Lost(reason)) => {
-                // Told before the answer, so that whoever gets the answer finds the state to match.
+                // Before the answer, so that the caller finds a state that matches it.
                 self.hold.lose(reason);
                 Err(self.hold.lost_error(operation))
             }
             Ok(Renewal::Renewed { .. } | Renewal::Held) => {
                 if step == Step::Renew {
-                    self.set_ttl(ttl, pulse);
+                    self.set_ttl(ttl, schedule);
                 }
                 Ok(())
             }
             Err(error) => Err(self.hold.error(operation, error)),
         };
-        // Whoever asked may have gone; then nobody needs the answer.
+        // The caller may have dropped its future.
         let _ = reply.send(answer);
         lives
     }
 
-    fn set_ttl(&self, ttl: Duration, pulse: &mut Pulse) {
+    fn set_ttl(&self, ttl: Duration, schedule: &mut RenewalSchedule) {
         self.hold.set_ttl(ttl);
-        pulse.lease = ttl;
+        schedule.lease = ttl;
     }
 
     /// Renews once. An error, or no answer, is neither a renewal nor a loss: the hold is at risk, and
-    /// the next try is soon.
-    async fn renew(&mut self, ttl: Duration, step: Step, pulse: &mut Pulse) -> Result<Renewal> {
-        let renewing = self.hold.watch.renewing(&self.hold);
-        let answer = self.send_renewal(ttl, step, pulse).await;
-        renewing.answered(&self.hold, &answer);
+    /// the next attempt follows soon.
+    async fn renew(
+        &mut self,
+        ttl: Duration,
+        step: Step,
+        schedule: &mut RenewalSchedule,
+    ) -> Result<Renewal> {
+        let renewing = self.hold.observer.renewing(self.hold.subject(), self.hold.fence());
+        let answer = self.send_renewal(ttl, step, schedule).await;
+        renewing.answered(&answer, self.hold.ending());
         answer
     }
 
@@ -131,19 +141,19 @@ impl Job {
         &mut self,
         ttl: Duration,
         step: Step,
-        pulse: &mut Pulse,
+        schedule: &mut RenewalSchedule,
     ) -> Result<Renewal> {
         let sent = Moment::now();
-        let (lease, last) = match self.hold.latest() {
-            // The store frees it then by itself: there is nothing to renew after this.
-            Some(latest) if latest < sent.add(ttl) => (latest.since(sent), true),
-            _ => (ttl, false),
+        let (lease, next) = match self.hold.latest() {
+            // The lease ends with `max_hold`: there is nothing to renew after this.
+            Some(latest) if latest < sent.add(ttl) => (latest.since(sent), Next::None),
+            _ => (ttl, Next::Due),
         };
         self.hold.renewing(sent, lease);
-        // Half of what is left is for the next try.
+        // Half of the remaining time is for the next attempt.
         let left = self.hold.deadline().map_or(Duration::MAX, |deadline| deadline.since(sent));
-        let patience = pulse.patience(lease).min(left / 2);
-        pulse.sent = sent;
+        let patience = schedule.patience(lease).min(left / 2);
+        schedule.sent = sent;
         let end = self.hold.deadline().map_or(sent.add(patience), |d| d.min(sent.add(patience)));
         let mut renewal = match step {
             Step::Renew => self.claim.renew(lease),
@@ -154,7 +164,7 @@ impl Job {
             answer = &mut renewal => Some(answer),
             () = ended(&self.hold) => None,
             () = sleep_until(Some(end)) => None,
-            () = self.hold.context.woken() => None,
+            () = self.hold.context.resumed() => None,
         };
         drop(renewal);
         let answer = answer.unwrap_or_else(|| Err(Error::no_answer(Moment::now().since(sent))));
@@ -166,24 +176,24 @@ impl Job {
                 return answer;
             }
             Err(error) => {
-                self.at_risk(error, pulse);
+                self.at_risk(error, schedule);
                 return answer;
             }
         };
         if !self.hold.renewed(sent, valid_for) {
-            // Confirmed after the deadline: by then the loss had been told, and that is final.
+            // Confirmed after the deadline: the loss has been reported by then, and is final.
             return Ok(Renewal::Lost(LossReason::Expired));
         }
-        pulse.renewed(sent, valid_for.unwrap_or(lease).min(lease), last);
+        schedule.renewed(sent, valid_for.unwrap_or(lease).min(lease), next);
         answer
     }
 
-    fn at_risk(&self, error: &Error, pulse: &mut Pulse) {
+    fn at_risk(&self, error: &Error, schedule: &mut RenewalSchedule) {
         if self.hold.ending().is_none() {
-            observe::renewal_failed(&self.hold, error);
+            observe::renewal_failed(&self.hold.observer, self.hold.subject(), error);
             self.hold.at_risk();
         }
-        pulse.failed(self.hold.deadline());
+        schedule.failed(self.hold.deadline());
     }
 }
 
@@ -194,8 +204,16 @@ enum Step {
     Downgrade,
 }
 
+/// Whether another renewal follows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Next {
+    Due,
+    /// The lease lasts until `max_hold` ends it.
+    None,
+}
+
 /// When to renew next.
-pub(super) struct Pulse {
+pub(super) struct RenewalSchedule {
     /// When the last one was sent.
     sent: Moment,
     /// `None` when the hold may not last longer than it does already.
@@ -205,20 +223,23 @@ pub(super) struct Pulse {
     failures: u32,
 }
 
-impl Pulse {
+impl RenewalSchedule {
     pub(super) fn new(sent: Moment, lease: Duration) -> Self {
         let due = Some(sent.add(lease / 3));
         Self { sent, due, lease, failures: 0 }
     }
 
-    /// How long to wait for an answer: longer each time, for a store that is slow but well.
+    /// How long to wait for an answer: longer after each failure, for a store that is slow.
     fn patience(&self, lease: Duration) -> Duration {
         let patience = lease / 6 * 2_u32.pow(self.failures.min(3));
-        patience.max(LEAST_PAUSE)
+        patience.max(MIN_PAUSE)
     }
 
-    fn renewed(&mut self, sent: Moment, lease: Duration, last: bool) {
-        self.due = (!last).then(|| sent.add(lease / 3));
+    fn renewed(&mut self, sent: Moment, lease: Duration, next: Next) {
+        self.due = match next {
+            Next::Due => Some(sent.add(lease / 3)),
+            Next::None => None,
+        };
         self.failures = 0;
     }
 
@@ -227,10 +248,10 @@ impl Pulse {
         let limit = self.lease / 60 * 2_u32.pow(self.failures.min(2));
         let mut pause = Backoff::new(limit, limit).next();
         if let Some(deadline) = deadline {
-            // There must be time for another try.
+            // Leaves time for another attempt.
             pause = pause.min(deadline.since(now) / 2);
         }
         self.failures += 1;
-        self.due = Some(now.add(pause.max(LEAST_PAUSE)));
+        self.due = Some(now.add(pause.max(MIN_PAUSE)));
     }
 }
