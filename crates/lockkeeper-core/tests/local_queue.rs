@@ -13,9 +13,9 @@ use std::time::Duration;
 use common::unordered::Unordered;
 use common::{millis, secs};
 use lockkeeper_core::{
-    Attempt, Backend, Background, BoxFuture, Capabilities, Change, Claim, ClaimSpec, Fence, Grant,
-    Guard, Holder, Inspector, Keeper, LocalQueue, LockInfo, Memory, Mode, Name, Owner, Release,
-    Renewal, Retry, Slots,
+    Attempt, Backend, Background, BoxFuture, Capabilities, Change, Claim, ClaimSpec, ErrorKind,
+    Fence, Grant, Guard, Holder, Inspector, Keeper, LocalQueue, LockInfo, Memory, Mode, Name,
+    Owner, Release, Renewal, Retry, Slots,
 };
 use lockkeeper_testkit::{Fault, Faults, Faulty, Op};
 use tokio::sync::mpsc;
@@ -514,6 +514,21 @@ async fn a_lost_answer_is_asked_for_again_behind_the_front() {
     setup.faults.once(Op::Attempt, Fault::LostAnswer);
     assert_eq!(listen(&mut *waiters[1], 2), Some(Change::LookAgain));
     assert!(is_granted(&mut *waiters[1]).await, "the store has granted it");
+}
+
+/// The first error ends an acquire. The next one must not be told that others hold the lock.
+#[tokio::test(start_paused = true)]
+async fn a_store_that_is_down_is_an_error_each_time() {
+    for setup in Setup::both() {
+        setup.faults.always(Op::Attempt, Fault::Refused);
+        for _ in 0..3 {
+            let error = timeout(secs(1), setup.keeper.mutex("a").lock()).await.expect("an answer");
+            assert_eq!(error.unwrap_err().kind(), ErrorKind::Unavailable);
+        }
+        setup.faults.none();
+        setup.lock().await.release().await.unwrap();
+        setup.assert_empty().await;
+    }
 }
 
 /// An attempt at the head that hangs is given up by the engine. Those behind it need not wait for that.

@@ -195,7 +195,11 @@ impl QueuedClaim {
                 }
             }
             Ok(Attempt::Undecided) => self.place.hold = Hold::None,
-            Err(_) => self.place.hold = if before == Hold::Held { before } else { Hold::Unknown },
+            Err(_) => {
+                self.place.hold = if before == Hold::Held { before } else { Hold::Unknown };
+                // The first answer of a store that is down is for the caller. Claims behind this one are to get it, too.
+                self.place.give_up_unless_refused();
+            }
         }
         answer
     }

@@ -532,6 +532,16 @@ impl Place {
         self.leave(Leave::GaveUp);
     }
 
+    /// Leaves the queue if the claim was never told that the lock is contended.
+    pub(super) fn give_up_unless_refused(&mut self) {
+        let is_refused = |queue: &mut Queue, number, _: &mut Wakes| {
+            queue.waiters.get(&number).is_some_and(|waiter| waiter.refused)
+        };
+        if !self.with(is_refused) {
+            self.give_up();
+        }
+    }
+
     fn leave(&mut self, leave: Leave) {
         let handoff = self.queues.handoff;
         self.with(|queue, number, wakes| queue.leave(number, leave, handoff, wakes));
