@@ -70,11 +70,19 @@ pub struct Subject {
     another: Option<Another>,
     ttl: Duration,
     space: String,
-    shows_waiters: bool,
+    shown_waiters: ShownWaiters,
     /// Whatever must live as long as the store does: a server, a directory.
     kept: Vec<Box<dyn Send + Sync>>,
     #[cfg(unix)]
     helper: Option<processes::Helper>,
+}
+
+/// Which waiters inspection shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ShownWaiters {
+    All,
+    OwnProcess,
+    None,
 }
 
 type Another = Box<dyn Fn() -> BoxFuture<'static, Arc<dyn Backend>> + Send + Sync>;
@@ -108,7 +116,7 @@ impl Subject {
             another: None,
             ttl: Duration::from_secs(1),
             space: format!("case-{}-{case}-{:08x}/", std::process::id(), fastrand::u32(..)),
-            shows_waiters: true,
+            shown_waiters: ShownWaiters::All,
             kept: Vec::new(),
             #[cfg(unix)]
             helper: None,
@@ -137,7 +145,15 @@ impl Subject {
     /// For a store that can be looked into, but does not know who waits: then it must show nobody.
     #[must_use]
     pub fn without_waiters(mut self) -> Self {
-        self.shows_waiters = false;
+        self.shown_waiters = ShownWaiters::None;
+        self
+    }
+
+    /// For a store that can be inspected, but knows only the waiters of the process that inspects it, like one that
+    /// is wrapped in `LocalQueue`.
+    #[must_use]
+    pub fn with_own_waiters(mut self) -> Self {
+        self.shown_waiters = ShownWaiters::OwnProcess;
         self
     }
 
@@ -218,7 +234,7 @@ impl Subject {
 
     /// Waits until so many wait for a name; where the store does not tell, a moment.
     async fn until_queued(&self, name: &str, count: usize) {
-        if self.backend.inspector().is_none() || !self.shows_waiters {
+        if self.backend.inspector().is_none() || self.shown_waiters != ShownWaiters::All {
             // Whoever has asked by then stands in the queue; a store slower than this fails its order.
             return tokio::time::sleep(Duration::from_millis(100)).await;
         }

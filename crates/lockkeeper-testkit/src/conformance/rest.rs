@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use lockkeeper_core::{ErrorKind, Fences, Guard, Keeper, LossReason, ReleaseOutcome};
 
-use super::{Subject, eventually, soon};
+use super::{ShownWaiters, Subject, eventually, soon};
 use crate::faulty::{Fault, Faulty, Op};
 
 /// A lease that nobody renews ends, and not before its time. A store without leases says so.
@@ -238,7 +238,10 @@ pub async fn inspection_shows_holders_and_waiters(subject: Subject) {
     assert!(holder.owner.is_none_or(|owner| owner == guard.owner()));
     assert!(holder.fence.is_none() || holder.fence == guard.fence());
     let waiters: Vec<_> = shown[0].waiters.iter().map(lockkeeper_core::Participant::who).collect();
-    let expected: &[_] = if subject.shows_waiters { &["the waiter"] } else { &[] };
+    let expected: &[_] = match subject.shown_waiters {
+        ShownWaiters::All | ShownWaiters::OwnProcess => &["the waiter"],
+        ShownWaiters::None => &[],
+    };
     assert_eq!(waiters, expected);
     let listed = subject.left().await.unwrap();
     let of = |infos: &[lockkeeper_core::LockInfo]| {
