@@ -17,6 +17,7 @@ mod background;
 mod backoff;
 pub mod blocking;
 mod clock;
+pub mod coalescer;
 mod contract;
 mod diagnose;
 mod engine;

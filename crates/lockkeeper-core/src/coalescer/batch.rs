@@ -1,0 +1,87 @@
+//! The requests that share a call.
+
+use std::fmt;
+use std::sync::Arc;
+
+use tokio::sync::oneshot;
+
+use super::{BatchSender, Shared, Waiting, miscounted};
+use crate::error::Result;
+
+/// The requests that share a call.
+///
+/// It is open at first: requests may join and leave it until the sender [closes](Self::close) it.
+pub struct Batch<S: BatchSender> {
+    pub(super) items: Vec<S::Item>,
+    /// Empty for a request that its caller sends: the caller has the answer.
+    pub(super) answers: Vec<oneshot::Sender<Result<S::Answer>>>,
+    /// Where the requests come from, until it is closed.
+    pub(super) open: Option<Arc<Shared<S>>>,
+}
+
+impl<S: BatchSender> Batch<S> {
+    /// Closes the batch and returns its requests, which count as sent from now on. Returns `None` if all have been
+    /// cancelled: then there is nothing to send.
+    pub fn close(&mut self) -> Option<&[S::Item]> {
+        let max = self.open.as_ref().map_or(0, |shared| shared.limits.max_batch);
+        self.close_with(max);
+        self.items()
+    }
+
+    pub(super) fn close_with(&mut self, max: usize) {
+        let Some(shared) = self.open.take() else { return };
+        let mut state = shared.state();
+        state.is_open = false;
+        let count = state.queue.len().min(max);
+        self.items.reserve_exact(count);
+        self.answers.reserve_exact(count);
+        for _ in 0..count {
+            let Some((_, Waiting { item, answer })) = state.queue.pop_first() else { break };
+            self.items.push(item);
+            self.answers.push(answer);
+        }
+    }
+
+    /// The requests of a closed batch, or `None` if there are none.
+    pub fn items(&self) -> Option<&[S::Item]> {
+        Some(self.items.as_slice()).filter(|items| !items.is_empty())
+    }
+
+    /// Removes requests whose callers no longer wait for an answer, and returns the others. Returns `None` if there are
+    /// none.
+    pub fn retain_awaited(&mut self) -> Option<&[S::Item]> {
+        let is_awaited: Vec<bool> = self.answers.iter().map(|answer| !answer.is_closed()).collect();
+        if is_awaited.contains(&false) {
+            let mut kept = is_awaited.iter();
+            self.items.retain(|_| kept.next().copied().unwrap_or(true));
+            let mut kept = is_awaited.iter();
+            self.answers.retain(|_| kept.next().copied().unwrap_or(true));
+        }
+        self.items()
+    }
+
+    pub(super) fn answer(self, answers: Result<Vec<Result<S::Answer>>>) {
+        let error = match answers {
+            Ok(answers) if answers.len() == self.answers.len() => {
+                for (waiting, answer) in self.answers.into_iter().zip(answers) {
+                    let _ = waiting.send(answer);
+                }
+                return;
+            }
+            Ok(answers) => miscounted(answers.len(), self.answers.len()),
+            Err(error) => error,
+        };
+        for waiting in self.answers {
+            let _ = waiting.send(Err(error.clone()));
+        }
+    }
+}
+
+impl<S: BatchSender> fmt::Debug for Batch<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Batch")
+            .field("items", &self.items.len())
+            .field("is_open", &self.open.is_some())
+            .finish_non_exhaustive()
+    }
+}
