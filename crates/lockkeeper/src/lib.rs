@@ -137,7 +137,7 @@ pub use lockkeeper_redis::{
 
 // PostgreSQL.
 #[cfg(feature = "postgres")]
-pub use lockkeeper_postgres::{Key, Postgres, PostgresFences, TransactionLock};
+pub use lockkeeper_postgres::{AdvisoryKey, Fences as PostgresFences, Postgres, TransactionLock};
 
 // The contract, for authors of stores.
 pub use lockkeeper_core::{

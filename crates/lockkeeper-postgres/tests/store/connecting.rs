@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod};
 use lockkeeper_core::Keeper;
-use lockkeeper_postgres::{Key, Postgres};
+use lockkeeper_postgres::{AdvisoryKey, Postgres};
 use lockkeeper_testkit::server::PostgresServer;
 use tokio_postgres::NoTls;
 
-use crate::kit::{client, eventually, name, soon, terminate_holders, url};
+use crate::common::{client, eventually, name, soon, terminate_holders, url};
 
 fn pool(size: usize) -> Pool {
     let config = ManagerConfig { recycling_method: RecyclingMethod::Fast };
@@ -62,7 +62,7 @@ async fn a_waiter_waits_although_the_pool_has_nothing_left() {
 #[tokio::test]
 async fn a_waiter_outlasts_a_pool_that_others_have_used_up() {
     let (pool, name) = (pool(2), name("pool-shared"));
-    let holder = crate::kit::keeper("").mutex(name.clone()).lock().await.unwrap();
+    let holder = crate::common::keeper("").mutex(name.clone()).lock().await.unwrap();
     let keeper = Keeper::new(Postgres::from_pool(pool.clone())).ttl(Duration::from_secs(2));
     let _others = pool.get().await.unwrap();
     let waiter = tokio::spawn({
@@ -82,7 +82,7 @@ async fn the_end_of_a_pools_connection_is_told() {
     let (pool, name) = (pool(2), name("pool-loss"));
     let keeper = Keeper::new(Postgres::from_pool(pool)).ttl(Duration::from_secs(600));
     let guard = keeper.mutex(name.clone()).lock().await.unwrap();
-    terminate_holders(Key::of(&name)).await;
+    terminate_holders(AdvisoryKey::of(&name)).await;
     soon("to be told", guard.lost()).await;
     soon("lock", keeper.mutex(name).lock()).await.unwrap().release().await.unwrap();
 }
@@ -147,13 +147,13 @@ async fn what_a_role_has_set_for_itself_does_not_end_a_wait() {
     );
     client().await.batch_execute(&sql).await.unwrap();
     let url = url().replace("postgres@", &format!("{role}@"));
-    let (holder, keeper) = (crate::kit::keeper(""), Keeper::new(Postgres::new(&url).unwrap()));
+    let (holder, keeper) = (crate::common::keeper(""), Keeper::new(Postgres::new(&url).unwrap()));
     let name = name("hasty");
     let guard = holder.mutex(name.clone()).lock().await.unwrap();
     let mutex = keeper.mutex(name.clone());
     let waiter = tokio::spawn(async move { mutex.lock().await.unwrap() });
-    let (client, key) = (client().await, Key::of(&name));
-    let waits = async || crate::kit::holders_and_waiters(&client, key).await == (1, 1);
+    let (client, key) = (client().await, AdvisoryKey::of(&name));
+    let waits = async || crate::common::holders_and_waiters(&client, key).await == (1, 1);
     eventually("it waits", waits).await;
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert!(waits().await, "it was ended");
