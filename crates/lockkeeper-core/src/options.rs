@@ -81,7 +81,7 @@ pub(crate) fn invalid(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidOption, message)
 }
 
-/// The setters that a keeper, every lock and its blocking twin have in common.
+/// The setters that a keeper and every lock have in common.
 macro_rules! option_setters {
     ($($path:ident).+) => {
         /// Sets how long the lock lasts in the store without renewal (30 s if not set).

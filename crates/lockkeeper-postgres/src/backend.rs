@@ -3,7 +3,6 @@
 use std::fmt;
 use std::sync::Arc;
 
-use deadpool_postgres::Pool;
 use lockkeeper_core::{Backend, Capabilities, Claim, ClaimSpec, Fences, Inspector, Result, Slots};
 use tokio_postgres::Config;
 
@@ -58,7 +57,8 @@ impl Postgres {
     ///
     /// A connection that is taken for locks is never returned to the pool: it counts towards the pool's size until it
     /// closes. So the pool's size is the limit, and a pool of one works.
-    pub fn from_pool(pool: Pool) -> Self {
+    #[cfg(feature = "deadpool")]
+    pub fn from_pool(pool: deadpool_postgres::Pool) -> Self {
         let mut options = Options::of(&Config::new());
         options.max_connections = usize::MAX;
         Self::from_sessions(SessionPool::new(Source::Pool(pool), options.clone()), &options)

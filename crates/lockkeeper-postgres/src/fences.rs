@@ -2,19 +2,20 @@
 
 use std::fmt;
 use std::pin::pin;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use deadpool_postgres::{ClientWrapper, Object, Pool, PoolError};
 use lockkeeper_core::{BoxFuture, Error, Fence, FenceCheck, FenceStore, Name, Result};
 use tokio::runtime::Handle;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
-use tokio_postgres::{Client, GenericClient, NoTls, Transaction};
+use tokio_postgres::{Client, Config, GenericClient, NoTls, Transaction};
 
 use crate::config::Settings;
-use crate::error::{config, translate, unavailable};
-use crate::sessions::Tls;
+use crate::error::{config, translate};
+use crate::sessions::{Pool, PooledConnection, Tls};
 
 const TABLE: &str = include_str!("fences/table.sql");
 const CHECK: &str = include_str!("fences/check.sql");
@@ -59,9 +60,15 @@ const MAX_CANCELS: usize = 5;
 /// ```
 #[derive(Clone)]
 pub struct Fences {
-    pool: Pool,
-    /// How its connections are encrypted, if that is known.
-    tls: Option<Tls>,
+    source: Source,
+}
+
+/// Where the connections come from.
+#[derive(Clone)]
+enum Source {
+    Own(Arc<Connections>),
+    #[cfg_attr(not(feature = "deadpool"), expect(dead_code, reason = "no pools in this build"))]
+    Pool(Pool),
 }
 
 impl Fences {
@@ -74,13 +81,14 @@ impl Fences {
     pub fn new(url: &str) -> Result<Self> {
         let Settings { driver, options, root } = Settings::parse(url)?;
         let tls = Tls::new(root.as_deref(), driver.get_ssl_mode())?;
-        let pool = Pool::builder(tls.manager(driver)).max_size(options.max_connections).build();
-        Ok(Self { pool: pool.map_err(|error| config(error.to_string()))?, tls: Some(tls) })
+        let source = Source::Own(Arc::new(Connections::new(driver, tls, options.max_connections)));
+        Ok(Self { source })
     }
 
     /// Creates a register that uses the connections of a pool.
-    pub fn from_pool(pool: Pool) -> Self {
-        Self { pool, tls: None }
+    #[cfg(feature = "deadpool")]
+    pub fn from_pool(pool: deadpool_postgres::Pool) -> Self {
+        Self { source: Source::Pool(pool) }
     }
 
     /// Creates the table if it does not exist.
@@ -100,14 +108,14 @@ impl Fences {
             // Two clients that create it at the same time may both find that it does not exist.
             created = connection.client().batch_execute(TABLE).await;
         }
-        connection.return_to_pool();
+        connection.return_client();
         created.map_err(translate)
     }
 
     /// Returns whether a holder with this fence may still write, and records the fence if the transaction is committed.
     ///
-    /// Until the transaction ends, every other check of that name waits for it. So what it writes is written before a
-    /// higher fence passes, or not at all.
+    /// Until the transaction ends, every other check of that name waits for it. So what it writes is
+    /// written before a higher fence passes, or not at all.
     ///
     /// # Errors
     ///
@@ -158,7 +166,7 @@ impl FenceStore for Fences {
         Box::pin(async move {
             let connection = Connection::get(self).await?;
             let checked = check(connection.client(), &name, fence).await;
-            connection.return_to_pool();
+            connection.return_client();
             checked.map_err(explain)
         })
     }
@@ -166,7 +174,7 @@ impl FenceStore for Fences {
 
 impl fmt::Debug for Fences {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The pool shows its configuration.
+        // The configuration has the password in it.
         f.debug_struct("Fences").finish_non_exhaustive()
     }
 }
@@ -198,51 +206,107 @@ fn explain(error: tokio_postgres::Error) -> Error {
     translate(error)
 }
 
-/// A connection that is returned to its pool only after its query was answered. One whose query was abandoned may be
-/// blocked for as long as another transaction lasts.
-struct Connection {
-    object: Option<Object>,
-    tls: Option<Tls>,
+/// The connections of a register that has no pool, opened on demand up to a limit.
+struct Connections {
+    config: Config,
+    tls: Tls,
+    permits: Arc<Semaphore>,
+    idle: Mutex<Vec<Client>>,
+}
+
+impl Connections {
+    fn new(config: Config, tls: Tls, limit: usize) -> Self {
+        let permits = Arc::new(Semaphore::new(limit.min(Semaphore::MAX_PERMITS)));
+        Self { config, tls, permits, idle: Mutex::default() }
+    }
+
+    /// Returns an idle connection, or else a new one, as soon as the limit allows it.
+    async fn get(&self) -> Result<(Client, OwnedSemaphorePermit)> {
+        let permit = self.permits.clone().acquire_owned().await;
+        let permit = permit.map_err(|error| config(error.to_string()))?;
+        while let Some(client) = self.pop() {
+            // It may have been closed by the server, or have ended with the runtime that it was opened in.
+            if !client.is_closed() {
+                return Ok((client, permit));
+            }
+        }
+        let (client, connection) = self.tls.connect(&self.config).await?;
+        tokio::spawn(connection);
+        Ok((client, permit))
+    }
+
+    fn pop(&self) -> Option<Client> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop()
+    }
+
+    fn return_client(&self, client: Client) {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(client);
+    }
+}
+
+/// A connection that is returned only after its query was answered. One whose query was abandoned may be blocked for as
+/// long as another transaction lasts.
+struct Connection(Option<Held>);
+
+enum Held {
+    Own(Arc<Connections>, Client, OwnedSemaphorePermit),
+    Pooled(PooledConnection),
 }
 
 impl Connection {
     async fn get(fences: &Fences) -> Result<Self> {
-        match fences.pool.get().await {
-            Ok(object) => Ok(Self { object: Some(object), tls: fences.tls.clone() }),
-            Err(PoolError::Backend(error)) => Err(translate(error)),
-            Err(error) => Err(unavailable(error.to_string()).with_source(error)),
-        }
+        let held = match &fences.source {
+            Source::Own(connections) => {
+                let (client, permit) = connections.get().await?;
+                Held::Own(connections.clone(), client, permit)
+            }
+            Source::Pool(pool) => Held::Pooled(PooledConnection::get(pool, Duration::MAX).await?),
+        };
+        Ok(Self(Some(held)))
     }
 
     fn client(&self) -> &Client {
-        self.object.as_ref().expect("present until it is returned")
+        match self.0.as_ref().expect("present until it is returned") {
+            Held::Own(_, client, _) => client,
+            Held::Pooled(pooled) => pooled.client(),
+        }
     }
 
-    fn return_to_pool(mut self) {
-        self.object.take();
+    fn return_client(mut self) {
+        match self.0.take() {
+            Some(Held::Own(connections, client, _permit)) => connections.return_client(client),
+            Some(Held::Pooled(pooled)) => pooled.return_to_pool(),
+            None => {}
+        }
     }
 }
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        let Some(object) = self.object.take() else { return };
-        let (client, tls) = (Object::take(object), self.tls.take());
-        if let Ok(runtime) = Handle::try_current() {
-            runtime.spawn(close(client, tls));
+        let (Some(held), Ok(runtime)) = (self.0.take(), Handle::try_current()) else { return };
+        // Another connection may be opened while this one ends.
+        match held {
+            Held::Own(connections, client, _permit) => {
+                runtime.spawn(async move { close(&client, Some(&connections.tls)).await });
+            }
+            Held::Pooled(mut pooled) => {
+                pooled.detach();
+                runtime.spawn(async move { close(pooled.client(), None).await });
+            }
         }
     }
 }
 
-/// Closes a connection together with the query that was abandoned. The driver closes a dropped connection only after all
-/// queries were answered: while a transaction blocks a name, each abandoned check of it would leave one more session
-/// on the server, beyond the size of the pool.
-async fn close(client: ClientWrapper, tls: Option<Tls>) {
+/// Closes a connection together with the query that was abandoned. The driver closes a dropped connection only after
+/// every query was answered: while a transaction blocks a name, each abandoned check of it would leave one more session
+/// on the server, beyond the limit of this register.
+async fn close(client: &Client, tls: Option<&Tls>) {
     let token = client.cancel_token();
     // Its answer comes after those of all earlier queries.
     let mut last = pin!(client.batch_execute(""));
     for _ in 0..MAX_CANCELS {
         let cancel = async {
-            match &tls {
+            match tls {
                 Some(tls) => tls.cancel(&token).await,
                 // How the pool encrypts is not known here. If it must, this fails.
                 None => token.cancel_query(NoTls).await.map_err(translate),

@@ -7,6 +7,7 @@ mod batch;
 mod connection;
 mod pending;
 mod pool;
+mod pooled;
 mod pooler;
 mod probe;
 mod session;
@@ -19,6 +20,7 @@ pub(crate) use pending::{
     Granted, HeldModes, PendingQuery, ReleaseContext, downgrade, poll_once, release,
 };
 pub(crate) use pool::{SessionPool, SessionRequest, Source};
+pub(crate) use pooled::{Pool, PooledConnection};
 pub(crate) use session::{Argument, QueryPermit, Session, SessionSlot};
 pub(crate) use statements::Arguments;
 pub(crate) use tls::Tls;

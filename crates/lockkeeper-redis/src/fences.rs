@@ -30,26 +30,26 @@ const AT_MOST: Duration = Duration::from_secs(1000 * 366 * 24 * 60 * 60);
 ///
 /// ```
 /// use lockkeeper_core::{Fence, FenceRegister};
-/// use lockkeeper_redis::{Config, Redis, RedisFences};
+/// use lockkeeper_redis::{Config, Redis, Fences};
 ///
 /// # #[tokio::main]
 /// # async fn main() -> lockkeeper_core::Result<()> {
 /// # let server = lockkeeper_testkit::server::RedisServer::start_or_panic();
 /// # let url = server.url();
 /// let redis = Redis::connect(Config::from_url(&url)?).await?;
-/// let register = FenceRegister::new(RedisFences::new(redis));
+/// let register = FenceRegister::new(Fences::new(redis));
 /// assert!(register.check("orders/42", Fence::new(7).unwrap()).await?.is_passed());
 /// assert!(!register.check("orders/42", Fence::new(6).unwrap()).await?.is_passed());
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Debug, Clone)]
-pub struct RedisFences {
+pub struct Fences {
     redis: Redis,
     keep_for: Duration,
 }
 
-impl RedisFences {
+impl Fences {
     /// Fences on a store. It may be the one that has the locks, or another.
     pub fn new(redis: Redis) -> Self {
         Self { redis, keep_for: USUALLY }
@@ -93,7 +93,7 @@ impl RedisFences {
     }
 }
 
-impl FenceStore for RedisFences {
+impl FenceStore for Fences {
     fn name(&self) -> &'static str {
         "redis"
     }

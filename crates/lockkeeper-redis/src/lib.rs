@@ -67,5 +67,5 @@ mod wire;
 pub use backend::Redis;
 pub use config::{Config, Protocol};
 pub use diagnose::diagnose;
-pub use fences::RedisFences;
+pub use fences::Fences;
 pub use redlock::redlock;

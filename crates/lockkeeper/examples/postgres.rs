@@ -5,7 +5,8 @@
 
 use std::time::Duration;
 
-use lockkeeper::{AdvisoryKey, Keeper, Participant, Result};
+use lockkeeper::postgres::AdvisoryKey;
+use lockkeeper::{Participant, Result};
 
 #[tokio::main]
 async fn main() -> Result<()> {
@@ -15,7 +16,7 @@ async fn main() -> Result<()> {
         println!("and its URL: postgres://postgres:secret@127.0.0.1/postgres");
         return Ok(());
     };
-    let keeper = Keeper::open(&url).await?.ttl(Duration::from_secs(10));
+    let keeper = lockkeeper::open(&url).await?.ttl(Duration::from_secs(10));
     let orders = keeper.mutex("orders/42");
     let guard = orders.lock().await?;
     println!("holding {}, fence {:?}", guard.name(), guard.fence());

@@ -39,8 +39,8 @@ pub(crate) struct KeeperContext {
     /// Acquires that wait.
     pub(crate) pending: Pending,
     pub(crate) runtime_gone: AtomicBool,
-    /// The same for blocking code, where it is used from there, too.
-    pub(crate) twin: OnceLock<Arc<KeeperContext>>,
+    /// The keeper's context on the blocking runtime, if this one is on another.
+    pub(crate) blocking: OnceLock<Arc<KeeperContext>>,
 }
 
 impl KeeperContext {
@@ -58,7 +58,7 @@ impl KeeperContext {
             came: Arc::default(),
             pending: Pending::default(),
             runtime_gone: AtomicBool::new(false),
-            twin: OnceLock::new(),
+            blocking: OnceLock::new(),
         }
     }
 
@@ -79,8 +79,8 @@ impl KeeperContext {
             return Ok(background);
         }
         let handle = Handle::try_current().map_err(|_| {
-            let message = "no tokio runtime: make or first use the keeper inside of one, or take \
-                           lockkeeper's blocking::Keeper";
+            let message = "no tokio runtime: make or first use the keeper inside of one, open \
+                           it with lockkeeper::blocking::open, or use its blocking methods";
             Error::new(ErrorKind::Config, message)
         })?;
         Ok(self.background.get_or_init(|| Background::new(handle)))

@@ -1,13 +1,17 @@
 //! Guards: what the user has while the lock is held.
 
 use std::fmt;
-use std::future::Future;
+use std::future::{Future, poll_fn};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::Context;
 use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
+use crate::blocking_runtime::block_on;
 use crate::clock::Moment;
 use crate::contract::Mode;
 use crate::engine::hold::{Ending, Hold, ReleaseOutcome, Request, State};
@@ -89,6 +93,13 @@ impl Guard {
     /// call, so it is right even if no task of this process has run for a while.
     pub fn is_held(&self) -> bool {
         matches!(self.state(), State::Held | State::AtRisk)
+    }
+
+    /// Returns a function that does what [`is_held`](Self::is_held) does and does not borrow the guard, for work on another
+    /// thread. Once the guard is released or dropped it returns false.
+    pub fn is_held_owned(&self) -> impl Fn() -> bool + Clone + Send + Sync + 'static + use<> {
+        let hold = self.driver.hold.clone();
+        move || matches!(hold.state(), State::Held | State::AtRisk)
     }
 
     /// Why the lock was lost; `None` while it is held, and after it was given back.
@@ -255,6 +266,26 @@ impl Guard {
         self.ask("downgrade", Request::Downgrade).await
     }
 
+    /// Makes the lease last `ttl` from now, and every renewal from now on. Does what [`extend`](Self::extend) does, in
+    /// [blocking code](crate::blocking).
+    ///
+    /// # Errors
+    ///
+    /// As [`extend`](Self::extend).
+    pub fn blocking_extend(&self, ttl: Duration) -> Result<()> {
+        block_on(self.extend(ttl))
+    }
+
+    /// Turns a write hold into a read hold. Does what [`downgrade`](Self::downgrade) does, in
+    /// [blocking code](crate::blocking).
+    ///
+    /// # Errors
+    ///
+    /// As [`downgrade`](Self::downgrade).
+    pub fn blocking_downgrade(&self) -> Result<()> {
+        block_on(self.downgrade())
+    }
+
     async fn ask(
         &self,
         operation: &'static str,
@@ -265,9 +296,14 @@ impl Guard {
         if !self.is_held() {
             return lost();
         }
-        let (reply, answer) = oneshot::channel();
+        let (reply, mut answer) = oneshot::channel();
         hold.ask(request(reply));
-        self.driver.nudge();
+        // The caller drives, not only the background: the runtime of that may have no thread but this one.
+        let driving = Driving(&self.driver);
+        let answer = poll_fn(|cx| {
+            driving.step(cx);
+            Pin::new(&mut answer).poll(cx)
+        });
         answer.await.unwrap_or_else(|_| lost())
     }
 
@@ -320,6 +356,16 @@ impl Guard {
         Releasing::new(self.driver.clone()).await
     }
 
+    /// Releases the lock and tells whether it was still held. Does what [`release`](Self::release) does, in
+    /// [blocking code](crate::blocking).
+    ///
+    /// # Errors
+    ///
+    /// As [`release`](Self::release).
+    pub fn blocking_release(self) -> Result<ReleaseOutcome> {
+        block_on(self.release())
+    }
+
     /// Gives the lock back after work that is done: that the release failed is not its error, and logged.
     pub(crate) async fn give_back(self) {
         if let Err(error) = self.release().await {
@@ -330,7 +376,7 @@ impl Guard {
     /// Whether this is a hold of that lock, or of that semaphore.
     pub(crate) fn is_of(&self, lock: &LockHandle, mode: Mode) -> bool {
         let hold = &self.driver.hold;
-        // The store and not the keeper: a keeper and its blocking twin have the same.
+        // The store and not the keeper: both contexts of a keeper have the same.
         Arc::ptr_eq(&hold.context.backend, &lock.context.backend)
             && hold.asked_mode.kind() == mode.kind()
             && lock.name.as_ref().is_ok_and(|name| *name == hold.name)
@@ -339,6 +385,27 @@ impl Guard {
     /// Who holds, for people.
     pub fn label(&self) -> &Label {
         &self.driver.hold.label
+    }
+}
+
+/// A driver that a caller polls. The background goes on when it is dropped.
+struct Driving<'a>(&'a Arc<Driver>);
+
+impl Driving<'_> {
+    fn step(&self, cx: &mut Context<'_>) {
+        let step = AssertUnwindSafe(|| self.0.poll(cx));
+        if catch_unwind(step).is_err() {
+            // A timer panics when its runtime has been shut down; anything else is the store's.
+            let gone = self.0.hold.context.runtime_is_gone();
+            let reason = if gone { LossReason::RuntimeShutdown } else { LossReason::StoreFailed };
+            self.0.abandon(reason);
+        }
+    }
+}
+
+impl Drop for Driving<'_> {
+    fn drop(&mut self) {
+        self.0.nudge();
     }
 }
 

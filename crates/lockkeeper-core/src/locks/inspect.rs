@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::blocking_runtime::block_on;
 use crate::contract::{Inspector, Kind, LockInfo, Participant};
 use crate::engine::context::KeeperContext;
 use crate::error::{Error, Result};
@@ -104,6 +105,46 @@ impl Inspect {
     pub async fn watch(&self, prefix: &str) -> Result<Watch> {
         let seen = sightings(self.list(prefix).await?);
         Ok(Watch { inspect: self.clone(), prefix: prefix.into(), seen, events: VecDeque::new() })
+    }
+
+    /// Returns every lock and semaphore whose name starts with `prefix`. Does what [`list`](Self::list) does, in
+    /// [blocking code](crate::blocking).
+    ///
+    /// # Errors
+    ///
+    /// As [`list`](Self::list).
+    pub fn blocking_list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
+        block_on(self.list(prefix))
+    }
+
+    /// Returns what is known of one name. Does what [`show`](Self::show) does, in
+    /// [blocking code](crate::blocking).
+    ///
+    /// # Errors
+    ///
+    /// As [`show`](Self::show).
+    pub fn blocking_show(&self, name: impl Into<Arc<str>>) -> Result<Vec<LockInfo>> {
+        block_on(self.show(name))
+    }
+
+    /// Takes a name away from all that hold it. Does what [`break_lock`](Self::break_lock) does, in
+    /// [blocking code](crate::blocking).
+    ///
+    /// # Errors
+    ///
+    /// As [`break_lock`](Self::break_lock).
+    pub fn blocking_break_lock(&self, name: impl Into<Arc<str>>) -> Result<usize> {
+        block_on(self.break_lock(name))
+    }
+
+    /// Watches what changes from now on. Does what [`watch`](Self::watch) does, in
+    /// [blocking code](crate::blocking).
+    ///
+    /// # Errors
+    ///
+    /// As [`watch`](Self::watch).
+    pub fn blocking_watch(&self, prefix: &str) -> Result<Watch> {
+        block_on(self.watch(prefix))
     }
 
     /// Looks until there is something to tell: whenever the store tells of a change, and once a second.
@@ -213,6 +254,16 @@ impl Watch {
                 Ok(events.pop_front())
             })
             .await
+    }
+
+    /// Blocks until the next event. Does what [`next`](Self::next) does, in
+    /// [blocking code](crate::blocking).
+    ///
+    /// # Errors
+    ///
+    /// As [`next`](Self::next).
+    pub fn blocking_next(&mut self) -> Result<Event> {
+        block_on(self.next())
     }
 }
 

@@ -8,13 +8,13 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use deadpool_postgres::Pool;
 use lockkeeper_core::{Label, Result};
 use tokio::runtime::{self, Handle};
 use tokio::sync::Notify;
 use tokio_postgres::{Config, NoTls};
 
 use super::connection::{Connection, MAX_RESPONSE_TIME, idle_timeout_for, response_time_for};
+use super::pooled::{self, Pool};
 use super::session::{Purpose, QueryPermit, Session, SessionSlot};
 use super::tls::Tls;
 use crate::config::Options;
@@ -34,7 +34,11 @@ const MAX_SHARED: usize = 64;
 
 /// Where connections come from.
 pub(crate) enum Source {
-    Server { config: Box<Config>, tls: Tls },
+    Server {
+        config: Box<Config>,
+        tls: Tls,
+    },
+    #[cfg_attr(not(feature = "deadpool"), expect(dead_code, reason = "no pools in this build"))]
     Pool(Pool),
 }
 
@@ -99,7 +103,7 @@ impl SessionPool {
     fn max_sessions(&self) -> usize {
         match &self.source {
             Source::Server { .. } => self.options.max_connections,
-            Source::Pool(pool) => pool.status().max_size.min(self.options.max_connections),
+            Source::Pool(pool) => pooled::max_size(pool).min(self.options.max_connections),
         }
     }
 

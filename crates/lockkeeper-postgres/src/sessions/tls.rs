@@ -23,7 +23,6 @@ mod with {
     use std::path::Path;
     use std::sync::{Arc, OnceLock};
 
-    use deadpool_postgres::Manager;
     use rustls::pki_types::CertificateDer;
     use rustls::pki_types::pem::PemObject as _;
     use rustls::{ClientConfig, RootCertStore};
@@ -59,14 +58,6 @@ mod with {
             let Some(tls) = &self.0 else { return super::connect_without_tls(config).await };
             let (client, connection) = config.connect(tls.clone()).await.map_err(translate)?;
             Ok((client, Box::pin(async { drop(connection.await) })))
-        }
-
-        /// Returns the manager of a connection pool.
-        pub(crate) fn manager(&self, config: Config) -> Manager {
-            match &self.0 {
-                Some(tls) => Manager::new(config, tls.clone()),
-                None => Manager::new(config, NoTls),
-            }
         }
 
         /// Asks the server to cancel the statement of a session.
@@ -121,7 +112,6 @@ mod with {
 mod without {
     use std::path::Path;
 
-    use deadpool_postgres::Manager;
     use tokio_postgres::config::SslMode;
     use tokio_postgres::{CancelToken, NoTls};
 
@@ -144,11 +134,6 @@ mod without {
 
         pub(crate) async fn connect(&self, config: &Config) -> Result<Connected> {
             super::connect_without_tls(config).await
-        }
-
-        #[expect(clippy::unused_self, reason = "with TLS it is used")]
-        pub(crate) fn manager(&self, config: Config) -> Manager {
-            Manager::new(config, NoTls)
         }
 
         pub(crate) async fn cancel(&self, token: &CancelToken) -> Result<()> {

@@ -8,6 +8,8 @@ mod connecting;
 mod diagnosis;
 mod inspection;
 mod keys;
+#[cfg(feature = "deadpool")]
+mod pools;
 mod refusals;
 mod registers;
 #[cfg(feature = "tls")]

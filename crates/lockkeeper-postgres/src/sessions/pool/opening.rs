@@ -11,8 +11,9 @@ use tokio_postgres::Config;
 use tokio_util::sync::CancellationToken;
 
 use super::super::connection::{Connection, connection_closed, idle_timeout_for};
+use super::super::pooled::PooledConnection;
 use super::super::session::{Purpose, Session};
-use super::super::transport::{PooledConnection, Transport};
+use super::super::transport::Transport;
 use super::{SessionPool, SessionRequest, Source, Table};
 use crate::error::unavailable;
 
