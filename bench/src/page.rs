@@ -6,15 +6,15 @@ use crate::figures::{Figure, short};
 use crate::plots::Plot;
 use crate::report::{Better, Report, Row, Section};
 
-/// With this load average before it begins, a machine does something else as well.
+/// A load average above this before the run means that the machine is busy with something else.
 const BUSY: f64 = 1.0;
 
-/// The whole page. The plots are in a directory of this name, beside it.
+/// Returns the whole page. The plots are in the directory `dir` beside it.
 pub(crate) fn page(report: &Report, command: &str, plots: &[Plot], dir: &str) -> String {
     let mut page = String::from("# Performance\n\n");
-    let length = match (report.quick, report.part) {
+    let length = match (report.quick, report.partial) {
         (true, _) => "**quick** run, which is for a look, not for quoting,",
-        (false, true) => "run of **some works** only",
+        (false, true) => "run of **some scenarios** only",
         (false, false) => "full run",
     };
     let _ = writeln!(
@@ -30,7 +30,7 @@ pub(crate) fn page(report: &Report, command: &str, plots: &[Plot], dir: &str) ->
         );
     }
     how_to_read(&mut page, report);
-    bars(&mut page, report);
+    thresholds(&mut page, report);
     losses(&mut page, report);
     if !plots.is_empty() {
         page.push_str("\n## Plots\n");
@@ -51,40 +51,45 @@ fn how_to_read(page: &mut String, report: &Report) {
     let _ = writeln!(
         page,
         "## How to read it\n\n\
-         - Everything runs on one machine: the servers and all makes share its cores, unless a section says otherwise. Times are this machine's; ratios travel better.\n\
-         - All tasks of a make are in one process and have one client, unless a section says otherwise. What calls share there, locks in processes of their own do not.\n\
-         - Each figure is the median of {} repetitions (of seven for take-overs on PostgreSQL and files), with the least and the most of them in brackets. In a repetition all makes take \
-         turns in short slices, in an order that changes, so that what else happens on the machine happens to all; but held locks and idle waiters are watched all at once, on all stores (but those who poll Redis while they \
-         wait, make after make), and take-overs on Redis all at once. Ratios are taken repetition by repetition; one that failed has no part in them. What is without brackets was measured once. \
-         A make that failed says so beneath its table, and has a dash where it has no figure.\n\
+         - Everything runs on one machine: the servers and all implementations share its cores, unless a section says otherwise. Times are this machine's; ratios travel better.\n\
+         - All tasks of an implementation are in one process and have one client, unless a section says otherwise. What calls share there, locks in processes of their own do not.\n\
+         - Each figure is the median of {} repetitions (of seven for take-overs on PostgreSQL and files), with the least and the most of them in brackets. In a repetition all implementations take \
+         acquisitions in short slices, in an order that changes, so that what else happens on the machine happens to all; but held locks and idle waiters are watched all at once, on all stores (but those who poll Redis while they \
+         wait, implementation after implementation), and take-overs on Redis all at once. Ratios are taken repetition by repetition; one that failed has no part in them. What is without brackets was measured once. \
+         An implementation that failed says so beneath its table, and has a dash where it has no figure.\n\
          - PINGs and raw pairs on Redis are by the `redis` crate, which most peers use; Lockkeeper has a transport of its own.\n\
-         - A release counts when the store has confirmed it; where a make does not tell, its row says so.\n\
+         - A release counts when the store has confirmed it; where an implementation does not tell, its row says so.\n\
          - In every contended slice each holder checks that it is alone. Whoever is not is counted as *granted twice*, beside the figure.\n\
          - Peers run with their defaults and, where they poll, also with the shortest pause that makes sense (1 ms), and are labelled so. Raw rows are \
          the bare driver, which renews nothing, tells of no loss, has no fence and no order.\n\
          - A longest wait as long as a slice ({:.2} s) means that somebody was never served.\n\
          - A lease of 30 s, where there is one and no section says otherwise. Lockkeeper's figures include fences (unless a row says *fence off*), loss detection and, but on files, order.\n",
         report.repetitions,
-        crate::work::queue::SLICE[usize::from(report.quick)] as f64 / 1e3
+        crate::scenarios::queue::SLICE[usize::from(report.quick)] as f64 / 1e3
     );
 }
 
-fn bars(page: &mut String, report: &Report) {
-    if report.bars.is_empty() {
+fn thresholds(page: &mut String, report: &Report) {
+    if report.thresholds.is_empty() {
         return;
     }
     page.push_str(
-        "## Bars\n\nWhat Lockkeeper is held to.\n\n| what | bar | is | |\n|---|---|---|---|\n",
+        "## Bars\n\nWhat Lockkeeper is held to.\n\n| what | threshold | is | |\n|---|---|---|---|\n",
     );
-    for bar in &report.bars {
-        let verdict = if bar.met { "met" } else { "**MISSED**" };
-        let _ =
-            writeln!(page, "| {} | {} | {} | {verdict} |", bar.what, bar.limit, bar.figure.show());
+    for threshold in &report.thresholds {
+        let verdict = if threshold.met { "met" } else { "**MISSED**" };
+        let _ = writeln!(
+            page,
+            "| {} | {} | {} | {verdict} |",
+            threshold.name,
+            threshold.limit,
+            threshold.figure.show()
+        );
     }
     let mut limits = Vec::new();
-    for bar in report.bars.iter().filter(|bar| !bar.met) {
-        let known = LIMITS.iter().find(|(start, _)| bar.what.starts_with(start));
-        let (what, limit) = known.copied().unwrap_or((&bar.what, "not known."));
+    for threshold in report.thresholds.iter().filter(|threshold| !threshold.met) {
+        let known = LIMITS.iter().find(|(start, _)| threshold.name.starts_with(start));
+        let (what, limit) = known.copied().unwrap_or((&threshold.name, "not known."));
         let line = format!("- **{}:** {limit}", what.trim_end_matches([',', ' ']));
         if !limits.contains(&line) {
             limits.push(line);
@@ -95,7 +100,7 @@ fn bars(page: &mut String, report: &Report) {
     }
 }
 
-/// What keeps Lockkeeper from a bar, by how the bar's name begins.
+/// What limits a threshold that is missed, by the prefix of the threshold's name.
 const LIMITS: &[(&str, &str)] = &[
     (
         "Redis: uncontended",
@@ -112,13 +117,13 @@ const LIMITS: &[(&str, &str)] = &[
         "both ends have slept: the release, a script that hands over, and a push to another client, against one PING.",
     ),
     (
-        "Redis: hand-overs, ",
-        "the server's processor time for a hand-over, in the table: twelve commands to hand over, and nine for the last holder to get in line again, which here comes at \
-         the same moment and is in the way, since nobody holds the lock for any time. It is the same for 8 tasks and for 64, where the bar is higher.",
+        "Redis: hand-offs, ",
+        "the server's processor time for a hand-off, in the table: twelve commands to hand over, and nine for the last holder to get in line again, which here comes at \
+         the same moment and is in the way, since nobody holds the lock for any time. It is the same for 8 tasks and for 64, where the threshold is higher.",
     ),
     (
-        "Redis: hand-overs at 8, 64, 512 tasks",
-        "compare the spread within one size, in the table of hand-overs by number of waiters: so far that was as large as what lies between sizes, and 2,048 waiters were no \
+        "Redis: hand-offs at 8, 64, 512 tasks",
+        "compare the spread within one size, in the table of hand-offs by number of waiters: so far that was as large as what lies between sizes, and 2,048 waiters were no \
          slower than 8.",
     ),
     (
@@ -130,17 +135,17 @@ const LIMITS: &[(&str, &str)] = &[
         "processor time on this side: the engine, its timers, the bookkeeping of sessions.",
     ),
     (
-        "PostgreSQL: hand-overs, 8 tasks",
+        "PostgreSQL: hand-offs, 8 tasks",
         "of the waiters in one process only the first waits on the server, so that a thousand of them do not take a thousand connections; the next one's question goes out \
          when the first has the lock, and here that is given back at once. With many waiters it does not matter: so many connections cost the raw one more.",
     ),
 ];
 
-/// Why somebody else may be faster, where that is known.
+/// Why a peer may be faster, by the prefix of the section's id.
 const REASONS: &[(&str, &str)] = &[
     (
         "memory/uncontended",
-        "A lease, an owner, a fence and a place to be told of a loss, where tokio's lock has a flag.",
+        "A lease, an owner, a fence and a index to be one_line of a loss, where tokio's lock has a flag.",
     ),
     ("memory/queue", "The same; tokio's lock wakes the next task, and nothing else."),
     (
@@ -192,7 +197,7 @@ const REASONS: &[(&str, &str)] = &[
     ),
 ];
 
-/// Whoever is better than Lockkeeper as it comes, in the figure that matters.
+/// Lists the figures in which another implementation is better than Lockkeeper with its defaults.
 fn losses(page: &mut String, report: &Report) {
     page.push_str(
         "\n## Where Lockkeeper loses\n\nEvery figure of a table, where one way is the better, that is better than that of Lockkeeper with its defaults in every \
@@ -208,9 +213,9 @@ fn losses(page: &mut String, report: &Report) {
             for row in section.rows.iter().filter(|row| !row.is_ours()) {
                 if let Some(their) = row.figures.get(&column.key)
                     && let Some(factor) = their.beats(our, column.better)
-                    && row.make != crate::stores::PINGS
-                    && row.make != crate::stores::SELECTS
-                    && row.make != crate::work::wake::UNIT
+                    && row.implementation != crate::stores::PINGS
+                    && row.implementation != crate::stores::SELECTS
+                    && row.implementation != crate::scenarios::wake::UNIT
                 {
                     let breaks = row.all_notes().iter().any(|note| note.starts_with("**"));
                     let breaks = if breaks { " (**breaks**: see its notes)" } else { "" };
@@ -220,7 +225,7 @@ fn losses(page: &mut String, report: &Report) {
                         "| {}, {} | {}{breaks} | {} | {} | {factor} |",
                         section.title,
                         column.title,
-                        row.make,
+                        row.implementation,
                         show(their),
                         show(our),
                     ));
@@ -240,7 +245,7 @@ fn losses(page: &mut String, report: &Report) {
         page.push_str("Nowhere in this run.\n");
         return;
     }
-    page.push_str("| work | to | theirs | ours | factor |\n|---|---|---:|---:|---:|\n");
+    page.push_str("| scenario | to | theirs | ours | factor |\n|---|---|---:|---:|---:|\n");
     let _ = writeln!(page, "{}", lines.join("\n"));
     if !reasons.is_empty() {
         let _ = writeln!(page, "\nWhy, as far as it is known:\n\n{}", reasons.join("\n"));
@@ -251,11 +256,11 @@ fn show(figure: &Figure) -> String {
     figure.median().map_or_else(|| "–".into(), short)
 }
 
-/// A section as a table, with the notes of each row beneath it.
+/// Writes a section as a table, with the notes of its rows below.
 pub(crate) fn table(page: &mut String, section: &Section) {
     let _ = write!(page, "\n### {}\n\n`{}`. {}\n\n|", section.title, section.id, section.text);
     let titles = section.columns.iter().map(|column| column.title.as_str());
-    for title in ["make"].into_iter().chain(titles) {
+    for title in ["implementation"].into_iter().chain(titles) {
         let _ = write!(page, " {title} |");
     }
     page.push_str("\n|---|");
@@ -265,13 +270,17 @@ pub(crate) fn table(page: &mut String, section: &Section) {
     for row in sorted(section) {
         let mut marks = String::new();
         for note in row.all_notes() {
-            let place = notes.iter().position(|known| *known == note).unwrap_or_else(|| {
+            let index = notes.iter().position(|known| *known == note).unwrap_or_else(|| {
                 notes.push(note);
                 notes.len() - 1
             });
-            let _ = write!(marks, " [{}]", place + 1);
+            let _ = write!(marks, " [{}]", index + 1);
         }
-        let name = if row.is_ours() { format!("**{}**", row.make) } else { row.make.clone() };
+        let name = if row.is_ours() {
+            format!("**{}**", row.implementation)
+        } else {
+            row.implementation.clone()
+        };
         let _ = write!(page, "| {name}{marks} |");
         for column in &section.columns {
             let figure = row.figures.get(&column.key).map_or_else(|| "–".into(), Figure::show);
@@ -287,7 +296,7 @@ pub(crate) fn table(page: &mut String, section: &Section) {
     }
 }
 
-/// The rows, best first.
+/// Returns the rows, best first.
 fn sorted(section: &Section) -> Vec<&Row> {
     let mut rows: Vec<&Row> = section.rows.iter().collect();
     let Some(column) = section.main_column() else { return rows };
