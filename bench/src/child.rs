@@ -60,8 +60,8 @@ async fn serve(args: &ChildArgs) -> Outcome<()> {
     let implementation = implementations
         .into_iter()
         .find(|implementation| implementation.label() == args.implementation);
-    let implementation =
-        implementation.ok_or_else(|| format!("no implementation {:?}", args.implementation))?;
+    let implementation = implementation
+        .ok_or_else(|| format!("unknown implementation {:?}", args.implementation))?;
     let before = load::memory();
     let (held, waiting) = match args.role {
         Role::Hold => (hold(&implementation, args).await?, Vec::new()),
@@ -138,7 +138,7 @@ pub(crate) async fn implementations_on(
         "redis" => implementations::on_redis(address, ttl).await,
         "postgres" => implementations::on_postgres(address, ttl).await,
         "file" => implementations::on_files(Path::new(address), ttl).await,
-        _ => Err(format!("no store {store:?}")),
+        _ => Err(format!("unknown store {store:?}")),
     }
 }
 
@@ -173,7 +173,7 @@ impl Process {
 
     /// Reads the next line, which starts with `start`, and returns the number in it and the text after the number.
     async fn answer(&mut self, start: &str) -> Outcome<(f64, String)> {
-        let mut output = self.output.take().ok_or("a child does not speak any more")?;
+        let mut output = self.output.take().ok_or("the child's output is closed")?;
         let reading = spawn_blocking(move || {
             let mut line = String::new();
             output.read_line(&mut line).map(|_| (line, output))
@@ -181,7 +181,7 @@ impl Process {
         let Ok(read) = tokio::time::timeout(ANSWER_TIMEOUT, reading).await else {
             // The kill closes the pipe, which ends the read.
             self.kill();
-            return Err(format!("a child did not answer within {ANSWER_TIMEOUT:?}"));
+            return Err(format!("the child did not answer within {ANSWER_TIMEOUT:?}"));
         };
         let (line, output) = read.map_err(one_line)?.map_err(one_line)?;
         self.output = Some(output);
@@ -193,7 +193,7 @@ impl Process {
             let (number, rest) = answer.split_once(' ').unwrap_or((answer, ""));
             Some((number.parse().ok()?, rest.to_owned()))
         });
-        answer.ok_or_else(|| format!("a child said {line:?}"))
+        answer.ok_or_else(|| format!("unexpected line from a child: {line:?}"))
     }
 
     pub(crate) fn pid(&self) -> u32 {

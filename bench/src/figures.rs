@@ -43,14 +43,13 @@ impl Figure {
 
     /// Formats the median, with the minimum and the maximum in brackets.
     pub(crate) fn show(&self) -> String {
-        let (Some(median), Some(least), Some(most)) = (self.median(), self.min(), self.max())
-        else {
+        let (Some(median), Some(min), Some(max)) = (self.median(), self.min(), self.max()) else {
             return "–".into();
         };
         if self.repetitions.len() == 1 {
             return short(median);
         }
-        format!("{} ({}–{})", short(median), short(least), short(most))
+        format!("{} ({}–{})", short(median), short(min), short(max))
     }
 
     /// Divides by another figure, repetition by repetition: both values of a repetition were measured under the same noise.
@@ -145,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_repetition_that_was_left_out_keeps_its_place() {
+    fn a_skipped_repetition_keeps_its_index() {
         let mut figure = Figure::default();
         figure.record(2, Some(7.0));
         assert_eq!(figure.repetitions, [None, None, Some(7.0)]);
@@ -153,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn medians_and_spreads_are_of_what_was_measured() {
+    fn medians_and_spreads_skip_failed_repetitions() {
         let figure = figure(&[Some(3.0), None, Some(1.0), Some(2.0), None]);
         assert_eq!(figure.median(), Some(2.0));
         assert_eq!((figure.min(), figure.max()), (Some(1.0), Some(3.0)));
@@ -161,24 +160,24 @@ mod tests {
     }
 
     #[test]
-    fn what_failed_every_time_is_a_dash() {
+    fn a_figure_without_values_is_a_dash() {
         assert_eq!(figure(&[None, None]).show(), "–");
         assert_eq!(figure(&[]).show(), "–");
     }
 
     #[test]
-    fn what_was_measured_once_has_no_spread() {
+    fn a_figure_measured_once_has_no_spread() {
         assert_eq!(figure(&[Some(4.0)]).show(), "4.00");
     }
 
     #[test]
-    fn what_cannot_be_divided_is_an_empty_place() {
+    fn a_division_by_zero_leaves_an_empty_entry() {
         let ratio = figure(&[Some(1.0), Some(0.0)]).divided_by(&figure(&[Some(0.0), Some(0.0)]));
         assert_eq!(ratio.repetitions, [None, None]);
     }
 
     #[test]
-    fn whoever_is_better_in_every_repetition_beats() {
+    fn a_figure_that_is_better_in_every_repetition_beats_another() {
         let (low, high) = (figure(&[Some(1.0), Some(2.0)]), figure(&[Some(2.0), Some(4.0)]));
         assert_eq!(low.beats(&high, Better::Low), Some(2.0));
         assert_eq!(high.beats(&low, Better::High), Some(2.0));
@@ -187,13 +186,13 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_worse_once_does_not_beat() {
+    fn a_figure_that_is_worse_once_does_not_beat_another() {
         let (mixed, other) = (figure(&[Some(1.0), Some(5.0)]), figure(&[Some(2.0), Some(4.0)]));
         assert_eq!(mixed.beats(&other, Better::Low), None);
     }
 
     #[test]
-    fn whoever_failed_once_does_not_beat_but_is_beaten() {
+    fn a_figure_that_failed_once_is_beaten_and_does_not_beat() {
         let (whole, failed) = (figure(&[Some(2.0), Some(2.0)]), figure(&[None, Some(1.0)]));
         assert_eq!(failed.beats(&whole, Better::Low), None);
         assert_eq!(whole.beats(&failed, Better::High), Some(2.0));
@@ -203,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_place_is_null_in_json() {
+    fn an_empty_entry_is_null_in_json() {
         let json = serde_json::to_string(&figure(&[Some(1.5), None])).unwrap_or_default();
         assert_eq!(json, r#"{"repetitions":[1.5,null]}"#);
     }

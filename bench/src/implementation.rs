@@ -99,7 +99,9 @@ impl Implementation {
         match timeout(SETUP_TIMEOUT, factory).await {
             Ok(Ok(factory)) => Self::new(name, kind, factory),
             Ok(Err(error)) => Self::new(name, kind, Unavailable(error)),
-            Err(_) => Self::new(name, kind, Unavailable(format!("not within {SETUP_TIMEOUT:?}"))),
+            Err(_) => {
+                Self::new(name, kind, Unavailable(format!("no answer within {SETUP_TIMEOUT:?}")))
+            }
         }
     }
 
@@ -124,7 +126,7 @@ impl Implementation {
 
     pub(crate) async fn lock(&self, key: &str, task: usize) -> Outcome<Box<dyn Lock>> {
         let lock = timeout(SETUP_TIMEOUT, self.factory.lock(key, task)).await;
-        lock.unwrap_or_else(|_| Err(format!("no way to a lock within {SETUP_TIMEOUT:?}")))
+        lock.unwrap_or_else(|_| Err(format!("no lock handle within {SETUP_TIMEOUT:?}")))
     }
 
     /// Returns `count` handles to one lock, one per task.
@@ -159,7 +161,7 @@ struct Unavailable(String);
 
 impl LockFactory for Unavailable {
     fn lock(&self, _: &str, _: usize) -> Fut<'_, Outcome<Box<dyn Lock>>> {
-        Box::pin(async { Err(format!("cannot be set up: {}", self.0)) })
+        Box::pin(async { Err(format!("setup failed: {}", self.0)) })
     }
 }
 
@@ -168,7 +170,7 @@ pub(crate) struct NoLocks;
 
 impl LockFactory for NoLocks {
     fn lock(&self, _: &str, _: usize) -> Fut<'_, Outcome<Box<dyn Lock>>> {
-        Box::pin(async { Err("not to be had".into()) })
+        Box::pin(async { Err("has no locks".into()) })
     }
 }
 

@@ -18,7 +18,8 @@ use crate::implementation::{Implementation, Outcome};
 pub(crate) const TUNED_RETRY: Duration = Duration::from_millis(1);
 
 /// The caveat for implementations that do not report the outcome of a release.
-const UNCONFIRMED: &str = "does not say whether a release was confirmed: counted when it returned";
+const UNCONFIRMED: &str =
+    "does not report whether a release was confirmed: counted when it returned";
 
 /// Returns the lock implementations on one Redis server.
 ///

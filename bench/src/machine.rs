@@ -25,7 +25,7 @@ pub(crate) fn on_separate_cpus<T>(start: impl FnOnce() -> T) -> Outcome<T> {
 
 fn pin_to_cpu(index: Option<&usize>) -> Outcome<()> {
     let mut set = CpuSet::new();
-    set.set(*index.ok_or("no processor is allowed")?);
+    set.set(*index.ok_or("the affinity mask has no CPU")?);
     sched_setaffinity(None, &set).map_err(one_line)
 }
 
@@ -37,7 +37,7 @@ pub(crate) fn describe() -> Vec<(String, String)> {
     let model = cpu.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
     let model = model.map_or("unknown", |(_, model)| model);
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
-    add("processor", format!("{model}, {cores} of its threads"));
+    add("CPU", format!("{model}, {cores} threads"));
     let memory = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let total = memory.lines().find_map(|line| line.strip_prefix("MemTotal:"));
     let total = total.and_then(|total| total.split_whitespace().next()?.parse::<f64>().ok());

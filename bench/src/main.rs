@@ -59,11 +59,11 @@ struct Arguments {
     report: Option<PathBuf>,
 
     #[command(subcommand)]
-    child: Option<Role>,
+    child: Option<ChildCommand>,
 }
 
 #[derive(Debug, Subcommand)]
-enum Role {
+enum ChildCommand {
     /// Hold locks or wait for one, in a child process of the benchmark
     #[command(hide = true)]
     Child(child::ChildArgs),
@@ -74,7 +74,7 @@ fn main() -> ExitCode {
     let runtime =
         Builder::new_multi_thread().max_blocking_threads(THREADS + 32).enable_all().build();
     let outcome = runtime.map_err(one_line).and_then(|runtime| match arguments.child {
-        Some(Role::Child(args)) => runtime.block_on(child::run_child(args)),
+        Some(ChildCommand::Child(args)) => runtime.block_on(child::run_child(args)),
         None => run(&runtime, &arguments),
     });
     match outcome {
@@ -89,13 +89,16 @@ fn main() -> ExitCode {
 fn run(runtime: &tokio::runtime::Runtime, arguments: &Arguments) -> Outcome<()> {
     let (start, load_before) = (Instant::now(), load::average());
     if cfg!(debug_assertions) {
-        eprintln!("built without --release: the figures are worth nothing");
+        eprintln!("built without --release: the figures are meaningless");
     }
     // Check the output files before the run, not after it.
     if let Some(file) = &arguments.report
         && file.extension().is_none()
     {
-        return Err(format!("--report {}: a file whose name ends in .md", file.display()));
+        return Err(format!(
+            "--report {}: the file name needs an extension, such as .md",
+            file.display()
+        ));
     }
     for file in arguments.json.iter().chain(&arguments.report) {
         let opened = std::fs::OpenOptions::new().append(true).create(true).open(file);
@@ -109,7 +112,7 @@ fn run(runtime: &tokio::runtime::Runtime, arguments: &Arguments) -> Outcome<()> 
     let single = Builder::new_current_thread().enable_all().build().map_err(one_line)?;
     single.block_on(stores::single_threaded(&mut bench))?;
     if bench.sections.is_empty() {
-        return Err(format!("nothing is called {:?}", arguments.only));
+        return Err(format!("no scenario matches --only {:?}", arguments.only));
     }
     // Sections are sorted by store, not by the order of measurement.
     bench.sections.sort_by_key(|section| report::sort_key(&section.id));

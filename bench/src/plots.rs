@@ -71,8 +71,8 @@ struct Bar {
     label: String,
     colour: RGBColor,
     median: f64,
-    least: f64,
-    most: f64,
+    min: f64,
+    max: f64,
 }
 
 /// Returns the plots for which there are figures.
@@ -151,8 +151,8 @@ fn lines(report: &Report, section: &str) -> Vec<Line> {
         let points = section.columns.iter().filter_map(|column| {
             let figure = row.figures.get(&column.key)?;
             let number = column.key.parse().ok()?;
-            let (median, least, most) = (figure.median()?, figure.min()?, figure.max()?);
-            (median > 0.0).then_some((number, median, least.max(1.0), most))
+            let (median, min, max) = (figure.median()?, figure.min()?, figure.max()?);
+            (median > 0.0).then_some((number, median, min.max(1.0), max))
         });
         let points = points.collect();
         let mut label = row.implementation.clone();
@@ -170,12 +170,12 @@ fn bars(report: &Report, section: &str, key: &str, longer: bool) -> Vec<Bar> {
     let mut peers = Vec::new();
     let bar = |row: &Row| {
         let figure = row.figures.get(key)?;
-        let (median, least, most) = (figure.median()?, figure.min()?, figure.max()?);
+        let (median, min, max) = (figure.median()?, figure.min()?, figure.max()?);
         let mut label = row.implementation.clone();
         if row.overlaps > 0 {
             label.push_str(" (granted twice)");
         }
-        Some(Bar { label, colour: colour(row, &mut peers), median, least, most })
+        Some(Bar { label, colour: colour(row, &mut peers), median, min, max })
     };
     let mut bars: Vec<_> = section.rows.iter().filter_map(bar).collect();
     // Best first.
@@ -326,24 +326,24 @@ fn draw_bars<B: DrawingBackend>(
         area.draw(&Text::new(label.to_owned(), at, text(size, index))).map_err(one_line)
     };
     label(title, (width / 2, 30), 28, HPos::Center)?;
-    label(&format!("{what}; black: least to most"), (LEFT, 64), 18, HPos::Left)?;
+    label(&format!("{what}; black: minimum to maximum"), (LEFT, 64), 18, HPos::Left)?;
     let scale = |value: f64| if logarithmic { (value.max(1.0) * 1.3).ln() } else { value };
-    let most = bars.iter().map(|bar| scale(bar.most)).fold(f64::MIN_POSITIVE, f64::max);
+    let max = bars.iter().map(|bar| scale(bar.max)).fold(f64::MIN_POSITIVE, f64::max);
     let along =
-        |value: f64| LEFT + (scale(value) / most * f64::from(width - LEFT - 110)).max(1.0) as i32;
+        |value: f64| LEFT + (scale(value) / max * f64::from(width - LEFT - 110)).max(1.0) as i32;
     for (index, bar) in (0..).zip(bars) {
         let top = TOP + index * BAR;
         let middle = top + BAR / 2;
         let corners = [(LEFT, top + BAR / 6), (along(bar.median), top + BAR - BAR / 6)];
         area.draw(&Rectangle::new(corners, bar.colour.filled())).map_err(one_line)?;
         // A line from minimum to maximum, with ends that stay visible where they meet.
-        let (least, most) = (along(bar.least), along(bar.most));
+        let (min, max) = (along(bar.min), along(bar.max));
         let across = |x: i32| vec![(x, middle - 6), (x, middle + 6)];
-        for path in [vec![(least, middle), (most, middle)], across(least), across(most)] {
+        for path in [vec![(min, middle), (max, middle)], across(min), across(max)] {
             area.draw(&PathElement::new(path, BLACK.stroke_width(2))).map_err(one_line)?;
         }
         label(&bar.label, (LEFT - 10, middle), 18, HPos::Right)?;
-        label(&short(bar.median), (most + 10, middle), 18, HPos::Left)?;
+        label(&short(bar.median), (max + 10, middle), 18, HPos::Left)?;
     }
     Ok(())
 }

@@ -47,7 +47,7 @@ pub(crate) async fn check_overlap_detection() -> Outcome<()> {
             meter: None,
         };
         if slice::run(locks, options).await.overlaps == 0 {
-            return Err("the detector does not see a broken lock".into());
+            return Err("the overlap detector misses a broken lock".into());
         }
     }
     Ok(())

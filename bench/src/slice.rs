@@ -39,12 +39,12 @@ impl Slice {
         self.acquisitions.iter().sum()
     }
 
-    #[expect(clippy::cast_precision_loss, reason = "is_counted of some thousands")]
+    #[expect(clippy::cast_precision_loss, reason = "counts of some thousands")]
     pub(crate) fn acquisitions_per_second(&self) -> f64 {
         self.total_acquisitions() as f64 / self.took.as_secs_f64()
     }
 
-    #[expect(clippy::cast_precision_loss, reason = "is_counted of some thousands")]
+    #[expect(clippy::cast_precision_loss, reason = "counts of some thousands")]
     pub(crate) fn hand_offs_per_second(&self) -> f64 {
         self.hand_offs.len() as f64 / self.took.as_secs_f64()
     }

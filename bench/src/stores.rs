@@ -24,7 +24,7 @@ use crate::{implementations, machine};
 pub(crate) const TTL: Duration = Duration::from_secs(30);
 
 /// How uncontended scenarios with a server are run.
-const PINNED: &str = "On a runtime with one thread, on a processor that the server does not share.";
+const PINNED: &str = "On a runtime with one thread, on a CPU that the server does not use.";
 /// The labels of the rows that others are divided by.
 pub(crate) const PINGS: &str = "two PINGs";
 pub(crate) const RAW_REDIS: &str = "raw SET NX PX + EVALSHA, retry 1 ms";
@@ -69,9 +69,9 @@ async fn queues(
     tasks: &[usize],
     meter: Option<Meter<'_>>,
 ) -> Outcome<()> {
-    let text = "Each task locks and releases the one lock in a circle. A hand-off is a grant to another task than the
-        last; its time is from before the release is called to the next task's guard. Where there is no order, a task may take the lock again that it has just
-        given back: that is a turn, but no hand-off. Counted once everybody has a index.";
+    let text = "Each task locks and releases the one lock in a loop. A hand-off is a grant to another task than the previous one; its time is from before the call of
+        release to the next task's guard. Without FIFO order, a task may reacquire the lock that it has just released: that is an acquisition, but not a
+        hand-off. Counted after a warm-up.";
     for tasks in tasks {
         let (scenario, title) = (format!("queue-{tasks}"), format!("{tasks} tasks, one lock"));
         if let Some(section) = store.section(bench, &scenario, &title, text) {
@@ -105,7 +105,7 @@ async fn scaling(
     if let Some(section) = store.section(bench, "scaling-keys", title, text) {
         keys::scaling(bench, section, &implementations, keys).await?;
     }
-    let text = "One lock; hand-offs per second between so many tasks. Whoever polls does so with its shortest pause.";
+    let text = "One lock; hand-offs per second between this many tasks. Implementations that poll use their shortest interval.";
     let title = "hand-offs by number of waiters";
     if let Some(section) = store.section(bench, "scaling-waiters", title, text) {
         queue::scaling(bench, section, &implementations, waiters).await?;
@@ -114,24 +114,24 @@ async fn scaling(
 }
 
 fn wake_section(bench: &Bench, store: Store) -> Option<Section> {
-    let text = "One holder, and one waiter in another client: from the call of release to the waiter's guard.";
+    let text = "One holder, and one waiter in another client: the time from the call of release to the waiter's guard.";
     store.section(bench, "wake", "wake-up of a single waiter", text)
 }
 
 fn readers_section(bench: &Bench, store: Store) -> Option<Section> {
-    let text = "32 tasks on one lock; 95 of 100 turns read, the rest write. Writers must be alone.";
-    store.section(bench, "readers", "readers and some writers", text)
+    let text = "32 tasks on one lock; 95 of 100 acquisitions read, the rest write.";
+    store.section(bench, "readers", "readers and a few writers", text)
 }
 
 /// Returns the section for stores that free the lock when the holder's connection or file is closed.
 fn killed_section(bench: &Bench, store: Store) -> Option<Section> {
-    let text = "The holder's process is killed with SIGKILL: from then to the waiter's guard.";
+    let text = "The holder's process is killed with SIGKILL: the time from the kill to the waiter's guard.";
     store.section(bench, "takeover", "take-over after kill -9", text)
 }
 
 pub(crate) async fn on_redlock(bench: &mut Bench) -> Outcome<()> {
     let text = "Lock and release, uncontended, on a majority of five servers, which share this machine's cores; and with two of
-        them stopped (SIGSTOP: connections stay open, nobody answers). Then what is left on the servers after everything was released.";
+        them stopped (SIGSTOP: connections stay open, but the servers do not answer). Then the keys left on the servers after all locks were released.";
     if let Some(section) = REDLOCK.section(bench, "five", "five servers", text) {
         quorum::run(bench, section).await?;
     }
@@ -144,7 +144,7 @@ pub(crate) async fn on_redlock(bench: &mut Bench) -> Outcome<()> {
 pub(crate) async fn single_threaded(bench: &mut Bench) -> Outcome<()> {
     let title = "lock and release, uncontended";
     let text = format!(
-        "One lock that nobody else is_selected, on one connection. Two PINGs are as many round trips. {PINNED}"
+        "One lock without contention, on one connection. Two PINGs are as many round trips. {PINNED}"
     );
     if let Some(section) = REDIS.section(bench, "uncontended", title, &text) {
         let server = machine::on_separate_cpus(RedisServer::start)?.map_err(one_line)?;
@@ -163,9 +163,8 @@ pub(crate) async fn single_threaded(bench: &mut Bench) -> Outcome<()> {
         uncontended::run(bench, section, &implementations, (PINGS, "in units of two PINGs"))
             .await?;
     }
-    let text = format!(
-        "One lock that nobody else is_selected. Two `SELECT 1` are as many round trips. {PINNED}"
-    );
+    let text =
+        format!("One lock without contention. Two `SELECT 1` are as many round trips. {PINNED}");
     if let Some(section) = POSTGRES.section(bench, "uncontended", title, &text) {
         let server = machine::on_separate_cpus(PostgresServer::start)?.map_err(one_line)?;
         let url = server.url();
@@ -178,7 +177,7 @@ pub(crate) async fn single_threaded(bench: &mut Bench) -> Outcome<()> {
 }
 
 pub(crate) async fn in_memory(bench: &mut Bench) -> Outcome<()> {
-    let text = "No server: what the engine costs. tokio's lock has no lease, no fence and no other process.";
+    let text = "No server: the cost of the engine. tokio's mutex has no lease, no fence and works in one process.";
     let title = "lock and release, uncontended";
     if let Some(section) = MEMORY.section(bench, "uncontended", title, text) {
         memory::uncontended(bench, section).await?;

@@ -79,12 +79,12 @@ fn redis_queue(report: &Report, thresholds: &mut Vec<Threshold>) {
     let mut flat = Figure::default();
     for repetition in 0..report.repetitions {
         let ratio = rates(repetition).map(|rates| {
-            let least = rates.iter().copied().fold(f64::MAX, f64::min);
-            least / rates.iter().copied().fold(f64::MIN_POSITIVE, f64::max)
+            let slowest = rates.iter().copied().fold(f64::MAX, f64::min);
+            slowest / rates.iter().copied().fold(f64::MIN_POSITIVE, f64::max)
         });
         flat.record(repetition, ratio);
     }
-    let name = "Redis: hand-offs at 8, 64, 512 tasks, least / most";
+    let name = "Redis: hand-offs at 8, 64, 512 tasks, slowest / fastest";
     push(thresholds, name, Some(flat), Limit::AtLeast(0.8));
     for tasks in [8, 64, 512] {
         let section = format!("redis/queue-{tasks}");
@@ -93,7 +93,7 @@ fn redis_queue(report: &Report, thresholds: &mut Vec<Threshold>) {
         push(thresholds, &name, requests, Limit::AtMost(2.0));
         // In a quick run, one acquisition is more than the threshold.
         if !report.quick {
-            let name = format!("Redis: least and most served of {tasks} tasks, %");
+            let name = format!("Redis: fairness, (most − fewest) / most of {tasks} tasks, %");
             let uneven = report.figure("redis/fairness", OURS, &tasks.to_string()).cloned();
             push(thresholds, &name, uneven, Limit::AtMost(2.0));
         }
@@ -116,7 +116,7 @@ fn quorum(report: &Report, thresholds: &mut Vec<Threshold>) {
     push(thresholds, name, healthy, Limit::AtMost(1.6));
     let stopped =
         figure("stopped").zip(figure("healthy")).map(|(stopped, well)| stopped.divided_by(well));
-    let name = "Redlock with two of five stopped, in units of all well";
+    let name = "Redlock with two of five stopped, in units of all healthy";
     push(thresholds, name, stopped, Limit::AtMost(1.2));
 }
 
@@ -132,7 +132,7 @@ fn postgres_and_files(report: &Report, thresholds: &mut Vec<Threshold>) {
         let raw = report.figure(&section, crate::stores::RAW_POSTGRES, "rate");
         let ours = report.figure(&section, UNFENCED, "rate");
         let name =
-            format!("PostgreSQL: hand-offs, {tasks} tasks, fence off, in units of the raw one");
+            format!("PostgreSQL: hand-offs, {tasks} tasks, fence off, in units of the raw recipe");
         push(
             thresholds,
             &name,

@@ -120,8 +120,8 @@ async fn redis_provider(urls: &[&str], ttl: Duration) -> Outcome<RedisLockProvid
 pub(super) async fn redis(urls: &[&str], ttl: Duration) -> Vec<Implementation> {
     let mut implementations = Vec::new();
     let variants = [
-        (Duration::from_millis(50), "asked again every 50 ms", Kind::Peer),
-        (super::TUNED_RETRY, "asked again every 1 ms", Kind::Tuned),
+        (Duration::from_millis(50), "retry 50 ms", Kind::Peer),
+        (super::TUNED_RETRY, "retry 1 ms", Kind::Tuned),
     ];
     for (pause, variant, kind) in variants {
         let provider = async {
@@ -129,7 +129,7 @@ pub(super) async fn redis(urls: &[&str], ttl: Duration) -> Vec<Implementation> {
             Ok(Provider { provider, pause })
         };
         let caveats = &[
-            "`acquire(None)`, documented to wait for ever, does not wait: asked again by this program",
+            "`acquire(None)`, documented to wait without limit, does not wait: this program retries",
             super::UNCONFIRMED,
         ];
         let implementation = Implementation::set_up(NAME, kind, provider).await;
@@ -149,7 +149,7 @@ pub(super) async fn redis(urls: &[&str], ttl: Duration) -> Vec<Implementation> {
 
 pub(super) async fn shared_redis(url: &str, ttl: Duration) -> Implementation {
     let provider = async { redis_provider(&[url], ttl).await.map(SharedProvider) };
-    let variant = "reads asked again every 1 ms, writes by itself (50 ms to 1 s)";
+    let variant = "read retry 1 ms, own write retry (50 ms to 1 s)";
     let implementation = Implementation::set_up(NAME, Kind::Peer, provider).await;
     Implementation { variant, caveats: &[super::UNCONFIRMED], ..implementation }
 }

@@ -22,7 +22,7 @@ enum Method {
     FdLock,
 }
 
-const CAVEAT: &str = "waits in a thread of its own, which blocks";
+const CAVEAT: &str = "each waiter blocks a thread";
 
 pub(super) fn raw(dir: &Path) -> Implementation {
     let dir = FileFactory { path: dir.join("raw"), method: Method::Raw };

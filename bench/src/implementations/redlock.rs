@@ -30,7 +30,7 @@ pub(super) fn implementation(
     let ttl = usize::try_from(ttl.as_millis()).unwrap_or(usize::MAX);
     let manager = Box::leak(Box::new(manager));
     let caveats = &[
-        "blocks: each lock has a thread, and each request a connection; not run with more than 64 tasks",
+        "blocks a thread per lock, and opens a connection per request; not run with more than 64 tasks",
         super::UNCONFIRMED,
     ];
     let variant = if retry.is_some() { "retry 0 to 1 ms" } else { "defaults (retry 0 to 200 ms)" };

@@ -70,12 +70,12 @@ pub(crate) struct IdleTest {
 impl IdleTest {
     /// Returns the number of locks or waiters: `wanted`, or the maximum of the implementation.
     fn count(&self) -> usize {
-        let most = if self.role == Role::Hold {
+        let max = if self.role == Role::Hold {
             self.implementation.max_held
         } else {
             self.implementation.max_tasks
         };
-        self.wanted.min(most)
+        self.wanted.min(max)
     }
 }
 
@@ -162,7 +162,7 @@ pub(crate) async fn watch(
         row.record_once("count", Some(count as f64));
         row.record_once("bytes", Some(process.bytes / count as f64));
         if count < wanted {
-            row.note(format!("{count}, not {wanted}: it needs a connection for each"));
+            row.note(format!("{count}, not {wanted}: it needs a connection per lock or waiter"));
         }
         running.push(RunningTest { test, process, key });
     }
@@ -218,7 +218,7 @@ async fn check_still_running(sections: &mut [Section], running: &mut RunningTest
             row.record_once("remaining", kept);
             let silent = row.figures.get("requests").and_then(Figure::max) == Some(0.0);
             if silent && kept < Some(100.0) {
-                row.note("**does not renew: what is held longer than its ttl is lost**");
+                row.note("**does not renew: a lock held longer than its TTL is lost**");
             }
         }
         Role::Wait => {
@@ -227,7 +227,9 @@ async fn check_still_running(sections: &mut [Section], running: &mut RunningTest
             row.record_once("remaining", Some(waiting / count * 100.0));
             if waiting < count {
                 let over = count - waiting;
-                row.note(format!("{over} of {count} no longer waited at the end: {why}"));
+                row.note(format!(
+                    "{over} of {count} waiters had stopped waiting at the end: {why}"
+                ));
             }
         }
     }

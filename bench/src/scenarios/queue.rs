@@ -25,8 +25,8 @@ pub(crate) async fn run(
         .column("acquisitions", "acquisitions per second", Better::Neither)
         .column("mean", "mean µs", Better::Neither)
         .column("p99", "p99 µs", Better::Neither)
-        .column("least", "acquisitions of the least served", Better::Neither)
-        .column("most", "of the most served", Better::Neither)
+        .column("fewest", "fewest by one task", Better::Neither)
+        .column("most", "most by one task", Better::Neither)
         .column("longest", "longest wait, ms", Better::Neither);
     if meter.is_some_and(Meter::counts_requests) {
         section = section.column("requests", "requests per hand-off", Better::Neither);
@@ -62,18 +62,18 @@ pub(crate) async fn fairness(
 ) -> Outcome<()> {
     let mut section = section;
     for tasks in tasks {
-        let title = format!("most less least, of the most, %, {tasks} tasks");
+        let title = format!("(most − fewest) / most, %, {tasks} tasks");
         section = section.column(&tasks.to_string(), &title, Better::Low);
     }
     bench.begin(&mut section).await?;
     for tasks in tasks {
         let time = if *tasks > 100 { bench.ms(11_000, 900) } else { bench.ms(2800, 300) };
         let slice = run_slice(bench, implementation, *tasks, None, time).await?;
-        let least = *slice.acquisitions.iter().min().unwrap_or(&0) as f64;
+        let fewest = *slice.acquisitions.iter().min().unwrap_or(&0) as f64;
         let most = *slice.acquisitions.iter().max().unwrap_or(&0) as f64;
         let row = section.row(implementation);
-        row.record_once(&tasks.to_string(), Some((most - least) / most * 100.0));
-        row.note(format!("{tasks} tasks: {least} to {most} acquisitions"));
+        row.record_once(&tasks.to_string(), Some((most - fewest) / most * 100.0));
+        row.note(format!("{tasks} tasks: {fewest} to {most} acquisitions"));
         row.add_errors(&slice);
     }
     bench.end(section);
@@ -135,7 +135,7 @@ fn record(row: &mut Row, repetition: usize, slice: &Slice) {
     record("acquisitions", Some(slice.acquisitions_per_second()));
     record("mean", mean(&slice.hand_offs));
     record("p99", quantile(&slice.hand_offs, 0.99));
-    record("least", slice.acquisitions.iter().min().map(|acquisitions| *acquisitions as f64));
+    record("fewest", slice.acquisitions.iter().min().map(|acquisitions| *acquisitions as f64));
     record("most", slice.acquisitions.iter().max().map(|acquisitions| *acquisitions as f64));
     record("longest", Some(slice.longest.as_secs_f64() * 1e3));
     // Costs per hand-off are undefined without hand-offs.

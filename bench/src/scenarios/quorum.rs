@@ -17,7 +17,7 @@ const TTL: Duration = Duration::from_secs(30);
 pub(crate) async fn run(bench: &mut Bench, section: Section) -> Outcome<()> {
     let mut section = section
         .column("single", "one server, p50 µs", Better::Neither)
-        .column("healthy", "all well, p50 µs", Better::Low)
+        .column("healthy", "all healthy, p50 µs", Better::Low)
         .column("stopped", "two stopped, p50 µs", Better::Low)
         .column("keys", "keys left after 100 releases", Better::Neither);
     bench.begin(&mut section).await?;

@@ -17,9 +17,9 @@ const SETTLE_TIME: Duration = Duration::from_millis(300);
 /// Checks renewal, dropped guards and cancelled acquires of each implementation.
 pub(crate) async fn run(bench: &mut Bench, section: Section, server: &RedisServer) -> Outcome<()> {
     let mut section = section
-        .column("renews", "held for two ttls", Better::Neither)
-        .column("guard", "dropped guard frees it", Better::Neither)
-        .column("future", "dropped acquire frees it", Better::Neither);
+        .column("renews", "held for two TTLs", Better::Neither)
+        .column("guard", "dropped guard releases", Better::Neither)
+        .column("future", "cancelled acquire releases", Better::Neither);
     bench.begin(&mut section).await?;
     let implementations = implementations::on_redis(&server.url(), TTL).await?;
     let implementations = implementations
@@ -35,14 +35,10 @@ pub(crate) async fn run(bench: &mut Bench, section: Section, server: &RedisServe
             (
                 "renews",
                 renews,
-                "**does not renew: the lock is gone after its ttl, and nobody is one_line**",
+                "**does not renew: the lock expires after its TTL, and the holder is not notified**",
             ),
-            ("guard", guard, "**a dropped guard leaves the lock until its ttl**"),
-            (
-                "future",
-                future,
-                "**leaks: an acquire that is dropped leaves the lock until its ttl**",
-            ),
+            ("guard", guard, "**a dropped guard keeps the lock until its TTL ends**"),
+            ("future", future, "**leaks: a cancelled acquire keeps the lock until its TTL ends**"),
         ] {
             row.record_once(key, is.map(|is| f64::from(u8::from(is))));
             if is == Some(false) {

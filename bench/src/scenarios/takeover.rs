@@ -78,19 +78,20 @@ async fn takeover_time(
         Ok::<_, String>(entered)
     });
     // Long enough for the waiter to wait, and random, so that it does not match the phase of a polling interval.
-    let least = if implementation.polls { 150 } else { 50 };
-    tokio::time::sleep(Duration::from_millis(fastrand::u64(least..least + 100))).await;
+    let min = if implementation.polls { 150 } else { 50 };
+    tokio::time::sleep(Duration::from_millis(fastrand::u64(min..min + 100))).await;
     let killed = Instant::now();
     holder.kill();
     let mut left = Duration::ZERO;
     if let Some(server) = target.redis {
         let answer = server.command(&["PTTL", &implementation.key_of(&key)]);
-        let millis = answer.parse().map_err(|_| format!("its lease had ended: {answer}"))?;
+        let millis =
+            answer.parse().map_err(|_| format!("the lease had ended: PTTL returned {answer}"))?;
         left = Duration::from_millis(millis);
     }
     let asked = Instant::now();
     let Ok(entered) = tokio::time::timeout(left + TIMEOUT, waiter).await else {
-        return Err(format!("nobody had it {TIMEOUT:?} after that"));
+        return Err(format!("the waiter did not get the lock within {TIMEOUT:?}"));
     };
     let entered = entered.map_err(one_line)??;
     if target.redis.is_some() {

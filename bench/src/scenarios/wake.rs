@@ -14,7 +14,7 @@ const TIMEOUT: Duration = Duration::from_secs(3);
 /// The pause before a release, in µs: a CPU that has been idle answers more slowly.
 const PAUSE: std::ops::Range<u64> = 4_000..10_000;
 /// The unit of the wake-up times.
-pub(crate) const UNIT: &str = "one PING to Redis, after such a pause";
+pub(crate) const UNIT: &str = "one PING to Redis, after the same pause";
 
 /// Measures from the call of release to the guard of the only waiter, which is in another client.
 pub(crate) async fn run(

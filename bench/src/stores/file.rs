@@ -10,8 +10,8 @@ use crate::scenarios::{keys, readers, takeover, uncontended, wake};
 pub(crate) async fn on_files(bench: &mut Bench) -> Outcome<()> {
     let dir = tempfile::tempdir().map_err(one_line)?;
     let implementations = implementations::on_files(dir.path(), TTL).await?;
-    let (title, text) = ("lock and release, uncontended", "One file that nobody else is_selected.");
-    let unit = (RAW_FILE, "in units of the raw one");
+    let (title, text) = ("lock and release, uncontended", "One file without contention.");
+    let unit = (RAW_FILE, "in units of the raw recipe");
     if let Some(section) = FILES.section(bench, "uncontended", title, text) {
         uncontended::run(bench, section, &implementations, unit).await?;
     }

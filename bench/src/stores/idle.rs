@@ -13,7 +13,7 @@ use crate::report::{Better, Section};
 use crate::scenarios::idle::{IdleTest, Instance, database, watch};
 
 /// The text for sections that are watched together.
-const WATCHED_TOGETHER: &str = "Each implementation is in a process of its own; all of them, and those that hold or wait on other stores, were watched at the same time, for five thirds of a ttl.";
+const WATCHED_TOGETHER: &str = "Each implementation is in a process of its own; all of them, on all stores, were watched at the same time, for five thirds of a TTL.";
 
 /// How many locks and waiters, and their TTL.
 #[derive(Clone, Copy)]
@@ -160,8 +160,8 @@ async fn on_postgres(bench: &mut Bench, all: &mut IdleRun) -> Outcome<()> {
 }
 
 fn held_redis(bench: &Bench) -> Option<Section> {
-    let text = format!("10,000 locks at a ttl of 30 s, taken over some seconds (1,000 at 3 s in a quick run), each implementation on a server of its own. {WATCHED_TOGETHER}
-        (`redlock`, which renews nothing either, is not run.)");
+    let text = format!("10,000 locks with a TTL of 30 s, acquired over some seconds (1,000 with 3 s in a quick run), each implementation on a server of its own. {WATCHED_TOGETHER}
+        (`redlock`, which does not renew either, is not run.)");
     let section = REDIS.section(bench, "held", "many held locks", &text)?;
     Some(
         section
@@ -174,9 +174,9 @@ fn held_redis(bench: &Bench) -> Option<Section> {
 }
 
 fn held_postgres(bench: &Bench) -> Option<Section> {
-    let text = format!("As many locks as an implementation can hold, up to 10,000, at a ttl of 30 s where there is one (1,000 at 3 s in a quick run). Lockkeeper's share
-        its 16 connections, the others need one for each lock. Each implementation has a database of its own on one server; the server's time is that of the processes which
-        serve it, and statements are those in the server's log. {WATCHED_TOGETHER}");
+    let text = format!("As many locks as an implementation can hold, up to 10,000, with a TTL of 30 s where there is one (1,000 with 3 s in a quick run). Lockkeeper's locks
+        share 16 connections, the others need a connection per lock. Each implementation has a database of its own on one server; the server's CPU time is
+        that of the processes which serve it, and statements are counted in the server's log. {WATCHED_TOGETHER}");
     let section = POSTGRES.section(bench, "held", "many held locks", &text)?;
     Some(
         section
@@ -193,7 +193,7 @@ fn held_postgres(bench: &Bench) -> Option<Section> {
 
 fn held_files(bench: &Bench) -> Option<(Section, Role)> {
     let text = format!(
-        "10,000 locks, at a ttl of 30 s where there is one (1,000 at 3 s in a quick run). What is still held is what the kernel says. {WATCHED_TOGETHER}"
+        "10,000 locks, with a TTL of 30 s where there is one (1,000 with 3 s in a quick run). Locks still held are counted by the kernel. {WATCHED_TOGETHER}"
     );
     let section = FILES.section(bench, "held", "many held locks", &text)?;
     let section = section
@@ -205,10 +205,11 @@ fn held_files(bench: &Bench) -> Option<(Section, Role)> {
 }
 
 fn idle_redis(bench: &Bench) -> Option<Section> {
-    let text = "Waiters on a lock that is held at a ttl of 30 s: 1,000 of them, or 100 in a quick run, whose ttl is 3 s and whose rate for Lockkeeper
-        is scaled to 30 s. All are in one process, and Lockkeeper's share calls: one waiter alone asks every third of its ttl, which is 0.1 in a second.
-        Lockkeeper was watched together with what else holds or waits, for five thirds of a ttl; the others, which poll, one after the other, for five times 0.3 s. (`redlock` has a thread for each, and is not run.)";
-    let section = REDIS.section(bench, "idle", "waiters with nothing to do", text)?;
+    let text = "Waiters for a lock that is held with a TTL of 30 s: 1,000 of them, or 100 in a quick run, whose TTL is 3 s and whose rate for Lockkeeper is scaled to
+        30 s. All are in one process, and Lockkeeper batches their requests: a single waiter sends one every third of its TTL, which is 0.1 per second.
+        Lockkeeper was watched together with the other idle scenarios, for five thirds of a TTL; the others, which poll, one after the other, for five times
+        0.3 s. (`redlock` needs a thread per waiter, and is not run.)";
+    let section = REDIS.section(bench, "idle", "idle waiters", text)?;
     Some(
         section
             .column("rate", "requests per second and waiter", Better::Low)
@@ -219,9 +220,10 @@ fn idle_redis(bench: &Bench) -> Option<Section> {
 }
 
 fn idle_postgres(bench: &Bench) -> Option<Section> {
-    let text = format!("Waiters on a lock that is held: 1,000 of them, or as many as an implementation can have (100 in a quick run). All of an implementation are in one process and one
-        database on one server; the server's time is that of the processes which serve it, and statements are those in the server's log. {WATCHED_TOGETHER}");
-    let section = POSTGRES.section(bench, "idle", "waiters with nothing to do", &text)?;
+    let text = format!("Waiters for a held lock: 1,000 of them, or as many as an implementation can have (100 in a quick run). All waiters of an implementation are in one
+        process and use one database on one server; the server's CPU time is that of the processes which serve it, and statements are counted in the server's
+        log. {WATCHED_TOGETHER}");
+    let section = POSTGRES.section(bench, "idle", "idle waiters", &text)?;
     Some(
         section
             .column("count", "waiters", Better::Neither)
@@ -235,9 +237,9 @@ fn idle_postgres(bench: &Bench) -> Option<Section> {
 
 fn idle_files(bench: &Bench) -> Option<(Section, Role)> {
     let text = format!(
-        "1,000 waiters on a lock that is held, or 100 in a quick run; all of an implementation in one process. {WATCHED_TOGETHER}"
+        "1,000 waiters for a held lock, or 100 in a quick run; all waiters of an implementation in one process. {WATCHED_TOGETHER}"
     );
-    let section = FILES.section(bench, "idle", "waiters with nothing to do", &text)?;
+    let section = FILES.section(bench, "idle", "idle waiters", &text)?;
     let section = section
         .column("client", "client % of a core", Better::Low)
         .column("threads", "threads", Better::Low)

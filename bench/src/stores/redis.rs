@@ -15,7 +15,7 @@ pub(crate) async fn on_redis(bench: &mut Bench) -> Outcome<()> {
     let url = server.url();
     let all = implementations::on_redis(&url, TTL).await?;
     let (best, meter) = (tuned(&all), Some(Meter::Redis(&server)));
-    let text = "64 tasks, each on a key of its own, all on one client. (`redlock` has a connection for each request.)";
+    let text = "64 tasks, each on a key of its own, all on one client. (`redlock` opens a connection per request.)";
     if let Some(section) = REDIS.section(bench, "keys", "64 tasks on 64 keys", text) {
         let unit = (RAW_REDIS, "in units of the raw pair");
         keys::run(bench, section, &best, unit, meter).await?;
@@ -25,11 +25,8 @@ pub(crate) async fn on_redis(bench: &mut Bench) -> Outcome<()> {
         let implementations = if bench.quick && tasks != 64 { &best } else { &all };
         queues(bench, REDIS, implementations, &[tasks], meter).await?;
     }
-    let text =
-        "One slice for each number of tasks, so long that one turn is less than the threshold.";
-    if let Some(section) =
-        REDIS.section(bench, "fairness", "how evenly acquisitions are dealt", text)
-    {
+    let text = "One slice for each number of tasks, so long that one acquisition is less than the threshold.";
+    if let Some(section) = REDIS.section(bench, "fairness", "fairness between tasks", text) {
         queue::fairness(bench, section, &all[0], &[8, 64, 512]).await?;
     }
     if let Some(section) = wake_section(bench, REDIS) {
@@ -52,8 +49,7 @@ pub(crate) async fn on_redis(bench: &mut Bench) -> Outcome<()> {
 /// Measures take-over, readers and semantics.
 async fn failures_readers_and_semantics(bench: &mut Bench, server: &RedisServer) -> Outcome<()> {
     let url = server.url();
-    let text = "The holder's process is killed with SIGKILL. Leases end by themselves on Redis; what is shown is how long
-        after that the only waiter has its guard.";
+    let text = "The holder's process is killed with SIGKILL. Leases expire on Redis: the time from the end of the lease to the guard of the only waiter.";
     if let Some(section) = REDIS.section(bench, "takeover", "take-over after kill -9", text) {
         let target = Target { store: "redis", address: &url, redis: Some(server) };
         takeover::run(bench, section, target).await?;
@@ -62,9 +58,11 @@ async fn failures_readers_and_semantics(bench: &mut Bench, server: &RedisServer)
         let implementations = implementations::shared_on_redis(&url, TTL).await?;
         readers::run(bench, section, &implementations).await?;
     }
-    let text = "Not speed: 1 is yes, 0 is no. A lock at a ttl of 1 s is held for 2 s; a guard is dropped without a release; acquires
-        of a free lock are dropped at different moments within the first 3 ms or so.";
-    if let Some(section) = REDIS.section(bench, "semantics", "semantics", text) {
+    let text = "Not speed: 1 is yes, 0 is no. A lock with a TTL of 1 s is held for 2 s; a guard is dropped without a release; acquires of a free lock are cancelled at
+        different moments within about 3 ms.";
+    if let Some(section) =
+        REDIS.section(bench, "semantics", "semantics after loss, drop and cancellation", text)
+    {
         semantics::run(bench, section, server).await?;
     }
     Ok(())
