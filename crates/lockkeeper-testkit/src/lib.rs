@@ -6,6 +6,7 @@
 //! - [`history`]: a record of all holds of a run, and a check that no two holders overlapped.
 //! - [`helper`]: a program that acquires locks in a process of its own, to be killed.
 //! - [`server`]: real servers, started on free ports in temporary directories and stopped by pid.
+//! - [`layers`]: whether the modules of a crate import downwards only.
 //! - [`log`]: captured log lines.
 //! - [`proxy`]: a TCP proxy to a server, whose connections can be delayed, cut and frozen.
 //! - [`wait`]: waits with a timeout, which panic with the name of what did not happen.
@@ -17,6 +18,7 @@ pub mod fences;
 mod flock;
 pub mod helper;
 pub mod history;
+pub mod layers;
 pub mod log;
 pub mod proxy;
 #[cfg(unix)]

@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::Moment;
-use crate::contract::Mode;
+use crate::contract::{Backend, Kind, Mode};
 use crate::engine::acquire::Releasing;
 use crate::engine::claim_handle::ClaimHandle;
 use crate::engine::hold::{Hold, ReleaseOutcome, Request, State};
@@ -17,10 +17,9 @@ use crate::engine::outcome::Ending;
 use crate::engine::while_held::run_while_held;
 use crate::error::{Error, Result};
 use crate::fence::Fence;
-use crate::locks::handle::LockHandle;
 use crate::locks::ticket::Ticket;
 use crate::loss::LossReason;
-use crate::name::Label;
+use crate::name::{Label, Name};
 use crate::options::{check_ttl, invalid};
 use crate::owner::Owner;
 
@@ -330,12 +329,12 @@ impl Guard {
     }
 
     /// Whether this is a hold of that lock, or of that semaphore.
-    pub(crate) fn is_of(&self, lock: &LockHandle, mode: Mode) -> bool {
+    pub(crate) fn is_of(&self, store: &Arc<dyn Backend>, name: &Name, kind: Kind) -> bool {
         let hold = &self.claim.hold;
         // The store and not the keeper: a keeper and its blocking twin have the same.
-        Arc::ptr_eq(&hold.context.backend, &lock.context.backend)
-            && hold.asked_mode.kind() == mode.kind()
-            && lock.name.as_ref().is_ok_and(|name| *name == hold.name)
+        Arc::ptr_eq(&hold.context.backend, store)
+            && hold.asked_mode.kind() == kind
+            && hold.name == *name
     }
 
     /// Who holds, for people.

@@ -75,6 +75,12 @@ impl LockHandle {
         spec().map_err(|error| error.at(self.context.backend.name(), "lock", &name))
     }
 
+    /// Whether a guard is a hold of this lock, or of this semaphore.
+    pub(crate) fn is_of(&self, guard: &Guard, mode: Mode) -> bool {
+        let is_of = |name: &Name| guard.is_of(&self.context.backend, name, mode.kind());
+        self.name.as_ref().is_ok_and(is_of)
+    }
+
     /// An error about this lock.
     pub(crate) fn error(&self, error: Error) -> Error {
         match &self.name {

@@ -82,7 +82,8 @@ impl Keeper {
 
     /// Several mutexes at once: all or nothing, and never a deadlock with another who does the same.
     pub fn lock_all<N: Into<Arc<str>>>(&self, names: impl IntoIterator<Item = N>) -> LockAll {
-        LockAll::new(self.clone(), names.into_iter().map(Name::new).collect(), self.options.clone())
+        let names = names.into_iter().map(Name::new).collect();
+        LockAll::new(self.context.clone(), names, self.options.clone())
     }
 
     pub(crate) fn options(&self) -> &Options {
@@ -92,10 +93,6 @@ impl Keeper {
     pub(crate) fn lock(&self, name: impl Into<Arc<str>>) -> LockHandle {
         let options = self.options.clone();
         LockHandle { context: self.context.clone(), name: Name::new(name), options }
-    }
-
-    pub(crate) fn lock_with(&self, name: Name, options: Options) -> Mutex {
-        Mutex::new(LockHandle { context: self.context.clone(), name: Ok(name), options })
     }
 
     /// Runs a closure while holding a mutex, and gives it back before returning.

@@ -1,16 +1,19 @@
 //! Several mutexes at once.
 
 use std::future::poll_fn;
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
 use crate::contract::BoxFuture;
+use crate::engine::context::KeeperContext;
 use crate::engine::hold::{ReleaseOutcome, State};
 use crate::engine::while_held::run_while_held;
 use crate::error::{Error, Result};
 use crate::futures::join_all;
 use crate::locks::guard::Guard;
-use crate::locks::keeper::Keeper;
+use crate::locks::handle::LockHandle;
+use crate::locks::mutex::Mutex;
 use crate::loss::LossReason;
 use crate::name::Name;
 use crate::options::{Options, invalid, option_setters};
@@ -40,19 +43,23 @@ use crate::release::LEAVE_WITHIN;
 /// ```
 #[derive(Debug, Clone)]
 pub struct LockAll {
-    keeper: Keeper,
+    context: Arc<KeeperContext>,
     names: Result<Vec<Name>>,
     options: Options,
 }
 
 impl LockAll {
-    pub(crate) fn new(keeper: Keeper, names: Result<Vec<Name>>, options: Options) -> Self {
+    pub(crate) fn new(
+        context: Arc<KeeperContext>,
+        names: Result<Vec<Name>>,
+        options: Options,
+    ) -> Self {
         let names = names.and_then(|mut names| {
             names.sort();
             names.dedup();
             if names.is_empty() { Err(invalid("lock_all needs a name")) } else { Ok(names) }
         });
-        Self { keeper, names, options }
+        Self { context, names, options }
     }
 
     option_setters!(options);
@@ -74,7 +81,7 @@ impl LockAll {
         match self.take(self.options.max_wait).await? {
             Taken::All(guards) => Ok(guards),
             Taken::Contended(name) => {
-                let store = self.keeper.context.backend.name();
+                let store = self.context.store;
                 Err(Error::timed_out(start.elapsed()).at(store, "lock", &name))
             }
         }
@@ -116,7 +123,8 @@ impl LockAll {
         let mut guards = Guards(Vec::new());
         for name in self.names.as_ref().map_err(Error::clone)? {
             let left = wait.map_or(Duration::MAX, |wait| wait.saturating_sub(start.elapsed()));
-            let mutex = self.keeper.lock_with(name.clone(), self.options.clone());
+            let (context, options) = (self.context.clone(), self.options.clone());
+            let mutex = Mutex::new(LockHandle { context, name: Ok(name.clone()), options });
             // Holding some is worth nothing any more when one of them is lost.
             let failed = match guards.while_held(mutex.try_lock_for(left)).await {
                 Ok(Ok(Some(guard))) => {
@@ -140,7 +148,7 @@ impl LockAll {
         }
         // The timer belongs to the keeper's runtime: the caller's task may be on another, or on none.
         let end = {
-            let _entered = self.keeper.context.enter();
+            let _entered = self.context.enter();
             tokio::time::sleep(LEAVE_WITHIN)
         };
         tokio::select! {

@@ -177,7 +177,8 @@ impl State {
 
 fn explore(test: impl Fn() + Sync + Send + 'static) {
     let mut model = loom::model::Builder::new();
-    model.preemption_bound = None;
+    // Without a bound some of these run for more than five minutes.
+    model.preemption_bound = Some(3);
     model.check(test);
 }
 
