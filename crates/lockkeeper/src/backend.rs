@@ -9,6 +9,6 @@ pub use lockkeeper_core::{
 };
 
 // Stores around other stores.
-pub use lockkeeper_core::{Prefixed, Quorum, Slots};
+pub use lockkeeper_core::{LocalQueue, Prefixed, Quorum, Slots};
 
 pub use crate::open::register;

@@ -1,4 +1,4 @@
-//! Locked files by hand (`open`, `flock`, `close`), and by `fd-lock`.
+//! File locks: the plain recipe (`open`, `flock`, `close`) and `fd-lock`.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind};
@@ -7,38 +7,40 @@ use std::path::{Path, PathBuf};
 use self_cell::{MutBorrow, self_cell};
 use tokio::task::spawn_blocking;
 
-use crate::make::{Fut, Held, Kind, Lock, Make, Mode, Outcome, Source, told};
+use crate::implementation::{
+    Fut, Held, Implementation, Kind, Lock, LockFactory, Mode, Outcome, one_line,
+};
 
-struct Dir {
+struct FileFactory {
     path: PathBuf,
-    way: Way,
+    method: Method,
 }
 
 #[derive(Clone, Copy)]
-enum Way {
+enum Method {
     Raw,
     FdLock,
 }
 
-const CAVEAT: &str = "waits in a thread of its own, which blocks";
+const CAVEAT: &str = "each waiter blocks a thread";
 
-pub(super) fn raw(dir: &Path) -> Make {
-    let dir = Dir { path: dir.join("raw"), way: Way::Raw };
-    let make = Make::new("raw open + flock + close", Kind::Raw, dir);
-    Make { caveats: &[CAVEAT], most_tasks: crate::THREADS, ..make }
+pub(super) fn raw(dir: &Path) -> Implementation {
+    let dir = FileFactory { path: dir.join("raw"), method: Method::Raw };
+    let implementation = Implementation::new("raw open + flock + close", Kind::Raw, dir);
+    Implementation { caveats: &[CAVEAT], max_tasks: crate::THREADS, ..implementation }
 }
 
-pub(super) fn fd_lock(dir: &Path) -> Make {
-    let dir = Dir { path: dir.join("fd-lock"), way: Way::FdLock };
-    let make = Make::new("fd-lock", Kind::Peer, dir);
-    Make { caveats: &[CAVEAT], most_tasks: crate::THREADS, ..make }
+pub(super) fn fd_lock(dir: &Path) -> Implementation {
+    let dir = FileFactory { path: dir.join("fd-lock"), method: Method::FdLock };
+    let implementation = Implementation::new("fd-lock", Kind::Peer, dir);
+    Implementation { caveats: &[CAVEAT], max_tasks: crate::THREADS, ..implementation }
 }
 
-impl Source for Dir {
+impl LockFactory for FileFactory {
     fn lock(&self, key: &str, _: usize) -> Fut<'_, Outcome<Box<dyn Lock>>> {
-        let lock = FileLock { path: self.path.join(key), way: self.way };
+        let lock = FileLock { path: self.path.join(key), method: self.method };
         Box::pin(async {
-            std::fs::create_dir_all(&self.path).map_err(told)?;
+            std::fs::create_dir_all(&self.path).map_err(one_line)?;
             Ok(Box::new(lock) as Box<dyn Lock>)
         })
     }
@@ -46,7 +48,7 @@ impl Source for Dir {
 
 struct FileLock {
     path: PathBuf,
-    way: Way,
+    method: Method,
 }
 
 impl FileLock {
@@ -59,10 +61,10 @@ impl FileLock {
 impl Lock for FileLock {
     fn acquire(&self, mode: Mode) -> Fut<'_, Outcome<Box<dyn Held>>> {
         Box::pin(async move {
-            let file = self.open().map_err(told)?;
-            match self.way {
-                Way::Raw => raw_lock(file, mode).await,
-                Way::FdLock => fd_locked(file, mode).await,
+            let file = self.open().map_err(one_line)?;
+            match self.method {
+                Method::Raw => raw_lock(file, mode).await,
+                Method::FdLock => fd_locked(file, mode).await,
             }
         })
     }
@@ -75,7 +77,7 @@ async fn raw_lock(file: File, mode: Mode) -> Outcome<Box<dyn Held>> {
     };
     let file = match tried {
         Ok(()) => file,
-        Err(TryLockError::Error(error)) => return Err(told(error)),
+        Err(TryLockError::Error(error)) => return Err(one_line(error)),
         Err(TryLockError::WouldBlock) => {
             let wait = move || {
                 match mode {
@@ -84,7 +86,7 @@ async fn raw_lock(file: File, mode: Mode) -> Outcome<Box<dyn Held>> {
                 }
                 .map(|()| file)
             };
-            spawn_blocking(wait).await.map_err(told)?.map_err(told)?
+            spawn_blocking(wait).await.map_err(one_line)?.map_err(one_line)?
         }
     };
     Ok(Box::new(file) as Box<dyn Held>)
@@ -103,7 +105,7 @@ enum Guard<'a> {
 }
 
 self_cell! {
-    /// A guard of theirs borrows its file.
+    /// A held lock. The guard of `fd-lock` borrows its file.
     struct FdHeld {
         owner: MutBorrow<fd_lock::RwLock<File>>,
         #[not_covariant]
@@ -133,9 +135,9 @@ async fn fd_locked(file: File, mode: Mode) -> Outcome<Box<dyn Held>> {
                     }
                 })
             };
-            spawn_blocking(wait).await.map_err(told)?.map_err(told)?
+            spawn_blocking(wait).await.map_err(one_line)?.map_err(one_line)?
         }
-        Err((_, error)) => return Err(told(error)),
+        Err((_, error)) => return Err(one_line(error)),
     };
     Ok(Box::new(held) as Box<dyn Held>)
 }

@@ -12,28 +12,30 @@ use sqlx::postgres::{
 use sqlx::{PgPool, Postgres};
 use tokio_postgres::{Client, NoTls, Statement};
 
-use crate::make::{Fut, Held, Kind, Lock, Make, Mode, Outcome, Source, told};
+use crate::implementation::{
+    Fut, Held, Implementation, Kind, Lock, LockFactory, Mode, Outcome, one_line,
+};
 
-/// The most connections of those that have one for each task or lock: a server has a process for each.
-const MOST: usize = 512;
+/// The maximum number of connections of implementations with one per task or lock: the server has a process for each.
+const MAX_CONNECTIONS: usize = 512;
 
-/// The key of a name: nobody else is on this server.
+/// Returns the advisory key of a name. Collisions do not matter here: names are used once.
 fn key_of(name: &str) -> i64 {
     name.bytes().fold(7, |key: i64, byte| key.wrapping_mul(31).wrapping_add(i64::from(byte)))
 }
 
-/// A connection of its own for each task, opened when it is first needed and kept.
-struct Kept<C> {
+/// A connection per task, opened on first use and kept.
+struct ConnectionPerTask<C> {
     url: String,
     connections: Mutex<HashMap<usize, Arc<C>>>,
 }
 
-/// Whether a connection can be used again.
+/// Says whether a connection can be used again.
 trait Reusable {
     fn is_reusable(&self) -> bool;
 }
 
-impl<C: Reusable> Kept<C> {
+impl<C: Reusable> ConnectionPerTask<C> {
     fn new(url: &str) -> Self {
         Self { url: url.to_owned(), connections: Mutex::default() }
     }
@@ -55,10 +57,10 @@ impl<C: Reusable> Kept<C> {
     }
 }
 
-/// A connection, and what is asked on it, prepared.
+/// A connection and its prepared statements.
 struct Prepared {
     client: Client,
-    /// Set while it waits. If that is dropped, the statement goes on, and what it is granted in the end nobody gives back.
+    /// Set while a lock statement is in flight. If its future is dropped, the server still grants the lock, and no task releases it.
     waits: AtomicBool,
     lock: Statement,
     lock_shared: Statement,
@@ -67,7 +69,7 @@ struct Prepared {
 }
 
 pub(crate) async fn connect(url: &str) -> Outcome<Client> {
-    let (client, connection) = tokio_postgres::connect(url, NoTls).await.map_err(told)?;
+    let (client, connection) = tokio_postgres::connect(url, NoTls).await.map_err(one_line)?;
     tokio::spawn(async move { drop(connection.await) });
     Ok(client)
 }
@@ -75,7 +77,7 @@ pub(crate) async fn connect(url: &str) -> Outcome<Client> {
 async fn prepared(url: String) -> Outcome<Prepared> {
     let client = connect(&url).await?;
     let prepare = async |function: &str| {
-        client.prepare(&format!("SELECT {function}($1::bigint)")).await.map_err(told)
+        client.prepare(&format!("SELECT {function}($1::bigint)")).await.map_err(one_line)
     };
     Ok(Prepared {
         lock: prepare("pg_advisory_lock").await?,
@@ -93,12 +95,21 @@ impl Reusable for Prepared {
     }
 }
 
-pub(super) fn raw(url: &str) -> Make {
-    let make = Make::new("raw pg_advisory_lock", Kind::Raw, Kept::<Prepared>::new(url));
-    Make { variant: "a connection each", most_tasks: MOST, most_held: MOST, ..make }
+pub(super) fn raw(url: &str) -> Implementation {
+    let implementation = Implementation::new(
+        "raw pg_advisory_lock",
+        Kind::Raw,
+        ConnectionPerTask::<Prepared>::new(url),
+    );
+    Implementation {
+        variant: "a connection each",
+        max_tasks: MAX_CONNECTIONS,
+        max_held: MAX_CONNECTIONS,
+        ..implementation
+    }
 }
 
-impl Source for Kept<Prepared> {
+impl LockFactory for ConnectionPerTask<Prepared> {
     fn lock(&self, key: &str, task: usize) -> Fut<'_, Outcome<Box<dyn Lock>>> {
         let key = key_of(key);
         Box::pin(async move {
@@ -119,7 +130,7 @@ impl Lock for RawLock {
             let Prepared { client, waits, lock, lock_shared, .. } = &*self.connection;
             let lock = if mode == Mode::Exclusive { lock } else { lock_shared };
             waits.store(true, Ordering::Relaxed);
-            client.query_one(lock, &[&self.key]).await.map_err(told)?;
+            client.query_one(lock, &[&self.key]).await.map_err(one_line)?;
             waits.store(false, Ordering::Relaxed);
             Ok(Box::new(RawHeld { connection: self.connection.clone(), key: self.key, mode })
                 as Box<dyn Held>)
@@ -138,43 +149,53 @@ impl Held for RawHeld {
         Box::pin(async move {
             let Prepared { client, unlock, unlock_shared, .. } = &*self.connection;
             let unlock = if self.mode == Mode::Exclusive { unlock } else { unlock_shared };
-            let row = client.query_one(unlock, &[&self.key]).await.map_err(told)?;
+            let row = client.query_one(unlock, &[&self.key]).await.map_err(one_line)?;
             if row.get(0) { Ok(()) } else { Err("was not held".into()) }
         })
     }
 }
 
-/// A connection of `sqlx`, which is taken out while it is used.
-type Own = Arc<tokio::sync::Mutex<Option<PgConnection>>>;
+/// A connection of `sqlx`, taken out of its slot while in use.
+type SqlxConnection = Arc<tokio::sync::Mutex<Option<PgConnection>>>;
 
-impl Reusable for Own {
+impl Reusable for SqlxConnection {
     fn is_reusable(&self) -> bool {
         true
     }
 }
 
-pub(super) fn sqlx_own(url: &str) -> Make {
-    let make = Make::new("sqlx PgAdvisoryLock", Kind::Peer, Kept::<Own>::new(url));
+pub(super) fn sqlx_connection_per_task(url: &str) -> Implementation {
+    let implementation = Implementation::new(
+        "sqlx PgAdvisoryLock",
+        Kind::Peer,
+        ConnectionPerTask::<SqlxConnection>::new(url),
+    );
     let caveats = &[super::UNCONFIRMED];
-    Make { variant: "a connection each", caveats, most_tasks: MOST, most_held: MOST, ..make }
+    Implementation {
+        variant: "a connection each",
+        caveats,
+        max_tasks: MAX_CONNECTIONS,
+        max_held: MAX_CONNECTIONS,
+        ..implementation
+    }
 }
 
-/// Guards borrow it, so it is never given back. There are some hundreds in a run.
-fn lasting(key: &str) -> &'static PgAdvisoryLock {
+/// Returns a leaked lock, because guards borrow it. A run leaks some hundreds of them.
+fn leaked_lock(key: &str) -> &'static PgAdvisoryLock {
     Box::leak(Box::new(PgAdvisoryLock::with_key(PgAdvisoryLockKey::BigInt(key_of(key)))))
 }
 
-impl Source for Kept<Own> {
+impl LockFactory for ConnectionPerTask<SqlxConnection> {
     fn lock(&self, key: &str, task: usize) -> Fut<'_, Outcome<Box<dyn Lock>>> {
-        let lock = lasting(key);
+        let lock = leaked_lock(key);
         Box::pin(async move {
             let open = |url: String| async move {
-                let connection = PgConnection::connect(&url).await.map_err(told)?;
-                Ok(Own::new(tokio::sync::Mutex::new(Some(connection))))
+                let connection = PgConnection::connect(&url).await.map_err(one_line)?;
+                Ok(SqlxConnection::new(tokio::sync::Mutex::new(Some(connection))))
             };
             let connection = self.get(task, open).await?;
-            Ok(Box::new(OwnLock {
-                connection: Own::clone(&connection),
+            Ok(Box::new(SqlxLock {
+                connection: SqlxConnection::clone(&connection),
                 lock,
                 url: self.url.clone(),
             }) as Box<dyn Lock>)
@@ -182,92 +203,97 @@ impl Source for Kept<Own> {
     }
 }
 
-struct OwnLock {
-    connection: Own,
+struct SqlxLock {
+    connection: SqlxConnection,
     lock: &'static PgAdvisoryLock,
     url: String,
 }
 
-impl Lock for OwnLock {
+impl Lock for SqlxLock {
     fn acquire(&self, _: Mode) -> Fut<'_, Outcome<Box<dyn Held>>> {
         Box::pin(async {
             let connection = self.connection.lock().await.take();
             let connection = match connection {
                 Some(connection) => connection,
-                // The last one was dropped while it waited, and its connection with it.
-                None => PgConnection::connect(&self.url).await.map_err(told)?,
+                // The previous acquire was cancelled, which closed its connection.
+                None => PgConnection::connect(&self.url).await.map_err(one_line)?,
             };
-            let guard = self.lock.acquire(connection).await.map_err(told)?;
-            Ok(Box::new(OwnHeld { guard, home: self.connection.clone() }) as Box<dyn Held>)
+            let guard = self.lock.acquire(connection).await.map_err(one_line)?;
+            Ok(Box::new(SqlxHeld { guard, slot: self.connection.clone() }) as Box<dyn Held>)
         })
     }
 }
 
-struct OwnHeld {
+struct SqlxHeld {
     guard: PgAdvisoryLockGuard<'static, PgConnection>,
-    home: Own,
+    slot: SqlxConnection,
 }
 
-impl Held for OwnHeld {
+impl Held for SqlxHeld {
     fn release(self: Box<Self>) -> Fut<'static, Outcome<()>> {
         Box::pin(async {
-            let connection = self.guard.release_now().await.map_err(told)?;
-            *self.home.lock().await = Some(connection);
+            let connection = self.guard.release_now().await.map_err(one_line)?;
+            *self.slot.lock().await = Some(connection);
             Ok(())
         })
     }
 }
 
-pub(super) async fn sqlx_pool(url: &str) -> Make {
+pub(super) async fn sqlx_pool(url: &str) -> Implementation {
     let pool = PgPoolOptions::new().max_connections(66);
-    let pool = async { pool.connect_lazy(url).map(Pooled).map_err(told) };
-    let make = Make::set_up("sqlx PgAdvisoryLock", Kind::Peer, pool).await;
-    Make { variant: "pool of 66", caveats: &[super::UNCONFIRMED], most_held: 66, ..make }
+    let pool = async { pool.connect_lazy(url).map(SqlxPool).map_err(one_line) };
+    let implementation = Implementation::set_up("sqlx PgAdvisoryLock", Kind::Peer, pool).await;
+    Implementation {
+        variant: "pool of 66",
+        caveats: &[super::UNCONFIRMED],
+        max_held: 66,
+        ..implementation
+    }
 }
 
-struct Pooled(PgPool);
+struct SqlxPool(PgPool);
 
-impl Source for Pooled {
+impl LockFactory for SqlxPool {
     fn lock(&self, key: &str, _: usize) -> Fut<'_, Outcome<Box<dyn Lock>>> {
-        let lock = PooledLock { pool: self.0.clone(), lock: lasting(key) };
+        let lock = SqlxPoolLock { pool: self.0.clone(), lock: leaked_lock(key) };
         Box::pin(async { Ok(Box::new(lock) as Box<dyn Lock>) })
     }
 }
 
-struct PooledLock {
+struct SqlxPoolLock {
     pool: PgPool,
     lock: &'static PgAdvisoryLock,
 }
 
-impl Lock for PooledLock {
+impl Lock for SqlxPoolLock {
     fn acquire(&self, _: Mode) -> Fut<'_, Outcome<Box<dyn Held>>> {
         Box::pin(async {
-            let connection = self.pool.acquire().await.map_err(told)?;
-            let guard = self.lock.acquire(connection).await.map_err(told)?;
-            Ok(Box::new(PooledHeld(guard)) as Box<dyn Held>)
+            let connection = self.pool.acquire().await.map_err(one_line)?;
+            let guard = self.lock.acquire(connection).await.map_err(one_line)?;
+            Ok(Box::new(SqlxPoolHeld(guard)) as Box<dyn Held>)
         })
     }
 }
 
-struct PooledHeld(PgAdvisoryLockGuard<'static, PoolConnection<Postgres>>);
+struct SqlxPoolHeld(PgAdvisoryLockGuard<'static, PoolConnection<Postgres>>);
 
-impl Held for PooledHeld {
+impl Held for SqlxPoolHeld {
     fn release(self: Box<Self>) -> Fut<'static, Outcome<()>> {
-        Box::pin(async { self.0.release_now().await.map(drop).map_err(told) })
+        Box::pin(async { self.0.release_now().await.map(drop).map_err(one_line) })
     }
 }
 
-/// Two `SELECT 1`: no lock, but as many requests as one takes.
-pub(super) async fn selects(url: &str) -> Outcome<Make> {
+/// Two `SELECT 1`: no lock, but as many statements as a lock and its release.
+pub(super) async fn selects(url: &str) -> Outcome<Implementation> {
     let client = connect(url).await?;
-    let select = client.prepare("SELECT 1").await.map_err(told)?;
-    Ok(Make::new("two SELECT 1", Kind::Raw, Selects(Arc::new((client, select)))))
+    let select = client.prepare("SELECT 1").await.map_err(one_line)?;
+    Ok(Implementation::new("two SELECT 1", Kind::Raw, Selects(Arc::new((client, select)))))
 }
 
 #[derive(Clone)]
 struct Selects(Arc<(Client, Statement)>);
 
-impl Source for Selects {
+impl LockFactory for Selects {
     fn lock(&self, _: &str, _: usize) -> Fut<'_, Outcome<Box<dyn Lock>>> {
         Box::pin(async { Ok(Box::new(self.clone()) as Box<dyn Lock>) })
     }
@@ -275,7 +301,7 @@ impl Source for Selects {
 
 impl Selects {
     async fn select(&self) -> Outcome<()> {
-        self.0.0.query_one(&self.0.1, &[]).await.map(drop).map_err(told)
+        self.0.0.query_one(&self.0.1, &[]).await.map(drop).map_err(one_line)
     }
 }
 

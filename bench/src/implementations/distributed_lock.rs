@@ -11,11 +11,13 @@ use distributed_lock_core::traits::{
 use distributed_lock_file::FileLockProvider;
 use distributed_lock_redis::RedisLockProvider;
 
-use crate::make::{Fut, Held, Kind, Lock, Make, Mode, Outcome, Source, told};
+use crate::implementation::{
+    Fut, Held, Implementation, Kind, Lock, LockFactory, Mode, Outcome, one_line,
+};
 
 struct Provider<P> {
     provider: P,
-    /// How long to wait before asking again, since it does not wait by itself.
+    /// The retry interval of this program, because `acquire` does not wait.
     pause: Duration,
 }
 
@@ -23,7 +25,7 @@ struct AnyLock<L>(L, Duration);
 
 struct AnyHandle<H>(H);
 
-impl<P> Source for Provider<P>
+impl<P> LockFactory for Provider<P>
 where
     P: LockProvider,
     P::Lock: 'static,
@@ -45,7 +47,7 @@ where
                 match self.0.acquire(None).await {
                     Ok(handle) => return Ok(Box::new(AnyHandle(handle)) as Box<dyn Held>),
                     Err(LockError::Timeout(_)) => tokio::time::sleep(self.1).await,
-                    Err(error) => return Err(told(error)),
+                    Err(error) => return Err(one_line(error)),
                 }
             }
         })
@@ -54,16 +56,16 @@ where
 
 impl<H: LockHandle + 'static> Held for AnyHandle<H> {
     fn release(self: Box<Self>) -> Fut<'static, Outcome<()>> {
-        Box::pin(async { self.0.release().await.map_err(told) })
+        Box::pin(async { self.0.release().await.map_err(one_line) })
     }
 }
 
-/// The same for readers and writers.
+/// The same for reader-writer locks.
 struct SharedProvider<P>(P);
 
 struct AnySharedLock<L>(L);
 
-impl<P> Source for SharedProvider<P>
+impl<P> LockFactory for SharedProvider<P>
 where
     P: ReaderWriterLockProvider,
     P::Lock: 'static,
@@ -98,8 +100,8 @@ where
                 };
                 match held {
                     Ok(held) => return Ok(held),
-                    Err(LockError::Timeout(_)) => tokio::time::sleep(super::TUNED).await,
-                    Err(error) => return Err(told(error)),
+                    Err(LockError::Timeout(_)) => tokio::time::sleep(super::TUNED_RETRY).await,
+                    Err(error) => return Err(one_line(error)),
                 }
             }
         })
@@ -111,47 +113,54 @@ const NAME: &str = "distributed-lock";
 async fn redis_provider(urls: &[&str], ttl: Duration) -> Outcome<RedisLockProvider> {
     let provider = RedisLockProvider::builder().urls(urls);
     let provider = provider.expiry(ttl).extension_cadence(ttl / 3).min_validity(ttl * 9 / 10);
-    provider.build().await.map_err(told)
+    provider.build().await.map_err(one_line)
 }
 
-/// Locks on one node, or on a majority of several.
-pub(super) async fn redis(urls: &[&str], ttl: Duration) -> Vec<Make> {
-    let mut makes = Vec::new();
-    let ways = [
-        (Duration::from_millis(50), "asked again every 50 ms", Kind::Peer),
-        (super::TUNED, "asked again every 1 ms", Kind::Tuned),
+/// Returns the locks on one node, or on a majority of several.
+pub(super) async fn redis(urls: &[&str], ttl: Duration) -> Vec<Implementation> {
+    let mut implementations = Vec::new();
+    let variants = [
+        (Duration::from_millis(50), "retry 50 ms", Kind::Peer),
+        (super::TUNED_RETRY, "retry 1 ms", Kind::Tuned),
     ];
-    for (pause, variant, kind) in ways {
+    for (pause, variant, kind) in variants {
         let provider = async {
             let provider = redis_provider(urls, ttl).await?;
             Ok(Provider { provider, pause })
         };
         let caveats = &[
-            "`acquire(None)`, documented to wait for ever, does not wait: asked again by this program",
+            "`acquire(None)`, documented to wait without limit, does not wait: this program retries",
             super::UNCONFIRMED,
         ];
-        let make = Make::set_up(NAME, kind, provider).await;
+        let implementation = Implementation::set_up(NAME, kind, provider).await;
         let key = "distributed-lock:*";
         let polls = kind == Kind::Peer;
-        makes.push(Make { variant, caveats, polls, commands: &["set", "eval"], key, ..make });
+        implementations.push(Implementation {
+            variant,
+            caveats,
+            polls,
+            commands: &["set", "eval"],
+            key,
+            ..implementation
+        });
     }
-    makes
+    implementations
 }
 
-pub(super) async fn shared_redis(url: &str, ttl: Duration) -> Make {
+pub(super) async fn shared_redis(url: &str, ttl: Duration) -> Implementation {
     let provider = async { redis_provider(&[url], ttl).await.map(SharedProvider) };
-    let variant = "reads asked again every 1 ms, writes by itself (50 ms to 1 s)";
-    let make = Make::set_up(NAME, Kind::Peer, provider).await;
-    Make { variant, caveats: &[super::UNCONFIRMED], ..make }
+    let variant = "read retry 1 ms, own write retry (50 ms to 1 s)";
+    let implementation = Implementation::set_up(NAME, Kind::Peer, provider).await;
+    Implementation { variant, caveats: &[super::UNCONFIRMED], ..implementation }
 }
 
-pub(super) async fn files(dir: &Path) -> Make {
+pub(super) async fn files(dir: &Path) -> Implementation {
     let provider = async {
-        let provider = FileLockProvider::new(dir.join("distributed-lock")).map_err(told)?;
+        let provider = FileLockProvider::new(dir.join("distributed-lock")).map_err(one_line)?;
         Ok(Provider { provider, pause: Duration::ZERO })
     };
-    let make = Make::set_up(NAME, Kind::Peer, provider).await;
-    Make { variant: "defaults (retry 10 ms to 1 s)", polls: true, ..make }
+    let implementation = Implementation::set_up(NAME, Kind::Peer, provider).await;
+    Implementation { variant: "defaults (retry 10 ms to 1 s)", polls: true, ..implementation }
 }
 
 #[cfg(feature = "openssl-peers")]
@@ -159,31 +168,36 @@ mod with_openssl {
     use distributed_lock_postgres::PostgresLockProvider;
     use sqlx::postgres::PgPoolOptions;
 
-    use super::{Duration, Kind, Make, NAME, Outcome, Provider, SharedProvider, told};
+    use super::{
+        Duration, Implementation, Kind, NAME, Outcome, Provider, SharedProvider, one_line,
+    };
 
-    /// As many connections as there are tasks.
-    const ENOUGH: u32 = 66;
+    /// Enough connections for 64 tasks and two more.
+    const POOL_SIZE: u32 = 66;
 
-    async fn large(url: &str) -> Outcome<PostgresLockProvider> {
-        let pool = PgPoolOptions::new().max_connections(ENOUGH).connect_lazy(url).map_err(told)?;
-        PostgresLockProvider::builder().pool(pool).build().await.map_err(told)
+    async fn large_pool(url: &str) -> Outcome<PostgresLockProvider> {
+        let pool =
+            PgPoolOptions::new().max_connections(POOL_SIZE).connect_lazy(url).map_err(one_line)?;
+        PostgresLockProvider::builder().pool(pool).build().await.map_err(one_line)
     }
 
-    pub(crate) async fn postgres(url: &str) -> Vec<Make> {
+    pub(crate) async fn postgres(url: &str) -> Vec<Implementation> {
         let waits = |provider| Provider { provider, pause: Duration::ZERO };
-        let plain = async { PostgresLockProvider::new(url).await.map(waits).map_err(told) };
-        let plain = Make::set_up(NAME, Kind::Peer, plain).await;
-        let large = Make::set_up(NAME, Kind::Tuned, async { large(url).await.map(waits) }).await;
+        let plain = async { PostgresLockProvider::new(url).await.map(waits).map_err(one_line) };
+        let plain = Implementation::set_up(NAME, Kind::Peer, plain).await;
+        let large =
+            Implementation::set_up(NAME, Kind::Tuned, async { large_pool(url).await.map(waits) })
+                .await;
         vec![
-            Make { variant: "defaults (10 connections)", most_held: 10, ..plain },
-            Make { variant: "66 connections", most_held: ENOUGH as usize, ..large },
+            Implementation { variant: "defaults (10 connections)", max_held: 10, ..plain },
+            Implementation { variant: "66 connections", max_held: POOL_SIZE as usize, ..large },
         ]
     }
 
-    pub(crate) async fn shared_postgres(url: &str) -> Vec<Make> {
-        let provider = async { large(url).await.map(SharedProvider) };
-        let make = Make::set_up(NAME, Kind::Tuned, provider).await;
-        vec![Make { variant: "66 connections", ..make }]
+    pub(crate) async fn shared_postgres(url: &str) -> Vec<Implementation> {
+        let provider = async { large_pool(url).await.map(SharedProvider) };
+        let implementation = Implementation::set_up(NAME, Kind::Tuned, provider).await;
+        vec![Implementation { variant: "66 connections", ..implementation }]
     }
 }
 
@@ -192,12 +206,12 @@ pub(super) use with_openssl::{postgres, shared_postgres};
 
 #[cfg(not(feature = "openssl-peers"))]
 #[expect(clippy::unused_async, reason = "as the other one")]
-pub(super) async fn postgres(_: &str) -> Vec<Make> {
+pub(super) async fn postgres(_: &str) -> Vec<Implementation> {
     Vec::new()
 }
 
 #[cfg(not(feature = "openssl-peers"))]
 #[expect(clippy::unused_async, reason = "as the other one")]
-pub(super) async fn shared_postgres(_: &str) -> Vec<Make> {
+pub(super) async fn shared_postgres(_: &str) -> Vec<Implementation> {
     Vec::new()
 }

@@ -9,44 +9,56 @@ use distkit::lock::{
 };
 use redis::aio::ConnectionManager;
 
-use crate::make::{Fut, Held, Kind, Lock, Make, Mode, Outcome, Source, told};
+use crate::implementation::{
+    Fut, Held, Implementation, Kind, Lock, LockFactory, Mode, Outcome, one_line,
+};
 
-struct Kit {
+struct DistkitFactory {
     connection: ConnectionManager,
     ttl: Duration,
     retry: Option<Duration>,
     shared: bool,
 }
 
-async fn kit(url: &str, ttl: Duration, retry: Option<Duration>, shared: bool) -> Outcome<Kit> {
-    let client = redis::Client::open(url).map_err(told)?;
-    let connection = client.get_connection_manager().await.map_err(told)?;
-    Ok(Kit { connection, ttl, retry, shared })
+async fn kit(
+    url: &str,
+    ttl: Duration,
+    retry: Option<Duration>,
+    shared: bool,
+) -> Outcome<DistkitFactory> {
+    let client = redis::Client::open(url).map_err(one_line)?;
+    let connection = client.get_connection_manager().await.map_err(one_line)?;
+    Ok(DistkitFactory { connection, ttl, retry, shared })
 }
 
-pub(super) async fn make(url: &str, ttl: Duration, retry: Option<Duration>) -> Make {
+pub(super) async fn implementation(
+    url: &str,
+    ttl: Duration,
+    retry: Option<Duration>,
+) -> Implementation {
     set_up(url, ttl, retry, false).await
 }
 
-pub(super) async fn shared(url: &str, ttl: Duration, retry: Option<Duration>) -> Make {
-    Make { commands: &["evalsha"], ..set_up(url, ttl, retry, true).await }
+pub(super) async fn shared(url: &str, ttl: Duration, retry: Option<Duration>) -> Implementation {
+    Implementation { commands: &["evalsha"], ..set_up(url, ttl, retry, true).await }
 }
 
-async fn set_up(url: &str, ttl: Duration, retry: Option<Duration>, shared: bool) -> Make {
+async fn set_up(url: &str, ttl: Duration, retry: Option<Duration>, shared: bool) -> Implementation {
     let kind = if retry.is_some() { Kind::Tuned } else { Kind::Peer };
-    let make = Make::set_up("distkit", kind, kit(url, ttl, retry, shared)).await;
+    let implementation =
+        Implementation::set_up("distkit", kind, kit(url, ttl, retry, shared)).await;
     let variant = if retry.is_some() { "retry 1 ms" } else { "defaults (retry 50 ms)" };
     let (caveats, polls) = (&[super::UNCONFIRMED], retry.is_none());
     let key = "distkit-locks:*";
-    Make { variant, caveats, polls, commands: &["set", "evalsha"], key, ..make }
+    Implementation { variant, caveats, polls, commands: &["set", "evalsha"], key, ..implementation }
 }
 
-impl Source for Kit {
+impl LockFactory for DistkitFactory {
     fn lock(&self, key: &str, _: usize) -> Fut<'_, Outcome<Box<dyn Lock>>> {
         let key = key.to_owned();
         Box::pin(async move {
-            let key = DistkitRedisKey::try_from(key).map_err(told)?;
-            // One for each task: an object of theirs is one owner.
+            let key = DistkitRedisKey::try_from(key).map_err(one_line)?;
+            // One object per task: an object is one owner.
             let mut options = LockOptions::builder(key, self.connection.clone()).ttl(self.ttl);
             if let Some(retry) = self.retry {
                 options = options.retry_interval(retry);
@@ -64,7 +76,7 @@ struct PlainLock(Arc<Mutex>);
 
 impl Lock for PlainLock {
     fn acquire(&self, _: Mode) -> Fut<'_, Outcome<Box<dyn Held>>> {
-        Box::pin(async { Ok(Box::new(self.0.lock().await.map_err(told)?) as Box<dyn Held>) })
+        Box::pin(async { Ok(Box::new(self.0.lock().await.map_err(one_line)?) as Box<dyn Held>) })
     }
 }
 
@@ -74,8 +86,10 @@ impl Lock for SharedLock {
     fn acquire(&self, mode: Mode) -> Fut<'_, Outcome<Box<dyn Held>>> {
         Box::pin(async move {
             Ok(match mode {
-                Mode::Exclusive => Box::new(self.0.write().await.map_err(told)?) as Box<dyn Held>,
-                Mode::Shared => Box::new(self.0.read().await.map_err(told)?),
+                Mode::Exclusive => {
+                    Box::new(self.0.write().await.map_err(one_line)?) as Box<dyn Held>
+                }
+                Mode::Shared => Box::new(self.0.read().await.map_err(one_line)?),
             })
         })
     }
@@ -87,18 +101,18 @@ fn confirmed(state: LockGuardState) -> Outcome<()> {
 
 impl Held for MutexGuard {
     fn release(self: Box<Self>) -> Fut<'static, Outcome<()>> {
-        Box::pin(async { confirmed(MutexGuard::release(*self).await.map_err(told)?) })
+        Box::pin(async { confirmed(MutexGuard::release(*self).await.map_err(one_line)?) })
     }
 }
 
 impl Held for RwLockReadGuard {
     fn release(self: Box<Self>) -> Fut<'static, Outcome<()>> {
-        Box::pin(async { confirmed(RwLockReadGuard::release(*self).await.map_err(told)?) })
+        Box::pin(async { confirmed(RwLockReadGuard::release(*self).await.map_err(one_line)?) })
     }
 }
 
 impl Held for RwLockWriteGuard {
     fn release(self: Box<Self>) -> Fut<'static, Outcome<()>> {
-        Box::pin(async { confirmed(RwLockWriteGuard::release(*self).await.map_err(told)?) })
+        Box::pin(async { confirmed(RwLockWriteGuard::release(*self).await.map_err(one_line)?) })
     }
 }
