@@ -102,7 +102,7 @@ impl Keeper {
     ///
     /// # Errors
     ///
-    /// Those of [`Mutex::lock`], and [`ErrorKind::Lost`] if the lock was lost before the work was
+    /// Those of [`Mutex::lock`], and [`Lost`](crate::ErrorKind::Lost) if the lock was lost before the work was
     /// done. That the release failed is logged and not an error: the work is done.
     ///
     /// # Cancel safety
@@ -137,9 +137,9 @@ impl Keeper {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Lost`] if the lease had ended, or the ticket's owner, mode or fence are not those of the hold;
-    /// [`ErrorKind::InvalidOption`] if the ticket cannot be one, before anything is asked;
-    /// [`ErrorKind::Unsupported`] on a store without leases.
+    /// [`Lost`](crate::ErrorKind::Lost) if the lease had ended, or the ticket's owner, mode or fence are not those of the hold;
+    /// [`InvalidOption`](crate::ErrorKind::InvalidOption) if the ticket cannot be one, before anything is asked;
+    /// [`Unsupported`](crate::ErrorKind::Unsupported) on a store without leases.
     ///
     /// # Cancel safety
     ///
@@ -190,7 +190,7 @@ impl Keeper {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unsupported`] if the store cannot be looked into.
+    /// [`Unsupported`](crate::ErrorKind::Unsupported) if the store cannot be looked into.
     pub fn inspect(&self) -> Result<Inspect> {
         Inspect::new(self.context.clone())
     }
@@ -236,7 +236,7 @@ impl Keeper {
 
     /// Ends the keeper and all its clones: waits until no release is under way.
     ///
-    /// Whoever waits for a lock gets [`ErrorKind::Closed`], and so does every acquire from now on.
+    /// Whoever waits for a lock gets [`Closed`](crate::ErrorKind::Closed), and so does every acquire from now on.
     /// Guards that still live keep their locks and are not waited for. If the store is down, this
     /// waits until the leases have run out: put a timeout around it if you cannot.
     ///
