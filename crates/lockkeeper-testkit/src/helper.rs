@@ -49,7 +49,10 @@ pub fn main(open: impl AsyncFnOnce(&str) -> Result<Keeper>) -> ExitCode {
     }
 }
 
-async fn run_task(arguments: &[String], open: impl AsyncFnOnce(&str) -> Result<Keeper>) -> Result<()> {
+async fn run_task(
+    arguments: &[String],
+    open: impl AsyncFnOnce(&str) -> Result<Keeper>,
+) -> Result<()> {
     let usage = || {
         let message = "usage: helper URL NAME TTL_MS hold | hammer COUNT | lead | work";
         Error::new(ErrorKind::Config, message)

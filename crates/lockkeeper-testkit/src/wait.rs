@@ -24,9 +24,7 @@ pub fn no_longer_than(limit: Duration) {
     ONCE.call_once(|| {
         std::thread::spawn(move || {
             std::thread::sleep(limit);
-            eprintln!(
-                "a test hangs: the process is aborted after {limit:?}"
-            );
+            eprintln!("a test hangs: the process is aborted after {limit:?}");
             std::process::abort();
         });
     });
@@ -53,7 +51,10 @@ pub fn soon<T, F: Future<Output = T>>(what: &str, future: F) -> impl Future<Outp
 ///
 /// If it does not hold within half a minute. The message names the condition and the caller.
 #[track_caller]
-pub fn eventually(what: &str, mut condition: impl AsyncFnMut() -> bool) -> impl Future<Output = ()> {
+pub fn eventually(
+    what: &str,
+    mut condition: impl AsyncFnMut() -> bool,
+) -> impl Future<Output = ()> {
     soon(what, async move {
         while !condition().await {
             tokio::time::sleep(Duration::from_millis(5)).await;
