@@ -9,7 +9,7 @@ use std::time::Duration;
 use common::{Forgetful, Pair, millis, pair, secs};
 use lockkeeper_core::{
     Backend as _, Background, ClaimSpec, ErrorKind, Fence, Keeper, Memory, Name, ReleaseOutcome,
-    State, blocking,
+    State,
 };
 use lockkeeper_testkit::{Fault, Op};
 use tokio::time::{Instant, sleep, timeout};
@@ -556,7 +556,7 @@ async fn nothing_is_spawned_before_the_guard_exists() {
     let alive = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
     let pair = pair();
     let holder = pair.healthy.mutex("a").lock().await.unwrap();
-    // But for the keeper's steward, who is there from its first lock on.
+    // Apart from the keeper's maintenance task, which runs from its first lock on.
     pair.faulty.mutex("b").lock().await.unwrap().release().await.unwrap();
     let before = alive();
     let mutex = pair.faulty.mutex("a");
@@ -584,7 +584,7 @@ fn a_guard_dropped_on_a_thread_without_a_runtime_gives_its_lock_back() {
 }
 
 #[test]
-fn a_guard_that_outlives_its_runtime_says_that_it_lost() {
+fn a_guard_that_outlives_its_runtime_says_that_it_lost_and_its_keeper_goes_on() {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     let keeper = Keeper::new(Memory::new());
     let (long, short) = runtime.block_on(async {
@@ -600,8 +600,8 @@ fn a_guard_that_outlives_its_runtime_says_that_it_lost() {
     let other = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     other.block_on(async {
         assert_eq!(long.release().await.unwrap(), ReleaseOutcome::AlreadyLost);
-        let error = keeper.mutex("a").lock().await.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+        let next = keeper.mutex("a").lock().await.unwrap();
+        assert_eq!(next.release().await.unwrap(), ReleaseOutcome::Released);
         keeper.close().await;
     });
 }
@@ -715,14 +715,14 @@ async fn a_floor_ends_an_hour_after_the_last_grant() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_keeper_and_its_blocking_twin_have_the_same_floors() {
+async fn async_and_blocking_locks_of_a_keeper_have_the_same_floors() {
     let store = Forgetful::default();
     let keeper = Keeper::new(store.clone());
     let last = tenth_fence(&keeper).await;
     store.forget();
-    let guard = blocking::Keeper::of(&keeper).mutex("a").lock().unwrap();
+    let guard = keeper.mutex("a").blocking_lock().unwrap();
     assert!(guard.fence() > last, "{:?} after {last:?}", guard.fence());
-    guard.release().unwrap();
+    guard.blocking_release().unwrap();
 }
 
 #[tokio::test(start_paused = true)]

@@ -5,7 +5,7 @@ use lockkeeper_testkit::layers::{Layer, check};
 const LAYERS: [Layer<'_>; 7] = [
     Layer {
         name: "recipes",
-        modules: &["recipes", "blocking", "any_keeper"],
+        modules: &["recipes"],
         below: &["locks", "engine", "stores", "support", "contract", "base"],
     },
     Layer { name: "locks", modules: &["locks"], below: &["engine", "support", "contract", "base"] },
@@ -20,7 +20,9 @@ const LAYERS: [Layer<'_>; 7] = [
         modules: &[
             "background",
             "backoff",
+            "blocking_runtime",
             "clock",
+            "coalescer",
             "diagnose",
             "error",
             "fence",

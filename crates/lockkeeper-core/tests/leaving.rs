@@ -4,7 +4,7 @@
 mod common;
 
 use common::{millis, pair, secs};
-use lockkeeper_core::{ErrorKind, Keeper, Memory, blocking};
+use lockkeeper_core::{ErrorKind, Keeper, Memory};
 use lockkeeper_testkit::{Fault, Op};
 use tokio::time::{Instant, sleep};
 
@@ -142,14 +142,14 @@ async fn a_lock_that_is_handed_over_as_the_time_ends_is_had_or_free() {
 
 #[test]
 fn blocking_waits_leave_the_queue_before_they_answer() {
-    let keeper = blocking::Keeper::new(Memory::new());
+    let keeper = Keeper::new(Memory::new());
     let mutex = keeper.mutex("a");
     for _ in 0..20 {
-        let guard = mutex.lock().unwrap();
-        assert!(mutex.try_lock_for(millis(5)).unwrap().is_none());
-        assert!(keeper.lock_all(["0", "a"]).try_lock_for(millis(5)).unwrap().is_none());
-        guard.release().unwrap();
-        mutex.try_lock().unwrap().expect("free").release().unwrap();
-        keeper.mutex("0").try_lock().unwrap().expect("free").release().unwrap();
+        let guard = mutex.blocking_lock().unwrap();
+        assert!(mutex.blocking_try_lock_for(millis(5)).unwrap().is_none());
+        assert!(keeper.lock_all(["0", "a"]).blocking_try_lock_for(millis(5)).unwrap().is_none());
+        guard.blocking_release().unwrap();
+        mutex.blocking_try_lock().unwrap().expect("free").blocking_release().unwrap();
+        keeper.mutex("0").blocking_try_lock().unwrap().expect("free").blocking_release().unwrap();
     }
 }

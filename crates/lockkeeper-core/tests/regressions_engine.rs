@@ -13,7 +13,8 @@ use std::time::Duration;
 use common::{Forgetful, Pair, millis, pair, secs};
 use lockkeeper_core::{
     Attempt, Backend, BoxFuture, Capabilities, Change, Claim, ClaimSpec, Error, ErrorKind, Fence,
-    Grant, Guard, Inspector, Keeper, Memory, Release, Renewal, Result, State, blocking,
+    Grant, Guard, Inspector, Keeper, Memory, Release, ReleaseOutcome, Renewal, Result, State,
+    blocking,
 };
 use lockkeeper_testkit::{Fault, Faulty, Op};
 use tokio::runtime::{Builder, Runtime};
@@ -435,17 +436,19 @@ fn a_waiter_is_told_when_the_runtime_of_its_keeper_goes() {
 }
 
 #[test]
-fn a_keeper_that_never_held_anything_says_that_its_runtime_is_gone() {
+fn a_keeper_that_never_held_anything_goes_on_after_its_runtime_is_gone() {
     let memory = Memory::new();
     let (own, other) = (threads(1), threads(1));
     let keeper = keeper_on(&own, memory.clone());
-    let _blocks = other.block_on(keeper_on(&other, memory).mutex("a").lock()).unwrap();
+    let held = other.block_on(keeper_on(&other, memory.clone()).mutex("a").lock()).unwrap();
     drop(own);
     let mutex = keeper.mutex("a");
     let waiter = other.spawn(async move { mutex.lock().await });
+    other.block_on(until_somebody_waits(&memory, "a"));
+    drop(held);
     let got = other.block_on(async { timeout(secs(30), waiter).await });
-    let error = got.expect("told").expect("does not panic").unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+    let guard = got.expect("woken").expect("does not panic").unwrap();
+    assert_eq!(guard.blocking_release().unwrap(), ReleaseOutcome::Released);
 }
 
 #[test]
@@ -456,13 +459,13 @@ fn a_blocking_wait_inside_another_loses_no_wake_up() {
         let (inside, is_inside) = mpsc::channel();
         let (done, is_done) = mpsc::channel();
         std::thread::spawn(move || {
-            blocking::wait(async {
+            blocking::block_on(async {
                 tokio::select! {
                     biased;
                     _ = outer => {}
                     () = async {
                         inside.send(()).unwrap();
-                        let _ = blocking::wait(inner);
+                        let _ = blocking::block_on(inner);
                         std::future::pending::<()>().await;
                     } => {}
                 }
@@ -529,7 +532,7 @@ impl Stress {
                 let _ = timeout(within, guard.release()).await;
             }
             3 => self.on_a_thread(move || {
-                blocking::wait(guard.release()).unwrap();
+                guard.blocking_release().unwrap();
             }),
             _ => {
                 guard.release().await.unwrap();

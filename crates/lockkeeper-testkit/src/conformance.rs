@@ -74,11 +74,19 @@ pub struct Subject {
     another: Option<Another>,
     ttl: Duration,
     prefix: String,
-    shows_waiters: bool,
+    shown_waiters: ShownWaiters,
     /// Values that must live as long as the store: a server, a directory.
     kept: Vec<Box<dyn Send + Sync>>,
     #[cfg(unix)]
     helper: Option<processes::Helper>,
+}
+
+/// Which waiters inspection shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ShownWaiters {
+    All,
+    OwnProcess,
+    None,
 }
 
 type Another = Box<dyn Fn() -> BoxFuture<'static, Arc<dyn Backend>> + Send + Sync>;
@@ -112,7 +120,7 @@ impl Subject {
             another: None,
             ttl: Duration::from_secs(1),
             prefix: format!("case-{}-{case}-{:08x}/", std::process::id(), fastrand::u32(..)),
-            shows_waiters: true,
+            shown_waiters: ShownWaiters::All,
             kept: Vec::new(),
             #[cfg(unix)]
             helper: None,
@@ -141,7 +149,15 @@ impl Subject {
     /// Declares a store that supports inspection but does not know its waiters: it must show none.
     #[must_use]
     pub fn without_waiters(mut self) -> Self {
-        self.shows_waiters = false;
+        self.shown_waiters = ShownWaiters::None;
+        self
+    }
+
+    /// Declares a store that supports inspection but knows only the waiters of the inspecting process, like one that
+    /// is wrapped in `LocalQueue`.
+    #[must_use]
+    pub fn with_own_waiters(mut self) -> Self {
+        self.shown_waiters = ShownWaiters::OwnProcess;
         self
     }
 
@@ -222,7 +238,7 @@ impl Subject {
 
     /// Waits until a name has this many waiters; if the store does not show waiters, for 100 ms.
     async fn wait_for_waiters(&self, name: &str, count: usize) {
-        if self.backend.inspector().is_none() || !self.shows_waiters {
+        if self.backend.inspector().is_none() || self.shown_waiters != ShownWaiters::All {
             // By then every waiter is queued; a store that is slower fails the checks of order.
             return tokio::time::sleep(Duration::from_millis(100)).await;
         }

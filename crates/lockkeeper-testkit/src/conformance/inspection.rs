@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lockkeeper_core::{ErrorKind, Guard, LossReason, ReleaseOutcome};
 
-use super::{Subject, eventually, soon};
+use super::{ShownWaiters, Subject, eventually, soon};
 
 /// Any name of up to 1 KiB is a lock of its own.
 pub async fn all_names_work_and_are_independent(subject: Subject) {
@@ -69,7 +69,10 @@ pub async fn inspection_shows_holders_and_waiters(subject: Subject) {
     assert!(holder.owner.is_none_or(|owner| owner == guard.owner()));
     assert!(holder.fence.is_none() || holder.fence == guard.fence());
     let waiters: Vec<_> = shown[0].waiters.iter().map(lockkeeper_core::Participant::who).collect();
-    let expected: &[_] = if subject.shows_waiters { &["the waiter"] } else { &[] };
+    let expected: &[_] = match subject.shown_waiters {
+        ShownWaiters::All | ShownWaiters::OwnProcess => &["the waiter"],
+        ShownWaiters::None => &[],
+    };
     assert_eq!(waiters, expected);
     let listed = subject.remaining_locks().await.unwrap();
     let of = |infos: &[lockkeeper_core::LockInfo]| {
