@@ -18,7 +18,7 @@
 //!     let store = Memory::new();
 //!     Subject::new(Arc::new(store.clone()), move |held| {
 //!         let store = store.clone();
-//! How to remove a hold without its holder knowing.
+//!         // How to remove a hold without its holder knowing.
 //!         async move {
 //!             let inspector = store.inspector().unwrap();
 //!             inspector.break_lock(&Name::new(held.name).unwrap()).await.unwrap();
@@ -35,11 +35,13 @@
 #![allow(clippy::missing_panics_doc, clippy::unwrap_used, reason = "a case is a test: it panics")]
 
 mod contract;
+mod failures;
+mod inspection;
+mod leases;
 mod locks;
 #[cfg(unix)]
 mod processes;
-mod rest;
-mod traces;
+mod unsuccessful_acquires;
 mod waits;
 
 use std::fmt;
@@ -56,11 +58,13 @@ use lockkeeper_core::{
 use crate::wait::{eventually, soon};
 
 pub use contract::*;
+pub use failures::*;
+pub use inspection::*;
+pub use leases::*;
 pub use locks::*;
 #[cfg(unix)]
 pub use processes::*;
-pub use rest::*;
-pub use traces::*;
+pub use unsuccessful_acquires::*;
 pub use waits::*;
 
 /// A store under test, created per case or shared by all cases: every case uses names of its own.
@@ -69,7 +73,7 @@ pub struct Subject {
     sever: Sever,
     another: Option<Another>,
     ttl: Duration,
-    space: String,
+    prefix: String,
     shown_waiters: ShownWaiters,
     /// Values that must live as long as the store: a server, a directory.
     kept: Vec<Box<dyn Send + Sync>>,
@@ -115,7 +119,7 @@ impl Subject {
             sever: Arc::new(move |held| Box::pin(sever(held))),
             another: None,
             ttl: Duration::from_secs(1),
-            space: format!("case-{}-{case}-{:08x}/", std::process::id(), fastrand::u32(..)),
+            prefix: format!("case-{}-{case}-{:08x}/", std::process::id(), fastrand::u32(..)),
             shown_waiters: ShownWaiters::All,
             kept: Vec::new(),
             #[cfg(unix)]
@@ -149,7 +153,7 @@ impl Subject {
         self
     }
 
-    /// For a store that can be inspected, but knows only the waiters of the process that inspects it, like one that
+    /// Declares a store that supports inspection but knows only the waiters of the inspecting process, like one that
     /// is wrapped in `LocalQueue`.
     #[must_use]
     pub fn with_own_waiters(mut self) -> Self {
@@ -189,7 +193,7 @@ impl Subject {
 
     /// Returns a lock name that only this case uses.
     fn name(&self, name: &str) -> String {
-        format!("{}{name}", self.space)
+        format!("{}{name}", self.prefix)
     }
 
     /// Returns a bare claim, to test the contract itself.
@@ -203,7 +207,7 @@ impl Subject {
 
     /// Returns whether the store frees a hold that is no longer renewed: leases expire, and sessions
     /// may.
-    async fn ends_in_silence(&self) -> bool {
+    async fn expires_without_renewal(&self) -> bool {
         if self.capabilities().leases {
             return true;
         }
@@ -219,13 +223,13 @@ impl Subject {
     }
 
     /// Returns the locks under this case's names, if the store supports inspection.
-    async fn left(&self) -> Option<Vec<LockInfo>> {
+    async fn remaining_locks(&self) -> Option<Vec<LockInfo>> {
         let inspector = self.backend.inspector()?;
-        let listed = match inspector.list(&self.space).await {
+        let listed = match inspector.list(&self.prefix).await {
             // A store that hashes names knows those of this process, and can list only everything.
             Err(error) if error.kind() == ErrorKind::Unsupported => {
                 let all = inspector.list("").await.expect("the store can be looked into");
-                all.into_iter().filter(|info| info.name.starts_with(&self.space)).collect()
+                all.into_iter().filter(|info| info.name.starts_with(&self.prefix)).collect()
             }
             listed => listed.expect("the store can be looked into"),
         };
@@ -233,14 +237,14 @@ impl Subject {
     }
 
     /// Waits until a name has this many waiters; if the store does not show waiters, for 100 ms.
-    async fn until_queued(&self, name: &str, count: usize) {
+    async fn wait_for_waiters(&self, name: &str, count: usize) {
         if self.backend.inspector().is_none() || self.shown_waiters != ShownWaiters::All {
             // By then every waiter is queued; a store that is slower fails the checks of order.
             return tokio::time::sleep(Duration::from_millis(100)).await;
         }
         let full = self.name(name);
         eventually(&format!("{count} wait for {name:?}"), async || {
-            let left = self.left().await.unwrap_or_default();
+            let left = self.remaining_locks().await.unwrap_or_default();
             let infos = left.iter().filter(|info| *info.name == *full);
             infos.map(|info| info.waiters.len()).sum::<usize>() == count
         })
@@ -248,11 +252,11 @@ impl Subject {
     }
 
     /// Closes the keepers and asserts that the store has no locks of this case any more.
-    async fn done(self, keepers: &[&Keeper]) {
+    async fn assert_nothing_left(self, keepers: &[&Keeper]) {
         for keeper in keepers {
             soon("close", keeper.close()).await;
         }
-        if let Some(left) = self.left().await {
+        if let Some(left) = self.remaining_locks().await {
             assert_eq!(left, [], "left behind in the store");
         }
     }
@@ -275,15 +279,15 @@ where
     let runtime = builder.worker_threads(2).enable_all().build();
     let runtime = runtime.expect("the operating system gives threads");
     let done = runtime.block_on(async {
-        tokio::time::timeout(MAX_CASE, async { case(factory().await).await }).await
+        tokio::time::timeout(MAX_CASE_TIME, async { case(factory().await).await }).await
     });
     // Dropping the runtime would wait for its blocking threads.
     runtime.shutdown_timeout(Duration::from_secs(10));
-    assert!(done.is_ok(), "the case has not ended within {MAX_CASE:?}: it hangs");
+    assert!(done.is_ok(), "the case has not ended within {MAX_CASE_TIME:?}: it hangs");
 }
 
 /// Longer than any case takes, even on a busy machine.
-const MAX_CASE: Duration = Duration::from_secs(240);
+const MAX_CASE_TIME: Duration = Duration::from_secs(240);
 
 /// Creates a test for each behaviour that every store must have.
 ///
@@ -302,45 +306,45 @@ macro_rules! conformance {
 macro_rules! __cases {
     ($emit:ident $($factory:path)?) => {
         $crate::$emit! { $($factory)?;
-            an_attempt_asked_again_by_its_holder_is_granted_again
-            an_attempt_asked_again_has_a_full_lease
+            a_repeated_attempt_of_the_holder_is_granted_again
+            a_repeated_attempt_has_a_full_lease
             an_unqueued_attempt_leaves_no_trace
-            a_refreshed_place_stays_where_it_was
-            a_waiter_that_leaves_passes_on_what_it_was_handed
-            a_release_gives_up_only_its_own_and_from_any_state
+            a_refreshed_waiter_keeps_its_position
+            a_waiter_that_leaves_passes_its_grant_on
+            a_release_frees_only_its_own_hold_and_works_in_any_state
             a_renewal_never_creates_a_hold
-            a_renewal_lasts_as_long_as_was_asked
-            a_lease_that_ran_out_is_neither_renewed_nor_released
-            a_dropped_answer_leaves_the_claim_usable
+            a_renewal_lasts_for_its_ttl
+            an_expired_lease_is_neither_renewed_nor_released
+            a_cancelled_call_leaves_the_claim_usable
             fences_rise_and_honour_their_floor_where_declared
-            one_at_a_time_under_contention
-            of_clients_that_try_at_the_same_moment_exactly_one_gets_a_free_lock
+            holders_never_overlap_under_contention
+            of_clients_that_try_a_free_lock_together_exactly_one_gets_it
             two_guards_of_one_mutex_exclude_each_other
             a_try_that_fails_is_none_and_a_bounded_wait_ends
             a_wait_that_timed_out_has_left_the_queue
             a_set_that_was_not_locked_is_free_at_once
             extreme_waits_are_granted_or_refused_and_never_fail
             a_contended_lock_all_waits_for_all_its_names
-            waiters_enter_and_in_order_where_declared
+            waiters_are_granted_the_lock_in_order_where_declared
             a_waiter_is_handed_the_lock_when_it_is_released
             a_lock_is_renewed_for_as_long_as_it_is_held
-            a_guard_dropped_on_a_plain_thread_gives_its_lock_back
+            a_guard_dropped_on_a_plain_thread_releases_its_lock
             readers_share_and_writers_exclude
-            nobody_overtakes_a_waiting_writer
-            a_failed_try_write_does_not_hold_up_readers
-            a_downgrade_leaves_no_gap
-            a_semaphore_admits_as_many_as_it_has
-            a_semaphore_and_a_mutex_of_one_name_do_not_meet
-            a_lease_ends_by_itself
-            a_hold_that_cannot_renew_is_lost_before_another_enters
-            a_ticket_carries_a_hold
-            answers_that_are_lost_leave_nothing
-            an_acquire_dropped_at_any_poll_leaves_nothing
-            a_severed_hold_is_told_and_another_enters
-            every_name_works_and_no_two_meet
-            long_and_short_ttls_are_taken_or_refused
+            readers_do_not_overtake_a_waiting_writer
+            a_failed_try_write_does_not_block_readers
+            a_downgrade_admits_no_other_writer
+            a_semaphore_grants_as_many_permits_as_it_has
+            a_semaphore_and_a_mutex_of_one_name_are_independent
+            a_lease_that_is_not_renewed_expires
+            a_hold_that_cannot_renew_is_lost_before_another_is_granted
+            a_ticket_transfers_a_hold
+            lost_responses_leave_nothing
+            an_acquire_cancelled_at_any_poll_leaves_nothing
+            the_holder_of_a_removed_hold_is_notified
+            all_names_work_and_are_independent
+            extreme_ttls_are_accepted_or_refused
             inspection_shows_holders_and_waiters
-            a_broken_lock_is_lost_and_the_next_enters
+            a_broken_lock_is_lost_and_the_next_waiter_is_granted
         }
     };
 }

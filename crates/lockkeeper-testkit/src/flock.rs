@@ -92,7 +92,7 @@ struct FlockClaim {
 }
 
 impl FlockClaim {
-    fn ask(&self) -> Result<Attempt> {
+    fn attempt_now(&self) -> Result<Attempt> {
         let granted = Attempt::Granted(Grant { fence: None, valid_for: None });
         if self.store.held().contains_key(&self.owner) {
             return Ok(granted);
@@ -128,7 +128,7 @@ fn unavailable(error: std::io::Error) -> Error {
 
 impl Claim for FlockClaim {
     fn attempt(&mut self, _floor: Option<Fence>) -> BoxFuture<'_, Result<Attempt>> {
-        Box::pin(async { self.ask() })
+        Box::pin(async { self.attempt_now() })
     }
 
     fn changed(&mut self) -> BoxFuture<'_, Change> {

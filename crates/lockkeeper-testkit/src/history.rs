@@ -69,12 +69,12 @@ impl History {
         owner: impl fmt::Display,
         mode: Mode,
         fence: Option<Fence>,
-    ) -> Open {
+    ) -> OpenHold {
         let (name, owner) = (name.to_owned(), owner.to_string());
         let mut records = self.records();
         // The time is taken under the lock: so the order of the records is the order of the starts.
         let number = records.push(Hold { name, owner, mode, fence, start: now(), end: None });
-        Open { history: self.clone(), number, discarded: false }
+        OpenHold { history: self.clone(), number, discarded: false }
     }
 
     /// Adds a hold that was recorded elsewhere. A hold with the same name, owner and start
@@ -131,7 +131,7 @@ impl History {
                     find_overlaps(group, &mut violations);
                     find_low_fences(group, &mut violations);
                 }
-                Kind::Semaphore => find_crowds(group, &mut violations),
+                Kind::Semaphore => find_excess_permits(group, &mut violations),
             }
             summary.add(group);
         }
@@ -201,7 +201,7 @@ fn find_low_fences(group: &[&Hold], violations: &mut Vec<Violation>) {
 }
 
 /// The permits in use must never exceed the smallest `of` of their holders.
-fn find_crowds(group: &[&Hold], violations: &mut Vec<Violation>) {
+fn find_excess_permits(group: &[&Hold], violations: &mut Vec<Violation>) {
     let mut ends = BinaryHeap::new();
     let mut in_use = 0;
     let mut limits: BTreeMap<u32, usize> = BTreeMap::new();
@@ -235,13 +235,13 @@ fn find_crowds(group: &[&Hold], violations: &mut Vec<Violation>) {
 /// the guard releases.
 #[derive(Debug)]
 #[must_use = "dropping it ends the hold"]
-pub struct Open {
+pub struct OpenHold {
     history: History,
     number: u64,
     discarded: bool,
 }
 
-impl Open {
+impl OpenHold {
     /// Returns the hold as recorded so far.
     pub fn hold(&self) -> Hold {
         self.history.records().holds[&self.number].clone()
@@ -288,7 +288,7 @@ impl Open {
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenHold {
     fn drop(&mut self) {
         if self.discarded {
             self.history.records().holds.remove(&self.number);

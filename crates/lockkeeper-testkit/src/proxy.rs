@@ -29,13 +29,13 @@ const CHUNK: usize = 16 * 1024;
 #[derive(Debug)]
 pub struct Proxy {
     addr: SocketAddr,
-    link: Arc<watch::Sender<Link>>,
+    network: Arc<watch::Sender<Network>>,
     task: JoinHandle<()>,
 }
 
 /// The state of the network.
 #[derive(Debug, Clone, Copy)]
-struct Link {
+struct Network {
     flow: Flow,
     delay: Duration,
     /// How often the network was cut: a connection from before a cut is gone, even if the network was healed immediately.
@@ -92,7 +92,7 @@ impl Proxy {
     pub async fn start(target: SocketAddr) -> io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let addr = listener.local_addr()?;
-        let link = Link {
+        let network = Network {
             flow: Flow::Flowing,
             delay: Duration::ZERO,
             cuts: 0,
@@ -101,9 +101,9 @@ impl Proxy {
             lost_before: [0; 2],
             frozen_from: None,
         };
-        let link = Arc::new(watch::Sender::new(link));
-        let task = tokio::spawn(accept(listener, target, link.clone()));
-        Ok(Self { addr, link, task })
+        let network = Arc::new(watch::Sender::new(network));
+        let task = tokio::spawn(accept(listener, target, network.clone()));
+        Ok(Self { addr, network, task })
     }
 
     /// Returns the address that clients connect to.
@@ -114,14 +114,14 @@ impl Proxy {
     /// Delays every byte that arrives from now on, in each direction: a round trip takes twice the
     /// delay longer. [`Duration::ZERO`] ends it.
     pub fn delay(&self, delay: Duration) {
-        self.link.send_modify(|link| link.delay = delay);
+        self.network.send_modify(|network| network.delay = delay);
     }
 
     /// Resets all connections, and every new one as soon as it is accepted, until [`heal`](Self::heal).
     pub fn cut(&self) {
-        self.link.send_modify(|link| {
-            link.flow = Flow::Cut;
-            link.cuts += 1;
+        self.network.send_modify(|network| {
+            network.flow = Flow::Cut;
+            network.cuts += 1;
         });
     }
 
@@ -129,32 +129,32 @@ impl Proxy {
     /// open, and new ones are accepted, but no data passes. Data sent meanwhile arrives
     /// after `heal`, as on a real network.
     pub fn freeze(&self) {
-        self.link.send_modify(|link| link.flow = Flow::Frozen);
+        self.network.send_modify(|network| network.flow = Flow::Frozen);
     }
 
     /// Freezes connections that are opened from now on, until [`heal`](Self::heal). Others are not affected.
     pub fn freeze_new(&self) {
-        self.link.send_modify(|link| link.frozen_from = Some(link.connections));
+        self.network.send_modify(|network| network.frozen_from = Some(network.connections));
     }
 
     /// Discards, until [`heal`](Self::heal), all data that one side sends, a close included. Neither side is
     /// notified: the connections stay open. Discarded data does not arrive later.
     pub fn lose(&self, from: Side) {
-        self.link.send_modify(|link| link.loses[from.index()] = true);
+        self.network.send_modify(|network| network.loses[from.index()] = true);
     }
 
     /// Discards, permanently, all data that one side sends on the existing connections, a close included.
     /// New connections are not affected. A firewall that forgets its connections does this to both sides.
     pub fn lose_for_good(&self, from: Side) {
-        self.link.send_modify(|link| link.lost_before[from.index()] = link.connections);
+        self.network.send_modify(|network| network.lost_before[from.index()] = network.connections);
     }
 
     /// Ends a cut, a freeze, or a [`lose`](Self::lose). A delay stays.
     pub fn heal(&self) {
-        self.link.send_modify(|link| {
-            link.flow = Flow::Flowing;
-            link.loses = [false; 2];
-            link.frozen_from = None;
+        self.network.send_modify(|network| {
+            network.flow = Flow::Flowing;
+            network.loses = [false; 2];
+            network.frozen_from = None;
         });
     }
 }
@@ -165,19 +165,19 @@ impl Drop for Proxy {
     }
 }
 
-async fn accept(listener: TcpListener, target: SocketAddr, link: Arc<watch::Sender<Link>>) {
+async fn accept(listener: TcpListener, target: SocketAddr, network: Arc<watch::Sender<Network>>) {
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok((client, _)) => {
                     let (mut cuts, mut number) = (0, 0);
-                    link.send_modify(|link| {
-                        (cuts, number) = (link.cuts, link.connections);
-                        link.connections += 1;
+                    network.send_modify(|network| {
+                        (cuts, number) = (network.cuts, network.connections);
+                        network.connections += 1;
                     });
-                    let cable = Cable { link: link.clone(), cuts, number };
-                    connections.spawn(carry(client, target, cable));
+                    let state = ConnectionState { network: network.clone(), cuts, number };
+                    connections.spawn(carry(client, target, state));
                 }
                 // Probably there are too many open files: a pause lets some be closed.
                 Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
@@ -189,15 +189,15 @@ async fn accept(listener: TcpListener, target: SocketAddr, link: Arc<watch::Send
 }
 
 /// Forwards one connection until both sides have closed it, one has broken it, or the network is cut.
-async fn carry(mut client: TcpStream, target: SocketAddr, cable: Cable) {
+async fn carry(mut client: TcpStream, target: SocketAddr, state: ConnectionState) {
     let connect = async {
         // On a frozen network the server must not see the client.
-        cable.gate(None, |_| Poll::Ready(())).await;
+        state.gate(None, |_| Poll::Ready(())).await;
         TcpStream::connect(target).await
     };
     let server = tokio::select! {
         server = connect => server,
-        () = cable.cut() => Err(io::ErrorKind::ConnectionReset.into()),
+        () = state.cut() => Err(io::ErrorKind::ConnectionReset.into()),
     };
     let Ok(mut server) = server else { return reset(&client) };
     // Without this a small response may wait for the acknowledgement of the previous one.
@@ -209,13 +209,13 @@ async fn carry(mut client: TcpStream, target: SocketAddr, cable: Cable) {
     let (mut from_server, mut to_server) = server.split();
     let both = async {
         tokio::try_join!(
-            pump(&mut from_client, &mut to_server, Side::Client, &cable),
-            pump(&mut from_server, &mut to_client, Side::Server, &cable),
+            pump(&mut from_client, &mut to_server, Side::Client, &state),
+            pump(&mut from_server, &mut to_client, Side::Server, &state),
         )
     };
     let closed = tokio::select! {
         done = both => done.is_ok(),
-        () = cable.cut() => false,
+        () = state.cut() => false,
     };
     if !closed {
         reset(&client);
@@ -228,7 +228,7 @@ async fn pump(
     from: &mut ReadHalf<'_>,
     to: &mut WriteHalf<'_>,
     side: Side,
-    cable: &Cable,
+    state: &ConnectionState,
 ) -> io::Result<()> {
     let (sender, mut chunks) = mpsc::channel::<(Instant, io::Result<Vec<u8>>)>(CHUNKS);
     let reading = async move {
@@ -236,7 +236,7 @@ async fn pump(
         loop {
             let chunk = from.read(&mut buffer).await.map(|len| buffer[..len].to_vec());
             let last = chunk.as_ref().map_or(true, Vec::is_empty);
-            let due = Instant::now() + cable.link.borrow().delay;
+            let due = Instant::now() + state.network.borrow().delay;
             if sender.send((due, chunk)).await.is_err() || last {
                 return Ok(());
             }
@@ -247,17 +247,17 @@ async fn pump(
             tokio::time::sleep_until(due).await;
             let result = match chunk {
                 Ok(chunk) if chunk.is_empty() => {
-                    let close = cable.gate(Some(side), |cx| Pin::new(&mut *to).poll_shutdown(cx));
+                    let close = state.gate(Some(side), |cx| Pin::new(&mut *to).poll_shutdown(cx));
                     close.await.unwrap_or(Ok(()))
                 }
-                Ok(chunk) => write(to, &chunk, side, cable).await,
+                Ok(chunk) => write(to, &chunk, side, state).await,
                 Err(error) => {
-                    let passed = cable.gate(Some(side), |_| Poll::Ready(())).await;
+                    let passed = state.gate(Some(side), |_| Poll::Ready(())).await;
                     passed.map_or(Ok(()), |()| Err(error))
                 }
             };
             // The failure of the other side is data from it, which may be lost, too.
-            if result.is_err() && !cable.loses(&cable.link.borrow(), side.other()) {
+            if result.is_err() && !state.loses(&state.network.borrow(), side.other()) {
                 return result;
             }
         }
@@ -270,10 +270,10 @@ async fn write(
     to: &mut WriteHalf<'_>,
     mut chunk: &[u8],
     side: Side,
-    cable: &Cable,
+    state: &ConnectionState,
 ) -> io::Result<()> {
     while !chunk.is_empty() {
-        let write = cable.gate(Some(side), |cx| Pin::new(&mut *to).poll_write(cx, chunk));
+        let write = state.gate(Some(side), |cx| Pin::new(&mut *to).poll_write(cx, chunk));
         // Lost, and with it the rest of the chunk.
         let Some(written) = write.await else { return Ok(()) };
         chunk = &chunk[written?..];
@@ -282,8 +282,8 @@ async fn write(
 }
 
 /// One connection's view of the network.
-struct Cable {
-    link: Arc<watch::Sender<Link>>,
+struct ConnectionState {
+    network: Arc<watch::Sender<Network>>,
     /// How often the network had been cut when the connection was opened.
     cuts: u64,
     /// How many connections were opened before it.
@@ -291,62 +291,62 @@ struct Cable {
 }
 
 /// The result of one step through a gate.
-enum Passage<T> {
+enum StepResult<T> {
     Passed(T),
     Lost,
     Blocked,
 }
 
-impl Cable {
+impl ConnectionState {
     /// Polls `act` only while data flows. `None` if the network loses what `from` sends.
     async fn gate<T>(
         &self,
         from: Option<Side>,
         mut act: impl FnMut(&mut Context<'_>) -> Poll<T>,
     ) -> Option<T> {
-        let mut changes = self.link.subscribe();
+        let mut changes = self.network.subscribe();
         loop {
             let acted = poll_fn(|cx| {
-                // The link is borrowed, and so cannot change, while `act` runs: this is what makes
+                // The network is borrowed, and so cannot change, while `act` runs: this is what makes
                 // the promise of `freeze`, `cut` and `lose` that nothing passes after them.
-                let link = self.link.borrow();
-                if !self.flows(&link) {
-                    Poll::Ready(Passage::Blocked)
-                } else if from.is_some_and(|from| self.loses(&link, from)) {
-                    Poll::Ready(Passage::Lost)
+                let network = self.network.borrow();
+                if !self.flows(&network) {
+                    Poll::Ready(StepResult::Blocked)
+                } else if from.is_some_and(|from| self.loses(&network, from)) {
+                    Poll::Ready(StepResult::Lost)
                 } else {
-                    act(cx).map(Passage::Passed)
+                    act(cx).map(StepResult::Passed)
                 }
             });
             match acted.await {
-                Passage::Passed(done) => return Some(done),
-                Passage::Lost => return None,
-                Passage::Blocked => self.wait(&mut changes, |link| self.flows(link)).await,
+                StepResult::Passed(done) => return Some(done),
+                StepResult::Lost => return None,
+                StepResult::Blocked => self.wait(&mut changes, |network| self.flows(network)).await,
             }
         }
     }
 
-    fn loses(&self, link: &Link, from: Side) -> bool {
-        link.loses[from.index()] || self.number < link.lost_before[from.index()]
+    fn loses(&self, network: &Network, from: Side) -> bool {
+        network.loses[from.index()] || self.number < network.lost_before[from.index()]
     }
 
     /// Waits until this connection is cut.
     async fn cut(&self) {
-        self.wait(&mut self.link.subscribe(), |link| self.is_cut(link)).await;
+        self.wait(&mut self.network.subscribe(), |network| self.is_cut(network)).await;
     }
 
-    fn flows(&self, link: &Link) -> bool {
-        let frozen = link.frozen_from.is_some_and(|from| self.number >= from);
-        link.flow == Flow::Flowing && !frozen && !self.is_cut(link)
+    fn flows(&self, network: &Network) -> bool {
+        let frozen = network.frozen_from.is_some_and(|from| self.number >= from);
+        network.flow == Flow::Flowing && !frozen && !self.is_cut(network)
     }
 
-    fn is_cut(&self, link: &Link) -> bool {
-        link.flow == Flow::Cut || link.cuts != self.cuts
+    fn is_cut(&self, network: &Network) -> bool {
+        network.flow == Flow::Cut || network.cuts != self.cuts
     }
 
-    async fn wait(&self, changes: &mut watch::Receiver<Link>, until: impl Fn(&Link) -> bool) {
+    async fn wait(&self, changes: &mut watch::Receiver<Network>, until: impl Fn(&Network) -> bool) {
         // It cannot fail: `self` has a sender.
-        let _ = changes.wait_for(|link| until(link)).await;
+        let _ = changes.wait_for(|network| until(network)).await;
     }
 }
 

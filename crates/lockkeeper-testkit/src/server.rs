@@ -20,7 +20,7 @@ mod clock_shim;
 mod pgbouncer;
 mod postgres;
 mod redis;
-mod watch;
+mod watchdog;
 
 pub use binaries::Binaries;
 pub use clock_shim::ServerClock;
@@ -41,14 +41,14 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use tempfile::TempDir;
 
-use self::watch::Watch;
+use self::watchdog::Watchdog;
 
 /// How long a server may take to start, and to shut down.
-const PATIENCE: Duration = Duration::from_secs(20);
+const START_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long one request may take during the start: the port may belong to another server, which does not answer.
-const ONE_ASK: Duration = Duration::from_secs(2);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 /// The interval between checks, where there is no event to wait for.
-const PAUSE: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// A running server of either kind: what [`RedisServer`] and [`PostgresServer`] have in common.
 pub struct Server {
@@ -66,7 +66,7 @@ pub struct Server {
 /// A process that ends with this one, however that ends.
 struct Running {
     // Dropped first: what is reaped must not be ended again, since its id may be another's by then.
-    watch: Option<Watch>,
+    watchdog: Option<Watchdog>,
     child: Child,
 }
 
@@ -157,7 +157,7 @@ impl Server {
     /// Does nothing if it is dead. Its ports stay reserved and refuse connections.
     pub fn kill9(&mut self) {
         if let Some(running) = self.child.take() {
-            drop(running.watch);
+            drop(running.watchdog);
             kill_tree(running.child);
             self.recipe.clean_up(self.dir.path());
             let ports = [self.ports.main, self.ports.second];
@@ -203,13 +203,13 @@ impl Server {
         self.kill9();
         self.reserved.clear();
         let start = Instant::now();
-        while start.elapsed() < PATIENCE {
+        while start.elapsed() < START_TIMEOUT {
             if let Some(child) = spawn(&*self.recipe, self.dir.path(), self.ports)? {
                 self.pid = Pid::from_child(&child.child);
                 self.child = Some(child);
                 return Ok(());
             }
-            sleep(PAUSE);
+            sleep(POLL_INTERVAL);
         }
         let (name, port) = (self.recipe.name(), self.port());
         Err(StartError(format!("{name}: port {port} was taken while it was down")))
@@ -227,17 +227,17 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let Some(Running { watch, child }) = &mut self.child else { return };
-        drop(watch.take());
+        let Some(Running { watchdog, child }) = &mut self.child else { return };
+        drop(watchdog.take());
         let _ = signal(self.pid, self.recipe.shutdown_signal());
         // A stopped process handles the signal only after SIGCONT.
         for pid in children(self.pid).into_iter().chain([self.pid]) {
             let _ = signal(pid, Signal::CONT);
         }
         let start = Instant::now();
-        while start.elapsed() < PATIENCE {
+        while start.elapsed() < START_TIMEOUT {
             match child.try_wait() {
-                Ok(None) => sleep(PAUSE),
+                Ok(None) => sleep(POLL_INTERVAL),
                 _ => return,
             }
         }
@@ -265,25 +265,25 @@ fn spawn(recipe: &dyn Recipe, dir: &Path, ports: Ports) -> Result<Option<Running
     let spawned = command.spawn();
     let child = spawned.map_err(|e| StartError(format!("{name}: cannot be run: {e}")))?;
     let pid = Pid::from_child(&child);
-    let watch = Some(Watch::over(pid, recipe.shutdown_signal(), dir));
-    let mut running = Running { watch, child };
+    let watchdog = Some(Watchdog::start(pid, recipe.shutdown_signal(), dir));
+    let mut running = Running { watchdog, child };
 
     let start = Instant::now();
-    while start.elapsed() < PATIENCE {
-        if answers(recipe, dir, ports.main, pid, ONE_ASK) {
+    while start.elapsed() < START_TIMEOUT {
+        if answers(recipe, dir, ports.main, pid, REQUEST_TIMEOUT) {
             return Ok(Some(running));
         }
         match running.child.try_wait() {
-            Ok(None) => sleep(PAUSE),
+            Ok(None) => sleep(POLL_INTERVAL),
             _ if log_tail(dir, offset).contains("Address already in use") => return Ok(None),
             Ok(Some(status)) => return Err(failed(&format!("ended at once with {status}"))),
             Err(error) => return Err(failed(&error.to_string())),
         }
     }
-    drop(running.watch);
+    drop(running.watchdog);
     kill_tree(running.child);
     recipe.clean_up(dir);
-    Err(failed(&format!("no answer on port {} within {PATIENCE:?}", ports.main)))
+    Err(failed(&format!("no answer on port {} within {START_TIMEOUT:?}", ports.main)))
 }
 
 fn answers(recipe: &dyn Recipe, dir: &Path, port: u16, pid: Pid, within: Duration) -> bool {
@@ -385,10 +385,10 @@ fn stat(pid: Pid) -> Option<(char, i32)> {
 /// Waits until each process is in such a state, or gone.
 fn wait_for(pids: &[Pid], state: impl Fn(char) -> bool) {
     let start = Instant::now();
-    while start.elapsed() < PATIENCE
+    while start.elapsed() < START_TIMEOUT
         && pids.iter().any(|pid| stat(*pid).is_some_and(|(now, _)| !state(now)))
     {
-        sleep(PAUSE);
+        sleep(POLL_INTERVAL);
     }
 }
 

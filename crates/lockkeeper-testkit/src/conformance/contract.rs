@@ -35,7 +35,7 @@ fn is_lost(renewal: Renewal) -> bool {
 }
 
 /// A holder that repeats its attempt after a lost response gets the same grant.
-pub async fn an_attempt_asked_again_by_its_holder_is_granted_again(subject: Subject) {
+pub async fn a_repeated_attempt_of_the_holder_is_granted_again(subject: Subject) {
     let mut claim = subject.claim("a", |_| ());
     let first = granted(&mut *claim, None).await;
     let again = granted(&mut *claim, None).await;
@@ -46,28 +46,30 @@ pub async fn an_attempt_asked_again_by_its_holder_is_granted_again(subject: Subj
     assert!(contended(&mut *subject.claim("a", |_| ())).await);
     assert_eq!(released(&mut *claim).await, Release::Released);
     drop(claim);
-    subject.done(&[]).await;
+    subject.assert_nothing_left(&[]).await;
 }
 
 /// A failed attempt that did not queue leaves nothing in the store.
 pub async fn an_unqueued_attempt_leaves_no_trace(subject: Subject) {
     let mut holder = subject.claim("a", |_| ());
     granted(&mut *holder, None).await;
-    let before = subject.left().await.map(|left| (left[0].holders.len(), left[0].waiters.len()));
+    let before =
+        subject.remaining_locks().await.map(|left| (left[0].holders.len(), left[0].waiters.len()));
     let mut other = subject.claim("a", |spec| spec.queue = false);
     assert!(contended(&mut *other).await);
-    let after = subject.left().await.map(|left| (left[0].holders.len(), left[0].waiters.len()));
+    let after =
+        subject.remaining_locks().await.map(|left| (left[0].holders.len(), left[0].waiters.len()));
     assert_eq!(before, after);
     assert_eq!(released(&mut *holder).await, Release::Released);
     // The claim does not block others, even before it is dropped.
     let mut third = subject.claim("a", |_| ());
     granted(&mut *third, None).await;
     released(&mut *third).await;
-    subject.done(&[]).await;
+    subject.assert_nothing_left(&[]).await;
 }
 
 /// A release is idempotent, works from any state and never affects another owner's hold.
-pub async fn a_release_gives_up_only_its_own_and_from_any_state(subject: Subject) {
+pub async fn a_release_frees_only_its_own_hold_and_works_in_any_state(subject: Subject) {
     let mut fresh = subject.claim("a", |_| ());
     assert_eq!(released(&mut *fresh).await, Release::WasNotHeld);
     let mut holder = subject.claim("a", |_| ());
@@ -80,7 +82,7 @@ pub async fn a_release_gives_up_only_its_own_and_from_any_state(subject: Subject
     assert_eq!(released(&mut *holder).await, Release::Released);
     assert_eq!(released(&mut *holder).await, Release::WasNotHeld);
     drop((fresh, holder, waiter));
-    subject.done(&[]).await;
+    subject.assert_nothing_left(&[]).await;
 }
 
 /// A renewal reports a loss, and never restores the hold.
@@ -102,11 +104,11 @@ pub async fn a_renewal_never_creates_a_hold(subject: Subject) {
     granted(&mut *other, None).await;
     released(&mut *other).await;
     drop((claim, other));
-    subject.done(&[]).await;
+    subject.assert_nothing_left(&[]).await;
 }
 
 /// The engine may drop any future: the claim stays usable, as after a lost response.
-pub async fn a_dropped_answer_leaves_the_claim_usable(subject: Subject) {
+pub async fn a_cancelled_call_leaves_the_claim_usable(subject: Subject) {
     for polls in 0..3 {
         let mut claim = subject.claim("a", |spec| spec.queue = true);
         dropped(claim.attempt(None), polls).await;
@@ -118,7 +120,7 @@ pub async fn a_dropped_answer_leaves_the_claim_usable(subject: Subject) {
         released(&mut *claim).await;
         assert!(is_lost(renewed(&mut *claim).await));
     }
-    subject.done(&[]).await;
+    subject.assert_nothing_left(&[]).await;
 }
 
 /// Polls a future a few times, without waiting for wake-ups, and drops it.
@@ -172,7 +174,7 @@ pub async fn fences_rise_and_honour_their_floor_where_declared(subject: Subject)
         }
         released(&mut *holder).await;
     }
-    subject.done(&[]).await;
+    subject.assert_nothing_left(&[]).await;
 }
 
 /// Repeats the attempt until the lock is granted.
@@ -181,7 +183,7 @@ async fn granted_soon(claim: &mut dyn Claim) {
 }
 
 /// After a repeated attempt, a holder has the whole TTL left.
-pub async fn an_attempt_asked_again_has_a_full_lease(subject: Subject) {
+pub async fn a_repeated_attempt_has_a_full_lease(subject: Subject) {
     let ttl = subject.ttl;
     let mut claim = subject.claim("a", |spec| spec.ttl = ttl);
     let start = Instant::now();
@@ -201,11 +203,11 @@ pub async fn an_attempt_asked_again_has_a_full_lease(subject: Subject) {
     }
     released(&mut *claim).await;
     released(&mut *other).await;
-    subject.done(&[]).await;
+    subject.assert_nothing_left(&[]).await;
 }
 
 /// A waiter that refreshes its position in the queue keeps it.
-pub async fn a_refreshed_place_stays_where_it_was(subject: Subject) {
+pub async fn a_refreshed_waiter_keeps_its_position(subject: Subject) {
     let mut holder = subject.claim("a", |_| ());
     granted(&mut *holder, None).await;
     let mut first = subject.claim("a", |spec| spec.queue = true);
@@ -222,11 +224,11 @@ pub async fn a_refreshed_place_stays_where_it_was(subject: Subject) {
     granted_soon(&mut *second).await;
     released(&mut *second).await;
     drop((holder, first, second));
-    subject.done(&[]).await;
+    subject.assert_nothing_left(&[]).await;
 }
 
 /// A waiter that is granted the lock and leaves before it knows passes the grant on to the next.
-pub async fn a_waiter_that_leaves_passes_on_what_it_was_handed(subject: Subject) {
+pub async fn a_waiter_that_leaves_passes_its_grant_on(subject: Subject) {
     let mut holder = subject.claim("a", |_| ());
     granted(&mut *holder, None).await;
     let mut waiter = subject.claim("a", |spec| spec.queue = true);
@@ -237,13 +239,13 @@ pub async fn a_waiter_that_leaves_passes_on_what_it_was_handed(subject: Subject)
     granted(&mut *next, None).await;
     released(&mut *next).await;
     drop((holder, waiter, next));
-    subject.done(&[]).await;
+    subject.assert_nothing_left(&[]).await;
 }
 
 /// The TTL of a renewal applies, independent of the claim's own TTL.
-pub async fn a_renewal_lasts_as_long_as_was_asked(subject: Subject) {
+pub async fn a_renewal_lasts_for_its_ttl(subject: Subject) {
     let (short, leases) = (subject.ttl, subject.capabilities().leases);
-    let silence = subject.ends_in_silence().await;
+    let silence = subject.expires_without_renewal().await;
     let renew = async |claim: &mut dyn Claim, ttl| {
         let renewal = soon("renew", claim.renew(ttl)).await.expect("the store answers");
         match renewal {
@@ -269,13 +271,13 @@ pub async fn a_renewal_lasts_as_long_as_was_asked(subject: Subject) {
     }
     released(&mut *claim).await;
     drop((claim, other));
-    subject.done(&[]).await;
+    subject.assert_nothing_left(&[]).await;
 }
 
 /// An expired hold is neither renewed nor released. If the store has no expiry, the hold
 /// persists.
-pub async fn a_lease_that_ran_out_is_neither_renewed_nor_released(subject: Subject) {
-    let (ttl, ended) = (subject.ttl, subject.ends_in_silence().await);
+pub async fn an_expired_lease_is_neither_renewed_nor_released(subject: Subject) {
+    let (ttl, ended) = (subject.ttl, subject.expires_without_renewal().await);
     let mut renewing = subject.claim("a", |spec| spec.ttl = ttl);
     let mut releasing = subject.claim("b", |spec| spec.ttl = ttl);
     granted(&mut *renewing, None).await;
@@ -285,5 +287,5 @@ pub async fn a_lease_that_ran_out_is_neither_renewed_nor_released(subject: Subje
     assert_eq!(released(&mut *releasing).await == Release::WasNotHeld, ended);
     released(&mut *renewing).await;
     drop((renewing, releasing));
-    subject.done(&[]).await;
+    subject.assert_nothing_left(&[]).await;
 }

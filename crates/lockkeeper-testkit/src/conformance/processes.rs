@@ -28,9 +28,9 @@ pub struct Helper {
 macro_rules! conformance_across_processes {
     ($factory:path) => {
         $crate::__as_tests! { $factory;
-            a_killed_holder_is_followed
-            a_killed_waiter_does_not_hold_up_the_others
-            a_stopped_holder_finds_out_when_it_goes_on
+            a_waiter_takes_over_from_a_killed_holder
+            a_killed_waiter_does_not_block_the_others
+            a_stopped_holder_detects_its_loss_when_it_continues
             processes_exclude_each_other
         }
     };
@@ -91,48 +91,48 @@ impl Process {
 }
 
 /// After `kill -9` of the holder the next waiter is granted the lock, with a higher fence.
-pub async fn a_killed_holder_is_followed(subject: Subject) {
+pub async fn a_waiter_takes_over_from_a_killed_holder(subject: Subject) {
     let keeper = subject.keeper();
     let mut holder = subject.start("a", &["hold"]);
     let fence = Fence::new(holder.expect("held").await.parse().expect("a number"));
     let mutex = keeper.mutex(subject.name("a"));
     assert!(mutex.try_lock().await.unwrap().is_none());
     let waiter = tokio::spawn(async move { mutex.lock().await.unwrap() });
-    subject.until_queued("a", 1).await;
+    subject.wait_for_waiters("a", 1).await;
     holder.kill9().await;
     let next = soon("the waiter", waiter).await.unwrap();
     assert!(subject.capabilities().fences == Fences::None || next.fence() > fence);
     next.release().await.unwrap();
-    subject.done(&[&keeper]).await;
+    subject.assert_nothing_left(&[&keeper]).await;
 }
 
 /// A waiter that is killed with `kill -9` does not block other waiters.
-pub async fn a_killed_waiter_does_not_hold_up_the_others(subject: Subject) {
+pub async fn a_killed_waiter_does_not_block_the_others(subject: Subject) {
     let keeper = subject.keeper();
     let mutex = keeper.mutex(subject.name("a"));
     let guard = mutex.lock().await.unwrap();
     let mut dead = subject.start("a", &["hold"]);
-    subject.until_queued("a", 1).await;
+    subject.wait_for_waiters("a", 1).await;
     let waiter = tokio::spawn({
         let mutex = mutex.clone();
         async move { mutex.lock().await.unwrap() }
     });
-    subject.until_queued("a", 2).await;
+    subject.wait_for_waiters("a", 2).await;
     dead.kill9().await;
     guard.release().await.unwrap();
     let next = soon("the waiter behind", waiter).await.unwrap();
     next.release().await.unwrap();
-    subject.done(&[&keeper]).await;
+    subject.assert_nothing_left(&[&keeper]).await;
 }
 
 /// A holder that is stopped for longer than its lease loses it, and detects the loss as soon as it continues. If
 /// the store has no expiry, it keeps the lock.
-pub async fn a_stopped_holder_finds_out_when_it_goes_on(subject: Subject) {
+pub async fn a_stopped_holder_detects_its_loss_when_it_continues(subject: Subject) {
     let keeper = subject.keeper();
     let mut holder = subject.start("a", &["hold"]);
     holder.expect("held").await;
     let mutex = keeper.mutex(subject.name("a"));
-    let ends = subject.ends_in_silence().await;
+    let ends = subject.expires_without_renewal().await;
     holder.signal(Signal::STOP);
     if ends {
         let next = soon("lock", mutex.lock()).await.unwrap();
@@ -147,7 +147,7 @@ pub async fn a_stopped_holder_finds_out_when_it_goes_on(subject: Subject) {
         holder.expect("released").await;
         soon("lock", mutex.lock()).await.unwrap().release().await.unwrap();
     }
-    subject.done(&[&keeper]).await;
+    subject.assert_nothing_left(&[&keeper]).await;
 }
 
 /// Several processes contend for one name, and one of them is killed: holders never overlap.
@@ -180,5 +180,5 @@ pub async fn processes_exclude_each_other(subject: Subject) {
     }
     assert_eq!(finished, 75);
     assert!(history.assert_clean().holds >= 80);
-    subject.done(&[]).await;
+    subject.assert_nothing_left(&[]).await;
 }

@@ -36,7 +36,7 @@ pub async fn extreme_waits_are_granted_or_refused_and_never_fail(subject: Subjec
     }
     holder.release().await.unwrap();
     soon("lock", mutex.lock()).await.unwrap().release().await.unwrap();
-    subject.done(&[&keeper]).await;
+    subject.assert_nothing_left(&[&keeper]).await;
 }
 
 /// Starts a waiter while the lock is held, releases the lock, and expects the waiter to be granted.
@@ -46,7 +46,7 @@ where
 {
     let holder = soon("lock", mutex.lock()).await.unwrap();
     let waiter = tokio::spawn(wait(mutex.clone()));
-    subject.until_queued("a", 1).await;
+    subject.wait_for_waiters("a", 1).await;
     holder.release().await.unwrap();
     let guard = soon("the waiter", waiter).await.expect("the waiter does not panic").unwrap();
     guard.release().await.unwrap();
@@ -65,7 +65,7 @@ pub async fn a_contended_lock_all_waits_for_all_its_names(subject: Subject) {
             None => all.clone(),
         };
         let waiter = tokio::spawn(async move { all.lock().await });
-        subject.until_queued("b", 1).await;
+        subject.wait_for_waiters("b", 1).await;
         holder.release().await.unwrap();
         let guards = soon("the waiter", waiter).await.expect("the waiter does not panic").unwrap();
         assert_eq!(guards.iter().count(), names.len());
@@ -86,5 +86,5 @@ pub async fn a_contended_lock_all_waits_for_all_its_names(subject: Subject) {
     }
     holder.release().await.unwrap();
     soon("all of them", all.lock()).await.unwrap().release().await.unwrap();
-    subject.done(&[&keeper]).await;
+    subject.assert_nothing_left(&[&keeper]).await;
 }

@@ -9,7 +9,7 @@ use std::process::Command;
 
 use rustix::process::{Pid, Signal};
 
-use super::postgres::{User, give, knock, run_as, user};
+use super::postgres::{User, give, run_as, sends_authentication_request, user};
 use super::{Binaries, Ports, PostgresServer, Recipe, Server, StartError};
 
 /// A `PgBouncer`, which lends sessions of a server. What it can do is at [`Server`].
@@ -96,7 +96,7 @@ impl Recipe for Bouncer {
 
     fn ask(&self, mut stream: TcpStream, pid: Pid, dir: &Path) -> io::Result<bool> {
         let own = fs::read_to_string(dir.join("pid"))?;
-        Ok(knock(&mut stream)? && own.trim() == pid.as_raw_pid().to_string())
+        Ok(sends_authentication_request(&mut stream)? && own.trim() == pid.as_raw_pid().to_string())
     }
 
     fn shutdown_signal(&self) -> Signal {

@@ -10,7 +10,7 @@ use super::{Subject, soon};
 const WAIT: Duration = Duration::from_millis(5);
 /// A response that took longer than this may have reached the engine's limit for leaving the queue, after which it
 /// returns first and leaves later. Such a round, on a busy machine, is not conclusive.
-const PROMPT: Duration = Duration::from_millis(70);
+const MAX_PROMPT_TIME: Duration = Duration::from_millis(70);
 const ROUNDS: usize = 20;
 
 /// Runs rounds until enough of them were prompt. Each returns how long the unsuccessful acquire took, and whether
@@ -19,7 +19,7 @@ async fn rounds(what: &str, round: impl AsyncFn() -> (Duration, bool)) {
     let mut prompt = 0;
     for _ in 0..ROUNDS * 5 {
         let (took, free) = round().await;
-        if took < PROMPT {
+        if took < MAX_PROMPT_TIME {
             assert!(free, "{what}, in round {prompt}, after {took:?}");
             prompt += 1;
         }
@@ -27,7 +27,7 @@ async fn rounds(what: &str, round: impl AsyncFn() -> (Duration, bool)) {
             return;
         }
     }
-    assert!(prompt > 0, "{what}: no round was answered within {PROMPT:?}");
+    assert!(prompt > 0, "{what}: no round was answered within {MAX_PROMPT_TIME:?}");
 }
 
 async fn is_free(keeper: &Keeper, name: &str) -> bool {
@@ -64,7 +64,7 @@ pub async fn a_wait_that_timed_out_has_left_the_queue(subject: Subject) {
         (took, is_free(&keeper, &name).await)
     })
     .await;
-    subject.done(&[&keeper, &other]).await;
+    subject.assert_nothing_left(&[&keeper, &other]).await;
 }
 
 /// A set that could not be locked is given back before the answer: all its names are free at once.
@@ -88,5 +88,5 @@ pub async fn a_set_that_was_not_locked_is_free_at_once(subject: Subject) {
         })
         .await;
     }
-    subject.done(&[&keeper, &other]).await;
+    subject.assert_nothing_left(&[&keeper, &other]).await;
 }

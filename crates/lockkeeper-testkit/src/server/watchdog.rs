@@ -13,20 +13,20 @@ for _ in 1 2 3 4 5 6 7 8 9 10; do kill -0 \"$1\" || break; sleep 1; done
 kill -KILL \"$1\"; rm -rf \"$3\"";
 
 /// Ends a process after the death of this one. Dropping it cancels that.
-pub(super) struct Watch(Option<Child>);
+pub(super) struct Watchdog(Option<Child>);
 
-impl Watch {
+impl Watchdog {
     /// Starts a watchdog for a child process. Without a shell there is none.
-    pub(super) fn over(pid: Pid, signal: Signal, dir: &Path) -> Self {
+    pub(super) fn start(pid: Pid, signal: Signal, dir: &Path) -> Self {
         let mut shell = Command::new("sh");
-        shell.args(["-c", SCRIPT, "lockkeeper-watch"]);
+        shell.args(["-c", SCRIPT, "lockkeeper-watchdog"]);
         shell.arg(pid.as_raw_pid().to_string()).arg(signal.as_raw().to_string()).arg(dir);
         shell.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).current_dir("/");
         Self(shell.spawn().ok())
     }
 }
 
-impl Drop for Watch {
+impl Drop for Watchdog {
     fn drop(&mut self) {
         if let Some(shell) = &mut self.0 {
             let _ = shell.kill();
