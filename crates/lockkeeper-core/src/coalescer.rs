@@ -376,8 +376,11 @@ impl<S: BatchSender> BatchTask<S> {
                 state.due.filter(|_| state.has_room && !state.queue.is_empty())
             };
             tokio::select! {
-                () = progress(&self.shared, &mut calls) => {}
+                // First: a queued request need not poll all calls. It cannot starve them, because it is not notified when
+                // no call may start.
+                biased;
                 () = self.shared.queued.notified() => {}
+                () = progress(&self.shared, &mut calls) => {}
                 () = sleep_until(due) => {}
             }
         }
