@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn servers_that_are_too_old_are_told_apart() {
+    fn servers_that_are_too_old_are_found() {
         let severity = |info: &[(&str, &str)]| says(info).version().severity;
         for old in ["2.8.19", "5.0.14", "6.0.16", "6"] {
             assert_eq!(severity(&[("redis_version", old)]), Severity::Fail, "{old}");

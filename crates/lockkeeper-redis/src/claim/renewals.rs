@@ -57,9 +57,9 @@ impl RenewalBatcher {
     }
 
     /// Renews a hold; false if it is not held. Waits for others to share its call, at most for a thousandth of the lease.
-    pub(crate) async fn renew(&self, renewal: Renewal) -> Result<bool> {
+    pub(crate) fn renew(&self, renewal: Renewal) -> impl Future<Output = Result<bool>> + Send {
         let linger = (renewal.ttl / 1000).min(SHARED.linger);
-        self.0.send_within(renewal, linger).await
+        self.0.send_within(renewal, linger)
     }
 }
 
@@ -75,12 +75,14 @@ impl BatchSender for RenewalSender {
     async fn send(&self, batch: &mut Batch<Self>) -> Result<Vec<Result<bool>>> {
         let session = self.client.session().await?;
         let Some(renewals) = batch.close() else { return Ok(Vec::new()) };
-        let mut reply = session.evalsha(&RENEW, |call| add_all(call, renewals)).await;
-        if is_unknown_script(&reply) {
-            // A renewal that is not awaited may have been followed by a release or a shorter lease.
-            let Some(renewals) = batch.retain_awaited() else { return Ok(Vec::new()) };
-            reply = session.eval(&RENEW, |call| add_all(call, renewals)).await;
-        }
+        let reply = match session.evalsha(&RENEW, |call| add_all(call, renewals)).await {
+            Err(error) if is_unknown_script(&error) => {
+                // A renewal that is not awaited may have been followed by a release or a shorter lease.
+                let Some(renewals) = batch.retain_awaited() else { return Ok(Vec::new()) };
+                session.eval(&RENEW, |call| add_all(call, renewals)).await
+            }
+            reply => reply,
+        };
         let reply = reply.map_err(translate)?;
         session.replicated(self.min_replicas).await?;
         let held = reply.as_sequence().ok_or_else(|| unexpected(&reply))?;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::future::join;
 use lockkeeper_core::coalescer::Coalescer;
 use lockkeeper_core::{Error, ErrorKind, Result};
-use redis::{Cmd, RedisResult, ServerErrorKind, Value};
+use redis::{Cmd, RedisError, RedisResult, ServerErrorKind, Value};
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
@@ -188,8 +188,10 @@ impl Session {
 
     /// Runs a script: `add` adds its keys and arguments.
     pub(crate) async fn run(&self, script: &Script, add: impl Fn(&mut Cmd)) -> RedisResult<Value> {
-        let reply = self.evalsha(script, &add).await;
-        if is_unknown_script(&reply) { self.eval(script, &add).await } else { reply }
+        match self.evalsha(script, &add).await {
+            Err(error) if is_unknown_script(&error) => self.eval(script, &add).await,
+            reply => reply,
+        }
     }
 
     /// Runs a script that the server should know.
@@ -266,8 +268,8 @@ impl std::fmt::Debug for Session {
 }
 
 /// Whether the server does not know a script: it restarted, or its scripts were flushed.
-pub(crate) fn is_unknown_script(reply: &RedisResult<Value>) -> bool {
-    reply.as_ref().is_err_and(|error| error.kind() == ServerErrorKind::NoScript.into())
+pub(crate) fn is_unknown_script(error: &RedisError) -> bool {
+    error.kind() == ServerErrorKind::NoScript.into()
 }
 
 #[cfg(test)]
