@@ -253,7 +253,7 @@ impl QueuedClaim {
         let (mut inner, mut changed) = (Some(inner), None::<BoxFuture<'_, Change>>);
         poll_fn(|cx| match place.poll(cx) {
             Turn::Ask => Poll::Ready(Event::Turn),
-            Turn::Yield => {
+            Turn::Yield(_) => {
                 cx.waker().wake_by_ref();
                 Poll::Pending
             }
