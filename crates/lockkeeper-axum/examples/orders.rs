@@ -60,7 +60,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let (url, address) = (argument("memory:"), argument("127.0.0.1:3000"));
     let bank = Bank(Duration::from_millis(argument("5000").parse()?));
 
-    let keeper = Keeper::open(&url).await?.ttl(Duration::from_secs(60));
+    let keeper = lockkeeper::open(&url).await?.ttl(Duration::from_secs(60));
     let listener = tokio::net::TcpListener::bind(address).await?;
     println!("listening on {}", listener.local_addr()?);
     let server = axum::serve(listener, app(&keeper, bank));

@@ -22,7 +22,6 @@
 //!
 //! ```
 //! use axum::{Router, extract::Path, routing::post};
-//! use lockkeeper::Keeper;
 //! use lockkeeper_axum::{Held, LockLayer};
 //!
 //! async fn pay(Path(order_id): Path<u64>, held: Held) -> String {
@@ -31,7 +30,7 @@
 //!
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> lockkeeper::Result<()> {
-//! let keeper = Keeper::open("memory:").await?; // redis://… for more than one instance
+//! let keeper = lockkeeper::open("memory:").await?; // redis://… for more than one instance
 //! let lock = LockLayer::new(keeper)
 //!     .key_from(|Path(order_id): Path<u64>| format!("order:{order_id}"));
 //! let app: Router = Router::new()

@@ -9,6 +9,7 @@ use axum::http::Method;
 use axum::http::request::Parts;
 use axum::response::{IntoResponse, Response};
 use lockkeeper_core::BoxFuture;
+use lockkeeper_syntax::template::{self, Piece};
 
 use crate::problem::{Reason, Refusal};
 
@@ -36,13 +37,7 @@ type Function = dyn Fn(&Parts) -> Option<String> + Send + Sync;
 struct Template {
     /// As it was written, to be told about.
     text: String,
-    pieces: Vec<Piece>,
-}
-
-#[derive(Debug, PartialEq, Eq)]
-enum Piece {
-    Text(String),
-    Parameter(String),
+    pieces: Vec<Piece<String>>,
 }
 
 impl Key {
@@ -107,42 +102,16 @@ impl fmt::Debug for Key {
     }
 }
 
-/// The pieces of a template, or what is wrong with it. Braces are doubled to stand for themselves, as in
-/// `format!`.
-fn parse(text: &str) -> Result<Vec<Piece>, &'static str> {
-    let (mut pieces, mut plain) = (Vec::new(), String::new());
-    let mut rest = text.chars().peekable();
-    while let Some(character) = rest.next() {
-        if (character == '{' || character == '}') && rest.next_if_eq(&character).is_some() {
-            plain.push(character);
-        } else if character == '{' {
-            let mut name = String::new();
-            loop {
-                match rest.next() {
-                    Some('}') => break,
-                    Some('{') | None => return Err("a brace is not closed"),
-                    Some(character) => name.push(character),
-                }
-            }
-            // In a route, a parameter for the rest of the path is written with a star, which is not
-            // part of its name.
-            if name.is_empty() || name.starts_with('*') || name.trim() != name {
-                return Err("between braces stands the name of a path parameter, and nothing else");
-            }
-            if !plain.is_empty() {
-                pieces.push(Piece::Text(std::mem::take(&mut plain)));
-            }
-            pieces.push(Piece::Parameter(name));
-        } else if character == '}' {
-            return Err("a brace is closed that was not opened");
-        } else {
-            plain.push(character);
+/// Returns the pieces of a template, or what is wrong with it.
+fn parse(text: &str) -> Result<Vec<Piece<String>>, String> {
+    template::parse(text, |name| {
+        // In a route, a parameter for the rest of the path is written with a star, which is not part of its name.
+        if name.is_empty() || name.starts_with('*') || name.trim() != name {
+            let fault = "between braces stands the name of a path parameter, and nothing else";
+            return Err(fault.to_owned());
         }
-    }
-    if !plain.is_empty() {
-        pieces.push(Piece::Text(plain));
-    }
-    if pieces.is_empty() { Err("it is empty") } else { Ok(pieces) }
+        Ok(name.to_owned())
+    })
 }
 
 const MISSING: &str =
@@ -157,7 +126,7 @@ impl Template {
         for piece in &self.pieces {
             match piece {
                 Piece::Text(text) => name.push_str(text),
-                Piece::Parameter(parameter) => {
+                Piece::Placeholder(parameter) => {
                     if parameters.is_none() {
                         parameters = Some(path_parameters(parts, &self.text).await?);
                     }
@@ -326,29 +295,6 @@ pub(crate) use target_setters;
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn text(text: &str) -> Piece {
-        Piece::Text(text.to_owned())
-    }
-
-    fn parameter(name: &str) -> Piece {
-        Piece::Parameter(name.to_owned())
-    }
-
-    #[test]
-    fn a_template_is_text_with_parameters_in_braces() {
-        let cases = [
-            ("orders", vec![text("orders")]),
-            ("order:{id}", vec![text("order:"), parameter("id")]),
-            ("{a}{b}", vec![parameter("a"), parameter("b")]),
-            ("{{{a}}}", vec![text("{"), parameter("a"), text("}")]),
-            ("a{{b}}c", vec![text("a{b}c")]),
-            ("{größe}/🔒", vec![parameter("größe"), text("/🔒")]),
-        ];
-        for (template, pieces) in cases {
-            assert_eq!(parse(template), Ok(pieces), "{template}");
-        }
-    }
 
     #[test]
     fn what_is_no_template_is_refused_when_the_layer_is_made() {

@@ -8,6 +8,7 @@ use std::time::Duration;
 use clap::{Args, CommandFactory as _, Parser, Subcommand};
 use clap_complete::Shell;
 use lockkeeper::{Label, Name};
+use lockkeeper_syntax::duration;
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -113,13 +114,13 @@ pub(crate) struct Lock {
     #[arg(value_parser = name)]
     pub(crate) name: Name,
     /// How long to wait for the lock: 30s, 5m, 1h30m; 0 is one try (for ever if not given)
-    #[arg(long, value_name = "DURATION", value_parser = duration, conflicts_with = "no_wait")]
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse, conflicts_with = "no_wait")]
     wait: Option<Duration>,
     /// Try once, like --wait 0
     #[arg(long)]
     no_wait: bool,
     /// How long the lock outlives a holder that has vanished
-    #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "30s")]
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse, default_value = "30s")]
     pub(crate) ttl: Duration,
     /// Share the lock with others that share it
     #[arg(long, conflicts_with = "permits")]
@@ -153,14 +154,14 @@ pub(crate) struct Run {
     /// TERM is sent this long before the lease ends if the lock cannot be renewed, so the command is dead before
     /// another process can hold the lock. After a signal that lockkeeper forwards, processes of the command's group
     /// have this long to end. At most half of the ttl. If not given: 5s, or a third of the ttl if that is less.
-    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     pub(crate) kill_after: Option<Duration>,
     /// Let the command run this long beside the next holder after the lock was taken away
     ///
     /// A lock is taken away when it is broken, or when the server ends the session that holds it. The next holder may
     /// enter at that moment, so the command is killed at once if this is not given. With it, the command gets TERM, and
     /// KILL after this time: until then two commands run under one lock. Never longer than what is left of the lease.
-    #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "0", hide_default_value = true)]
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse, default_value = "0", hide_default_value = true)]
     pub(crate) overlap_grace: Duration,
     /// Say nothing about waiting
     #[arg(long, short, conflicts_with = "json")]
@@ -227,7 +228,7 @@ pub(crate) struct Renew {
     #[command(flatten)]
     pub(crate) store: Store,
     /// How long it is to be held from now on (as before if not given)
-    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     pub(crate) ttl: Option<Duration>,
 }
 
@@ -254,42 +255,6 @@ fn name(text: &str) -> Result<Name, String> {
 
 fn label(text: &str) -> Result<Label, String> {
     Label::new(text).map_err(|error| error.to_string())
-}
-
-/// A duration as people write it: `30s`, `5m`, `1h30m`, `1.5s`, `500ms`, `0`.
-pub(crate) fn duration(text: &str) -> Result<Duration, String> {
-    let wrong = || "write a duration as 30s, 5m, 1h30m or 500ms".to_owned();
-    if text == "0" {
-        return Ok(Duration::ZERO);
-    }
-    let (mut rest, mut total) = (text, Duration::ZERO);
-    let mut before = u64::MAX;
-    while !rest.is_empty() {
-        let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or_else(wrong)?;
-        let (number, after) = rest.split_at(digits);
-        let letters = after.find(|c: char| !c.is_ascii_alphabetic()).unwrap_or(after.len());
-        let (unit, after) = after.split_at(letters);
-        let unit = match unit {
-            "d" => 86_400_000,
-            "h" => 3_600_000,
-            "m" | "min" => 60_000,
-            "s" => 1000,
-            "ms" => 1,
-            _ => return Err(wrong()),
-        };
-        // Large units first, each once: "30s1h" is more likely a mistake than a wish.
-        if unit >= before || !number.starts_with(|c: char| c.is_ascii_digit()) {
-            return Err(wrong());
-        }
-        let number: f64 = number.parse().map_err(|_| wrong())?;
-        #[expect(clippy::cast_precision_loss, reason = "the units are small")]
-        let part = Duration::try_from_secs_f64(number * unit as f64 / 1000.0);
-        let sum = part.ok().and_then(|part| total.checked_add(part));
-        total = sum.ok_or_else(|| "that is longer than can be counted".to_owned())?;
-        before = unit;
-        rest = after;
-    }
-    if text.is_empty() { Err(wrong()) } else { Ok(total) }
 }
 
 /// What clap has to say, in one line, without what may be a password.
@@ -335,47 +300,5 @@ mod tests {
     #[test]
     fn the_command_line_is_well_made() {
         Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn durations_are_read_as_people_write_them() {
-        let good = [
-            ("0", 0),
-            ("0s", 0),
-            ("500ms", 500),
-            ("30s", 30_000),
-            ("1.5s", 1500),
-            ("5m", 300_000),
-            ("5min", 300_000),
-            ("1h30m", 5_400_000),
-            ("2d", 172_800_000),
-            ("1m30s250ms", 90_250),
-        ];
-        for (text, millis) in good {
-            assert_eq!(duration(text), Ok(Duration::from_millis(millis)), "{text}");
-        }
-    }
-
-    #[test]
-    fn wrong_durations_are_refused() {
-        let bad = [
-            "",
-            "5",
-            "s",
-            "5x",
-            "-5s",
-            "5 s",
-            "30s1h",
-            "5s5s",
-            ".5s",
-            "1..5s",
-            "∞",
-            "1e9s",
-            "5s ",
-            "99999999999999999999d",
-        ];
-        for text in bad {
-            assert!(duration(text).is_err(), "{text:?}");
-        }
     }
 }

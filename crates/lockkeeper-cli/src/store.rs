@@ -35,7 +35,7 @@ pub(crate) async fn open_for_a_command(mut url: String) -> Result<Keeper, Failur
         url.push(if url.contains('?') { '&' } else { '?' });
         url.push_str("inherit=on");
     }
-    Ok(Keeper::open(&url).await?)
+    Ok(lockkeeper::open(&url).await?)
 }
 
 /// Whether a URL names a directory.
@@ -45,7 +45,7 @@ pub(crate) fn is_file(url: &str) -> bool {
 
 /// Opens the store.
 pub(crate) async fn open(store: &args::Store) -> Result<Keeper, Failure> {
-    Ok(Keeper::open(&url(store)?).await?)
+    Ok(lockkeeper::open(&url(store)?).await?)
 }
 
 #[cfg(not(feature = "file"))]

@@ -9,7 +9,7 @@
 )]
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use lockkeeper_core::{Keeper, Memory, blocking};
+use lockkeeper_core::{Keeper, Memory};
 use tokio::runtime::Runtime;
 
 fn uncontended(c: &mut Criterion) {
@@ -38,10 +38,9 @@ fn uncontended(c: &mut Criterion) {
         let acquire = async || semaphore.acquire().await.unwrap().release().await.unwrap();
         b.to_async(&runtime).iter(acquire);
     });
-    let keeper = blocking::Keeper::new(Memory::new());
-    let mutex = keeper.mutex("orders/42");
-    group.bench_function("blocking::Mutex", |b| {
-        b.iter(|| mutex.lock().unwrap().release().unwrap());
+    let mutex = Keeper::new(Memory::new()).mutex("orders/42");
+    group.bench_function("Mutex, blocking", |b| {
+        b.iter(|| mutex.blocking_lock().unwrap().blocking_release().unwrap());
     });
     group.finish();
 }

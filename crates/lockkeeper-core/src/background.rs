@@ -9,6 +9,8 @@ use tokio::runtime::{EnterGuard, Handle};
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
+use crate::blocking_runtime;
+
 /// Runs what must outlive a call, on the keeper's own runtime, from whatever thread it is asked.
 ///
 /// `tokio::spawn` panics on a thread without a runtime, and what it spawns is forgotten. This does
@@ -23,6 +25,16 @@ impl Background {
     /// A background on the given runtime.
     pub fn new(handle: Handle) -> Self {
         Self { handle, tasks: TaskTracker::new() }
+    }
+
+    /// A background on the runtime of all `blocking_` methods, which is never shut down.
+    pub(crate) fn blocking() -> Self {
+        Self::new(blocking_runtime::handle().clone())
+    }
+
+    /// Whether this is on the runtime of all `blocking_` methods.
+    pub(crate) fn is_blocking(&self) -> bool {
+        self.handle.id() == blocking_runtime::handle().id()
     }
 
     /// Runs a future to its end. If the runtime has been shut down, the future is dropped instead.

@@ -7,6 +7,7 @@ pub(crate) mod inspect;
 pub(crate) mod keeper;
 pub(crate) mod lock_all;
 pub(crate) mod mutex;
+pub(crate) mod runtimes;
 pub(crate) mod rwlock;
 pub(crate) mod semaphore;
 pub(crate) mod ticket;

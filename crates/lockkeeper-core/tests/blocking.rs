@@ -1,95 +1,289 @@
-//! The blocking twins, from every kind of thread.
+//! The blocking methods, from every kind of thread.
 #![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::blocking::Keeper;
-use lockkeeper_core::{ErrorKind, EventKind, Memory, ReleaseOutcome, State};
+use lockkeeper_core::{
+    ErrorKind, EventKind, Fence, FenceRegister, Keeper, Memory, ReleaseOutcome, State,
+};
+use tokio::runtime::Builder;
 
-/// Everything that a blocking lock does.
-fn exercise() {
-    let keeper = Keeper::new(Memory::new()).ttl(Duration::from_secs(10));
+/// Does everything that a blocking lock can do.
+fn exercise(keeper: &Keeper) {
     let mutex = keeper.mutex("a");
-    let guard = mutex.lock().unwrap();
-    assert!(mutex.try_lock().unwrap().is_none());
-    assert!(mutex.try_lock_for(Duration::from_millis(20)).unwrap().is_none());
-    let error = mutex.clone().max_wait(Duration::from_millis(20)).lock().unwrap_err();
+    let guard = mutex.blocking_lock().unwrap();
+    assert!(mutex.blocking_try_lock().unwrap().is_none());
+    assert!(mutex.blocking_try_lock_for(Duration::from_millis(20)).unwrap().is_none());
+    let error = mutex.clone().max_wait(Duration::from_millis(20)).blocking_lock().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut);
-    guard.extend(Duration::from_secs(20)).unwrap();
-    guard.downgrade().unwrap();
+    guard.blocking_extend(Duration::from_secs(20)).unwrap();
+    guard.blocking_downgrade().unwrap();
     assert_eq!(guard.state(), State::Held);
-    assert_eq!(guard.release().unwrap(), ReleaseOutcome::Released);
+    assert_eq!(guard.blocking_release().unwrap(), ReleaseOutcome::Released);
 
     let lock = keeper.rw_lock("b");
-    let (one, two) = (lock.read().unwrap(), lock.read().unwrap());
-    assert!(lock.try_write().unwrap().is_none());
+    let (one, two) = (lock.blocking_read().unwrap(), lock.blocking_try_read().unwrap());
+    assert!(two.is_some() && lock.blocking_try_write().unwrap().is_none());
+    assert!(lock.blocking_try_write_for(Duration::from_millis(20)).unwrap().is_none());
     drop((one, two));
-    drop(lock.write().unwrap());
+    let write = lock.blocking_write().unwrap();
+    assert!(lock.blocking_try_read_for(Duration::from_millis(20)).unwrap().is_none());
+    drop(write);
 
     let semaphore = keeper.semaphore("c", 3);
-    let two = semaphore.acquire_many(2).unwrap();
-    assert_eq!(semaphore.available().unwrap(), 1);
-    assert!(semaphore.try_acquire_many(2).unwrap().is_none());
+    let two = semaphore.blocking_acquire_many(2).unwrap();
+    assert_eq!(semaphore.blocking_available().unwrap(), 1);
+    assert!(semaphore.blocking_try_acquire_many(2).unwrap().is_none());
+    let wait = Duration::from_millis(20);
+    assert!(semaphore.blocking_try_acquire_many_for(2, wait).unwrap().is_none());
+    let third = semaphore.blocking_acquire().unwrap();
+    assert!(semaphore.blocking_try_acquire().unwrap().is_none());
+    assert!(semaphore.blocking_try_acquire_for(wait).unwrap().is_none());
+    drop(third);
     let ticket = two.detach().unwrap();
-    assert!(keeper.adopt(ticket).unwrap().is_held());
+    assert!(keeper.blocking_adopt(ticket).unwrap().is_held());
 
-    let guards = keeper.lock_all(["x", "y"]).lock().unwrap();
-    assert!(guards.is_held() && keeper.lock_all(["y", "z"]).try_lock().unwrap().is_none());
-    guards.release().unwrap();
+    let guards = keeper.lock_all(["x", "y"]).blocking_lock().unwrap();
+    let others = keeper.lock_all(["y", "z"]);
+    assert!(guards.is_held() && others.blocking_try_lock().unwrap().is_none());
+    assert!(others.blocking_try_lock_for(wait).unwrap().is_none());
+    guards.blocking_release().unwrap();
 
-    assert_eq!(keeper.with_lock("d", |guard| guard.name().to_owned()).unwrap(), "d");
-    let mut watch = keeper.inspect().unwrap().watch("e").unwrap();
-    let held = keeper.mutex("e").lock().unwrap();
-    assert_eq!(watch.next().unwrap().what, EventKind::Acquired);
-    assert_eq!(keeper.inspect().unwrap().break_lock("e").unwrap(), 1);
-    assert_eq!(held.release().unwrap(), ReleaseOutcome::AlreadyLost);
-    keeper.close();
-    assert!(keeper.inspect().unwrap().list("").unwrap().is_empty());
+    assert_eq!(keeper.blocking_with_lock("d", |guard| guard.name().to_owned()).unwrap(), "d");
+    let inspect = keeper.inspect().unwrap();
+    let mut watch = inspect.blocking_watch("e").unwrap();
+    let held = keeper.mutex("e").blocking_lock().unwrap();
+    assert_eq!(watch.blocking_next().unwrap().what, EventKind::Acquired);
+    assert_eq!(inspect.blocking_show("e").unwrap().len(), 1);
+    assert_eq!(inspect.blocking_break_lock("e").unwrap(), 1);
+    assert_eq!(held.blocking_release().unwrap(), ReleaseOutcome::AlreadyLost);
+
+    let election = keeper.election("f");
+    let mut observe = election.observe().unwrap();
+    assert_eq!(observe.blocking_next().unwrap(), None);
+    let leadership = election.blocking_campaign().unwrap();
+    let leader = election.blocking_leader().unwrap().unwrap();
+    assert_eq!(leader.term, Some(leadership.term()));
+    assert_eq!(observe.blocking_next().unwrap(), Some(leader));
+    assert_eq!(leadership.blocking_resign().unwrap(), ReleaseOutcome::Released);
+    let term = election.blocking_run_while_leader(|leadership| leadership.term()).unwrap();
+    assert!(election.blocking_campaign().unwrap().term() > term);
+
+    keeper.blocking_close();
+    assert!(inspect.blocking_list("").unwrap().is_empty());
+    assert_eq!(mutex.blocking_lock().unwrap_err().kind(), ErrorKind::Closed);
+}
+
+fn keeper() -> Keeper {
+    Keeper::new(Memory::new()).ttl(Duration::from_secs(10))
+}
+
+/// Runs something on a thread of its own, which it may block for ever.
+fn in_time(work: impl FnOnce() + Send + 'static) {
+    let (done, is_done) = mpsc::channel::<()>();
+    let thread = std::thread::spawn(move || {
+        work();
+        drop(done);
+    });
+    let ended = is_done.recv_timeout(Duration::from_secs(60));
+    assert_ne!(ended, Err(mpsc::RecvTimeoutError::Timeout), "it hangs");
+    thread.join().unwrap();
 }
 
 #[test]
 fn works_from_a_plain_thread() {
-    exercise();
+    in_time(|| exercise(&keeper()));
 }
 
-#[tokio::test(flavor = "current_thread")]
-async fn works_inside_a_single_threaded_runtime() {
-    exercise();
+#[test]
+fn works_on_the_only_thread_of_a_runtime() {
+    in_time(|| {
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async { exercise(&keeper()) });
+    });
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn works_inside_a_task_of_a_runtime_with_many_threads() {
-    tokio::spawn(async { exercise() }).await.unwrap();
+#[test]
+fn works_inside_a_task_of_a_runtime_with_one_worker() {
+    in_time(|| {
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        runtime.block_on(async { tokio::spawn(async { exercise(&keeper()) }).await }).unwrap();
+    });
 }
 
-#[tokio::test]
-async fn works_inside_spawn_blocking() {
-    tokio::task::spawn_blocking(exercise).await.unwrap();
+#[test]
+fn works_inside_spawn_blocking_with_a_keeper_of_the_runtime() {
+    in_time(|| {
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let keeper = keeper();
+            tokio::task::spawn_blocking(move || exercise(&keeper)).await.unwrap();
+        });
+    });
+}
+
+#[test]
+fn works_in_a_task_with_a_keeper_that_was_made_outside_of_every_runtime() {
+    in_time(|| {
+        let keeper = keeper();
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async { exercise(&keeper) });
+    });
 }
 
 #[tokio::test]
 async fn works_beyond_the_budget_of_a_task() {
-    let keeper = Keeper::new(Memory::new());
+    let keeper = keeper();
     // A task of tokio may use its primitives 128 times before it has to yield.
     for _ in 0..1000 {
-        let guard = keeper.mutex("a").lock().unwrap();
-        guard.extend(Duration::from_secs(60)).unwrap();
-        guard.release().unwrap();
+        let guard = keeper.mutex("a").blocking_lock().unwrap();
+        guard.blocking_extend(Duration::from_secs(60)).unwrap();
+        guard.blocking_release().unwrap();
     }
 }
 
 #[test]
+fn async_and_blocking_locks_exclude_each_other() {
+    in_time(|| {
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let mutex = keeper().mutex("a");
+            let held = mutex.lock().await.unwrap();
+            assert!(mutex.blocking_try_lock().unwrap().is_none());
+            drop(held);
+            let held = mutex.blocking_lock().unwrap();
+            assert!(mutex.try_lock().await.unwrap().is_none());
+            held.blocking_release().unwrap();
+            assert!(mutex.try_lock().await.unwrap().is_some());
+        });
+    });
+}
+
+#[test]
+fn a_guard_of_async_code_is_extended_and_released_by_a_blocked_runtime() {
+    in_time(|| {
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let keeper = keeper();
+            let guard = keeper.rw_lock("a").write().await.unwrap();
+            guard.blocking_extend(Duration::from_secs(20)).unwrap();
+            guard.blocking_downgrade().unwrap();
+            assert!(keeper.rw_lock("a").try_read().await.unwrap().is_some());
+            assert_eq!(guard.blocking_release().unwrap(), ReleaseOutcome::Released);
+        });
+    });
+}
+
+#[test]
+fn a_keeper_first_used_by_blocking_code_outlives_every_runtime() {
+    let keeper = keeper();
+    let held = keeper.mutex("a").blocking_lock().unwrap();
+    let guard = {
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(keeper.mutex("b").lock()).unwrap()
+    };
+    assert!(held.is_held() && guard.is_held());
+    assert_eq!(guard.blocking_release().unwrap(), ReleaseOutcome::Released);
+    assert_eq!(held.blocking_release().unwrap(), ReleaseOutcome::Released);
+}
+
+#[test]
+fn a_keeper_that_several_runtimes_use_one_after_the_other_goes_on() {
+    let keeper = keeper();
+    for _ in 0..3 {
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        let lost = runtime.block_on(async {
+            let guard = keeper.mutex("a").lock().await.unwrap();
+            guard.extend(Duration::from_secs(60)).await.unwrap();
+            guard.release().await.unwrap();
+            keeper.mutex("b").try_lock().await.unwrap().map(|guard| guard.lost_token())
+        });
+        assert!(lost.is_some());
+        drop(runtime);
+        assert!(keeper.mutex("c").blocking_try_lock().unwrap().is_some());
+    }
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn closing_ends_async_and_blocking_waits() {
+    let keeper = keeper();
+    let held = keeper.mutex("a").lock().await.unwrap();
+    let mutex = keeper.mutex("a");
+    let blocked = std::thread::spawn({
+        let mutex = mutex.clone();
+        move || mutex.blocking_lock().map(drop)
+    });
+    let waiting = tokio::spawn(async move { mutex.lock().await.map(drop) });
+    let both_wait = async {
+        while keeper.waiting().len() < 2 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), both_wait).await.expect("both wait");
+    keeper.close().await;
+    assert_eq!(waiting.await.unwrap().unwrap_err().kind(), ErrorKind::Closed);
+    assert_eq!(blocked.join().unwrap().unwrap_err().kind(), ErrorKind::Closed);
+    drop(held);
+}
+
+#[test]
+fn blocking_work_of_a_leader_is_done_again_if_the_leadership_was_lost_meanwhile() {
+    in_time(|| {
+        let keeper = keeper();
+        let inspect = keeper.inspect().unwrap();
+        let mut terms = Vec::new();
+        let election = keeper.election("service");
+        let output = election.blocking_run_while_leader(|leadership| {
+            terms.push(leadership.term());
+            if terms.len() == 1 {
+                inspect.blocking_break_lock("election/service").unwrap();
+                while leadership.is_leader() {
+                    std::thread::yield_now();
+                }
+            }
+            terms.len()
+        });
+        assert_eq!(output.unwrap(), 2);
+        assert!(terms[0] < terms[1], "{terms:?}");
+        assert_eq!(election.blocking_leader().unwrap(), None, "it has resigned");
+    });
+}
+
+#[test]
+fn blocking_work_under_a_lock_that_is_lost_is_an_error() {
+    in_time(|| {
+        let keeper = keeper();
+        let inspect = keeper.inspect().unwrap();
+        let error = keeper.blocking_with_lock("a", |guard| {
+            inspect.blocking_break_lock("a").unwrap();
+            while guard.is_held() {
+                std::thread::yield_now();
+            }
+        });
+        assert_eq!(error.unwrap_err().kind(), ErrorKind::Lost);
+    });
+}
+
+#[test]
+fn fences_are_checked_in_blocking_code() {
+    let register = FenceRegister::in_memory();
+    let fence = |number| Fence::new(number).unwrap();
+    assert!(register.blocking_check("a", fence(7)).unwrap().is_passed());
+    assert!(!register.blocking_check("a", fence(6)).unwrap().is_passed());
+}
+
+#[test]
 fn threads_exclude_each_other_and_all_get_their_turn() {
-    let keeper = Keeper::new(Memory::new());
+    let keeper = keeper();
     let (inside, total) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let threads: Vec<_> = (0..8)
         .map(|_| {
             let (mutex, inside, total) = (keeper.mutex("a"), inside.clone(), total.clone());
             std::thread::spawn(move || {
                 for _ in 0..50 {
-                    let guard = mutex.lock().unwrap();
+                    let guard = mutex.blocking_lock().unwrap();
                     assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
                     total.fetch_add(1, Ordering::SeqCst);
                     inside.fetch_sub(1, Ordering::SeqCst);
@@ -106,11 +300,11 @@ fn threads_exclude_each_other_and_all_get_their_turn() {
 
 #[test]
 fn a_lock_is_renewed_while_its_thread_is_busy() {
-    let keeper = Keeper::new(Memory::new()).ttl(Duration::from_millis(300));
-    let guard = keeper.mutex("a").lock().unwrap();
+    let keeper = keeper().ttl(Duration::from_millis(300));
+    let guard = keeper.mutex("a").blocking_lock().unwrap();
     let start = Instant::now();
     while start.elapsed() < Duration::from_millis(900) {
         std::hint::spin_loop();
     }
-    assert_eq!(guard.release().unwrap(), ReleaseOutcome::Released);
+    assert_eq!(guard.blocking_release().unwrap(), ReleaseOutcome::Released);
 }

@@ -229,48 +229,29 @@ async fn a_scope_that_is_dropped_gives_back_what_it_holds() {
 
 #[test]
 fn a_blocking_scope_is_a_scope_and_one_with_async_ones() {
-    let keeper = blocking::Keeper::new(Memory::new()).max_wait(Duration::ZERO);
+    let keeper = keeper();
     blocking::scope(|| {
-        let outer = keeper.lock_scoped("a").unwrap();
-        let inner = blocking::scope(|| keeper.lock_scoped("a").unwrap());
+        let outer = keeper.blocking_lock_scoped("a").unwrap();
+        let inner = blocking::scope(|| keeper.blocking_lock_scoped("a").unwrap());
         assert_eq!(inner.fence(), outer.fence());
-        let third = blocking::wait(scope(keeper.as_async().lock_scoped("a"))).unwrap();
+        let third = blocking::block_on(scope(keeper.lock_scoped("a"))).unwrap();
         assert_eq!(third.fence(), outer.fence());
         drop(third);
-        assert_eq!(inner.release().unwrap(), None);
-        assert_eq!(outer.release().unwrap(), Some(ReleaseOutcome::Released));
+        assert_eq!(inner.blocking_release().unwrap(), None);
+        assert_eq!(outer.blocking_release().unwrap(), Some(ReleaseOutcome::Released));
     });
-    let held = keeper.lock_scoped("a").unwrap();
-    assert_eq!(keeper.lock_scoped("a").unwrap_err().kind(), ErrorKind::TimedOut);
+    let held = keeper.blocking_lock_scoped("a").unwrap();
+    assert_eq!(keeper.blocking_lock_scoped("a").unwrap_err().kind(), ErrorKind::TimedOut);
     drop(held);
 }
 
 #[tokio::test(flavor = "current_thread")]
-async fn the_blocking_twin_of_a_keeper_has_its_store_and_its_options_and_closes_with_it() {
-    let keeper = keeper().label("me");
-    let twin = blocking::Keeper::of(&keeper);
+async fn a_blocking_lock_inside_of_an_async_scope_counts_up() {
+    let keeper = keeper();
     scope(async {
         let guard = keeper.lock_scoped("a").await.unwrap();
-        assert_eq!(twin.lock_scoped("a").unwrap().fence(), guard.fence());
+        assert_eq!(keeper.blocking_lock_scoped("a").unwrap().fence(), guard.fence());
     })
     .await;
-    let guard = twin.mutex("a").lock().unwrap();
-    assert_eq!(guard.label().as_str(), "me");
-    assert!(!is_free(&keeper).await);
-    drop(guard);
-    soon("it closes", keeper.close()).await;
-    assert_eq!(twin.mutex("a").lock().unwrap_err().kind(), ErrorKind::Closed);
-    assert_eq!(
-        blocking::Keeper::of(&keeper).mutex("a").lock().unwrap_err().kind(),
-        ErrorKind::Closed
-    );
-}
-
-#[tokio::test(flavor = "current_thread")]
-async fn the_twin_of_a_twin_closes_with_the_first() {
-    let keeper = keeper();
-    let twin = blocking::Keeper::of(&keeper);
-    let twin = blocking::Keeper::of(twin.as_async());
-    soon("it closes", keeper.close()).await;
-    assert_eq!(twin.mutex("a").lock().unwrap_err().kind(), ErrorKind::Closed);
+    assert!(is_free(&keeper).await);
 }

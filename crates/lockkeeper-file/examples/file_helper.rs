@@ -7,7 +7,7 @@ use std::process::{ExitCode, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use lockkeeper_core::blocking::wait;
+use lockkeeper_core::blocking::block_on;
 use lockkeeper_core::{Error, ErrorKind, Keeper, Result};
 use lockkeeper_file::File;
 use lockkeeper_testkit::helper;
@@ -15,8 +15,8 @@ use lockkeeper_testkit::helper;
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let done = match &arguments[..] {
-        [url, task] if task == "gc" => wait(tidy_up(url)),
-        [url, task] if task == "permit" => wait(hold_permit(url)),
+        [url, task] if task == "gc" => block_on(tidy_up(url)),
+        [url, task] if task == "permit" => block_on(hold_permit(url)),
         [url, task] if task == "start" => start_program(url),
         [url, task] if task == "read" => read_on(url),
         _ => return helper::main(async |url| Ok(Keeper::new(File::from_url(url)?))),
@@ -63,27 +63,27 @@ async fn hold_permit(url: &str) -> Result<()> {
 /// Reads without a pause in between, and says so each time.
 #[expect(clippy::print_stdout, reason = "that is how it says so")]
 fn read_on(url: &str) -> Result<()> {
-    let keeper = lockkeeper_core::blocking::Keeper::new(File::from_url(url)?);
+    let keeper = Keeper::new(File::from_url(url)?);
     let lock = keeper.ttl(Duration::from_secs(600)).rw_lock("a");
     loop {
-        let guard = lock.read()?;
+        let guard = lock.blocking_read()?;
         println!("read");
         std::thread::sleep(Duration::from_millis(25));
-        guard.release()?;
+        guard.blocking_release()?;
     }
 }
 
 /// Starts a program while it holds a lock, and says which process that is.
 #[expect(clippy::print_stdout, reason = "that is how it says so")]
 fn start_program(url: &str) -> Result<()> {
-    let keeper = lockkeeper_core::blocking::Keeper::new(File::from_url(url)?);
-    let guard = keeper.mutex("a").lock()?;
+    let keeper = Keeper::new(File::from_url(url)?);
+    let guard = keeper.mutex("a").blocking_lock()?;
     let mut sleep = std::process::Command::new("sleep");
     sleep.arg("600").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let started = sleep.spawn();
     let started = started.map_err(|error| Error::new(ErrorKind::Config, error.to_string()))?;
     println!("started {}", started.id());
     let _ = std::io::stdin().read(&mut [0]);
-    guard.release()?;
+    guard.blocking_release()?;
     Ok(())
 }

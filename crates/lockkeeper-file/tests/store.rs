@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{SOON, files, soon, store};
-use lockkeeper_core::blocking::wait;
+use lockkeeper_core::blocking::block_on;
 use lockkeeper_core::{
     Attempt, Backend, Background, Claim, ClaimSpec, ErrorKind, Fence, Guard, Keeper, Kind,
     LossReason, Mode, Name, ReleaseOutcome, Renewal,
@@ -315,7 +315,7 @@ fn a_file_removed_between_opening_and_locking_never_lets_two_in() {
         // Does not mind being refused because of the one that removes.
         spec.queue = true;
         let mut claim = store.claim(spec).unwrap();
-        if let Attempt::Granted(_) = wait(claim.attempt(None)).unwrap() {
+        if let Attempt::Granted(_) = block_on(claim.attempt(None)).unwrap() {
             assert!(!inside.swap(true, Ordering::SeqCst), "two are in");
             // Not a yield: on a busy machine each would take a time slice.
             let start = Instant::now();
@@ -323,7 +323,7 @@ fn a_file_removed_between_opening_and_locking_never_lets_two_in() {
                 std::hint::spin_loop();
             }
             inside.store(false, Ordering::SeqCst);
-            wait(claim.release()).unwrap();
+            block_on(claim.release()).unwrap();
         }
     };
     let start = Instant::now();

@@ -2,11 +2,10 @@
 
 use std::time::Duration;
 
+use lockkeeper_syntax::duration;
 use proc_macro2::{Span, TokenStream};
 use syn::parse::{ParseStream, Parser};
 use syn::{Error, Expr, Ident, LitInt, LitStr, Result, Token};
-
-use crate::duration;
 
 const OPTIONS: &str =
     "the options are `key`, `keeper`, `mode`, `permits`, `wait`, `ttl` and `reentrant`";

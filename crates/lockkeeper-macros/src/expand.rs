@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use lockkeeper_syntax::template::Piece;
 use proc_macro2::{Span, TokenStream};
 use quote::{ToTokens, quote, quote_spanned};
 use syn::ext::IdentExt;
@@ -14,7 +15,7 @@ use syn::{
 };
 
 use crate::arguments::{Kind, Options};
-use crate::template::{self, Piece};
+use crate::template::{self, Argument};
 
 /// The function under its lock; with errors, if it cannot be had, and the function as it was, so that no
 /// further errors follow from its absence.
@@ -42,7 +43,7 @@ fn expand(options: &Options, function: ItemFn) -> Result<TokenStream> {
     let ItemFn { attrs, vis, modifiers: _, sig, block } = function;
     let output = check(&sig)?;
     let key = key(&options.key, &sig)?;
-    let made = wanted(options, &key, sig.asyncness.is_some());
+    let made = wanted(options, &key);
     let wanted = Ident::new("wanted", Span::mixed_site());
     let (inner, outer): (Vec<Attribute>, Vec<Attribute>) =
         attrs.into_iter().partition(|attr| matches!(attr.style, AttrStyle::Inner(_)));
@@ -156,7 +157,7 @@ fn nameable(output: &Type) -> Type {
 }
 
 /// An expression that makes the lock.
-fn wanted(options: &Options, key: &TokenStream, is_async: bool) -> TokenStream {
+fn wanted(options: &Options, key: &TokenStream) -> TokenStream {
     let kind = match options.kind {
         Kind::Exclusive => None,
         Kind::Shared => Some(quote!(.shared())),
@@ -168,30 +169,13 @@ fn wanted(options: &Options, key: &TokenStream, is_async: bool) -> TokenStream {
     let wait = options.wait.map(parts).map(|(secs, nanos)| quote!(.wait(#secs, #nanos)));
     let ttl = options.ttl.map(parts).map(|(secs, nanos)| quote!(.ttl(#secs, #nanos)));
     let of = |keeper: TokenStream| quote!(::lockkeeper::__private::Wanted::new(#keeper, #key) #kind #wait #ttl);
-    match (&options.keeper, is_async) {
-        (Some(keeper), true) => {
-            let span = keeper.span();
-            let keeper =
-                quote_spanned!(span=> ::lockkeeper::__private::AnyKeeper::as_async(&(#keeper)));
-            let wanted = of(keeper);
-            quote!(::core::result::Result::Ok(#wanted))
-        }
-        (Some(keeper), false) => {
-            let span = keeper.span();
-            let keeper =
-                quote_spanned!(span=> ::lockkeeper::__private::AnyKeeper::to_blocking(&(#keeper)));
-            let wanted = of(quote!(#keeper.as_async()));
-            quote!(::core::result::Result::Ok(#wanted))
-        }
-        (None, true) => {
-            let wanted = of(quote!(#found));
-            quote!(::lockkeeper::__private::installed().map(|#found| #wanted))
-        }
-        (None, false) => {
-            let wanted = of(quote!(#found.as_async()));
-            quote!(::lockkeeper::__private::installed_blocking().map(|#found| #wanted))
-        }
-    }
+    let Some(keeper) = &options.keeper else {
+        let wanted = of(quote!(#found));
+        return quote!(::lockkeeper::__private::installed().map(|#found| #wanted));
+    };
+    // A keeper, a reference or a smart pointer to one: whatever derefs to one.
+    let wanted = of(quote_spanned!(keeper.span()=> &(#keeper)));
+    quote!(::core::result::Result::Ok(#wanted))
 }
 
 /// An expression that makes the name of the lock.
@@ -206,7 +190,7 @@ fn key(key: &LitStr, sig: &Signature) -> Result<TokenStream> {
     for piece in pieces {
         match piece {
             Piece::Text(text) => format.push_str(&text.replace('{', "{{").replace('}', "}}")),
-            Piece::Argument { name, field } => {
+            Piece::Placeholder(Argument { name, field }) => {
                 let argument =
                     arguments.find(&name).ok_or_else(|| wrong(arguments.unknown(&name)))?;
                 // What is wrong with it is wrong with the key, but it is the argument that is meant.

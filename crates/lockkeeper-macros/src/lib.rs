@@ -1,7 +1,6 @@
 //! The attribute `#[locked]`. Users take it from the `lockkeeper` crate, with the feature `macros`.
 
 mod arguments;
-mod duration;
 mod expand;
 mod template;
 
@@ -26,7 +25,7 @@ use proc_macro::TokenStream;
 /// | option | meaning | if not given |
 /// |---|---|---|
 /// | `key = "order:{order_id}"` | the name of the lock; must be there | |
-/// | `keeper = "self.keeper"` | an expression: any keeper, or a reference to one | the one that was given to `lockkeeper::install` |
+/// | `keeper = "self.keeper"` | an expression: a keeper, a reference to one, or an `Arc` of one | the one that was given to `lockkeeper::install` |
 /// | `mode = "shared"` | among readers, and not `"exclusive"` | `"exclusive"` |
 /// | `permits = 4` | one of so many: a semaphore and not a lock | |
 /// | `wait = "2s"` | how long to wait for other holders; `"0s"` is one attempt | as the keeper's `max_wait` |
@@ -48,8 +47,9 @@ use proc_macro::TokenStream;
 /// # Functions that are not async
 ///
 /// They block their thread, and may be called on any. Nobody can stop them when the lock is lost: they run
-/// to their end, and then the caller gets the error. Give them a `lockkeeper::blocking::Keeper`
-/// where they are called on threads of an async runtime: a `Keeper` may need that very runtime.
+/// to their end, and then the caller gets the error. Where they are
+/// called on threads of an async runtime, take a keeper from `lockkeeper::blocking::open`: the store of another may need
+/// that very runtime.
 ///
 /// # What it does not do
 ///
@@ -86,7 +86,7 @@ use proc_macro::TokenStream;
 /// }
 ///
 /// # fn main() {
-/// # let runtime = lockkeeper::blocking::wait(async {
+/// # let runtime = lockkeeper::blocking::block_on(async {
 /// let shop = Shop { keeper: Keeper::new(lockkeeper::Memory::new()) };
 /// assert_eq!(shop.pay("42", 100).await.unwrap(), 100);
 ///

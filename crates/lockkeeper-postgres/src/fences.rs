@@ -1,55 +1,56 @@
-//! A register of fences.
+//! A fence register in a table.
 
 use std::fmt;
 use std::pin::pin;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use deadpool_postgres::{ClientWrapper, Object, Pool, PoolError};
 use lockkeeper_core::{BoxFuture, Error, Fence, FenceCheck, FenceStore, Name, Result};
 use tokio::runtime::Handle;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
-use tokio_postgres::{Client, GenericClient, NoTls, Transaction};
+use tokio_postgres::{Client, Config, GenericClient, NoTls, Transaction};
 
 use crate::config::Settings;
-use crate::error::{config, translate, unavailable};
-use crate::tls::Tls;
+use crate::error::{config, translate};
+use crate::sessions::{Pool, PooledConnection, Tls};
 
-const TABLE: &str = include_str!("../sql/fence_table.sql");
-const CHECK: &str = include_str!("../sql/fence_check.sql");
-const HIGHEST: &str = include_str!("../sql/fence_highest.sql");
+const TABLE: &str = include_str!("fences/table.sql");
+const CHECK: &str = include_str!("fences/check.sql");
+const HIGHEST: &str = include_str!("fences/highest.sql");
 
-/// How long the server may take to let us in for a cancel.
-const CANCEL_WITHIN: Duration = Duration::from_secs(5);
-/// How long after a cancel it is sent again: the first may have come before the question did.
-const CANCEL_AGAIN: Duration = Duration::from_millis(200);
-/// How often.
-const CANCELS: usize = 5;
+/// How long the server may take to accept a cancel request.
+const CANCEL_TIMEOUT: Duration = Duration::from_secs(5);
+/// The pause between two cancel requests: the first may have arrived before the query did.
+const CANCEL_INTERVAL: Duration = Duration::from_millis(200);
+/// How many cancel requests are sent for a query.
+const MAX_CANCELS: usize = 5;
 
 /// Keeps the fences of a [`FenceRegister`](lockkeeper_core::FenceRegister) in the table `lockkeeper_fences`
 /// of a PostgreSQL database.
 ///
-/// Each check is one statement, and survives a crash of the server as any committed row does. It has
-/// connections of its own, since a check may have to wait for another's transaction, and locks may not.
+/// Each check is one statement, and survives a crash of the server as any committed row does. The register has
+/// connections of its own: a check may have to wait for another transaction, and locks must not.
 ///
-/// [`check_in`](Self::check_in) does it in a transaction of the caller's, which is the safer way: check and
-/// write are one.
+/// [`check_in`](Self::check_in) checks in a transaction of the caller, which is the safer way: check and write are
+/// atomic.
 ///
-/// A row stays for each name. Those that nobody can have been paused for are removed with
+/// One row per name is kept. Remove those that are older than any pause of a holder with
 /// `DELETE FROM lockkeeper_fences WHERE passed_at < now() - interval '30 days'`.
 ///
 /// # Examples
 ///
 /// ```
 /// use lockkeeper_core::{Fence, FenceRegister};
-/// use lockkeeper_postgres::PostgresFences;
+/// use lockkeeper_postgres::Fences;
 ///
 /// # #[tokio::main]
 /// # async fn main() -> lockkeeper_core::Result<()> {
 /// # let server = lockkeeper_testkit::server::PostgresServer::start_or_panic();
 /// # let url = server.url();
-/// let fences = PostgresFences::new(&url)?;
+/// let fences = Fences::new(&url)?;
 /// fences.create_table().await?; // or with your other migrations: docs/guides/fencing.md
 /// let register = FenceRegister::new(fences);
 /// assert!(register.check("orders/42", Fence::new(7).unwrap()).await?.is_passed());
@@ -58,15 +59,21 @@ const CANCELS: usize = 5;
 /// # }
 /// ```
 #[derive(Clone)]
-pub struct PostgresFences {
-    pool: Pool,
-    /// How its connections are encrypted, if that is known.
-    tls: Option<Tls>,
+pub struct Fences {
+    source: Source,
 }
 
-impl PostgresFences {
-    /// Fences at a URL, as [`Postgres::new`](crate::Postgres::new) takes it, without connecting yet. The
-    /// parameter `max_connections` says how many checks are under way at the same time.
+/// Where the connections come from.
+#[derive(Clone)]
+enum Source {
+    Own(Arc<Connections>),
+    #[cfg_attr(not(feature = "deadpool"), expect(dead_code, reason = "no pools in this build"))]
+    Pool(Pool),
+}
+
+impl Fences {
+    /// Creates a register from a URL as [`Postgres::new`](crate::Postgres::new) takes it, without connecting yet. The
+    /// parameter `max_connections` limits how many checks are in flight at the same time.
     ///
     /// # Errors
     ///
@@ -74,21 +81,22 @@ impl PostgresFences {
     pub fn new(url: &str) -> Result<Self> {
         let Settings { driver, options, root } = Settings::parse(url)?;
         let tls = Tls::new(root.as_deref(), driver.get_ssl_mode())?;
-        let pool = Pool::builder(tls.manager(driver)).max_size(options.max_connections).build();
-        Ok(Self { pool: pool.map_err(|error| config(error.to_string()))?, tls: Some(tls) })
+        let source = Source::Own(Arc::new(Connections::new(driver, tls, options.max_connections)));
+        Ok(Self { source })
     }
 
-    /// Fences over the connections of a pool.
-    pub fn from_pool(pool: Pool) -> Self {
-        Self { pool, tls: None }
+    /// Creates a register that uses the connections of a pool.
+    #[cfg(feature = "deadpool")]
+    pub fn from_pool(pool: deadpool_postgres::Pool) -> Self {
+        Self { source: Source::Pool(pool) }
     }
 
-    /// Creates the table, if it is not there.
+    /// Creates the table if it does not exist.
     ///
     /// # Errors
     ///
-    /// [`Unavailable`](lockkeeper_core::ErrorKind::Unavailable) if the server is not there;
-    /// [`Config`](lockkeeper_core::ErrorKind::Config) if this role may not.
+    /// [`Unavailable`](lockkeeper_core::ErrorKind::Unavailable) if the server cannot be reached;
+    /// [`Config`](lockkeeper_core::ErrorKind::Config) if this role may not create it.
     pub async fn create_table(&self) -> Result<()> {
         let connection = Connection::get(self).await?;
         let mut created = connection.client().batch_execute(TABLE).await;
@@ -97,15 +105,14 @@ impl PostgresFences {
             [SqlState::UNIQUE_VIOLATION, SqlState::DUPLICATE_TABLE, SqlState::DUPLICATE_OBJECT];
         let raced = raced.map(Some);
         if created.as_ref().is_err_and(|error| raced.contains(&error.code().cloned())) {
-            // Two who create it at the same time may both find that it is not there.
+            // Two clients that create it at the same time may both find that it does not exist.
             created = connection.client().batch_execute(TABLE).await;
         }
-        connection.give_back();
+        connection.return_client();
         created.map_err(translate)
     }
 
-    /// Says whether whoever sends this fence may still write, and remembers the fence if the transaction is
-    /// committed.
+    /// Returns whether a holder with this fence may still write, and records the fence if the transaction is committed.
     ///
     /// Until the transaction ends, every other check of that name waits for it. So what it writes is
     /// written before a higher fence passes, or not at all.
@@ -113,26 +120,26 @@ impl PostgresFences {
     /// # Errors
     ///
     /// [`InvalidName`](lockkeeper_core::ErrorKind::InvalidName);
-    /// [`Config`](lockkeeper_core::ErrorKind::Config) if the table is not there;
+    /// [`Config`](lockkeeper_core::ErrorKind::Config) if the table does not exist;
     /// [`Unavailable`](lockkeeper_core::ErrorKind::Unavailable) if the server fails, or two transactions
-    /// stand in each other's way. Roll back then.
+    /// deadlock. Roll back then.
     ///
     /// # Cancel safety
     ///
-    /// If dropped, the server goes on. Drop the transaction, too.
+    /// If dropped, the server continues the check. Drop the transaction, too.
     ///
     /// # Examples
     ///
     /// ```
     /// use lockkeeper_core::{Fence, FenceCheck};
-    /// use lockkeeper_postgres::PostgresFences;
+    /// use lockkeeper_postgres::Fences;
     ///
     /// async fn book(
     ///     client: &mut tokio_postgres::Client,
     ///     fence: Fence,
     /// ) -> Result<bool, Box<dyn std::error::Error>> {
     ///     let transaction = client.transaction().await?;
-    ///     let checked = PostgresFences::check_in(&transaction, "orders/42", fence).await?;
+    ///     let checked = Fences::check_in(&transaction, "orders/42", fence).await?;
     ///     if checked.is_passed() {
     ///         transaction.execute("UPDATE orders SET booked = true WHERE id = 42", &[]).await?;
     ///         transaction.commit().await?;
@@ -149,7 +156,7 @@ impl PostgresFences {
     }
 }
 
-impl FenceStore for PostgresFences {
+impl FenceStore for Fences {
     fn name(&self) -> &'static str {
         "postgres"
     }
@@ -159,16 +166,16 @@ impl FenceStore for PostgresFences {
         Box::pin(async move {
             let connection = Connection::get(self).await?;
             let checked = check(connection.client(), &name, fence).await;
-            connection.give_back();
+            connection.return_client();
             checked.map_err(explain)
         })
     }
 }
 
-impl fmt::Debug for PostgresFences {
+impl fmt::Debug for Fences {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The pool shows its configuration.
-        f.debug_struct("PostgresFences").finish_non_exhaustive()
+        // The configuration has the password in it.
+        f.debug_struct("Fences").finish_non_exhaustive()
     }
 }
 
@@ -183,7 +190,7 @@ async fn check(
     if !client.query_typed(CHECK, &arguments).await?.is_empty() {
         return Ok(FenceCheck::Passed);
     }
-    // Only to tell it. It can have risen meanwhile, or have been removed.
+    // Only for the answer. It can have risen meanwhile, or have been removed.
     let highest = client.query_typed(HIGHEST, &arguments[..1]).await?;
     let highest = highest.first().and_then(|row| Fence::new(row.get::<_, i64>(0).unsigned_abs()));
     let highest = highest.filter(|highest| *highest > fence).unwrap_or(fence.next());
@@ -192,65 +199,121 @@ async fn check(
 
 fn explain(error: tokio_postgres::Error) -> Error {
     if error.code() == Some(&SqlState::UNDEFINED_TABLE) {
-        let message = "there is no table lockkeeper_fences: call PostgresFences::create_table, or \
+        let message = "there is no table lockkeeper_fences: call Fences::create_table, or \
                        see docs/guides/fencing.md";
         return config(message).with_source(error);
     }
     translate(error)
 }
 
-/// A connection that goes back to its pool only when what was asked has been answered. One whose question
-/// was given up may be blocked for as long as another's transaction lasts.
-struct Connection {
-    object: Option<Object>,
-    tls: Option<Tls>,
+/// The connections of a register that has no pool, opened on demand up to a limit.
+struct Connections {
+    config: Config,
+    tls: Tls,
+    permits: Arc<Semaphore>,
+    idle: Mutex<Vec<Client>>,
+}
+
+impl Connections {
+    fn new(config: Config, tls: Tls, limit: usize) -> Self {
+        let permits = Arc::new(Semaphore::new(limit.min(Semaphore::MAX_PERMITS)));
+        Self { config, tls, permits, idle: Mutex::default() }
+    }
+
+    /// Returns an idle connection, or else a new one, as soon as the limit allows it.
+    async fn get(&self) -> Result<(Client, OwnedSemaphorePermit)> {
+        let permit = self.permits.clone().acquire_owned().await;
+        let permit = permit.map_err(|error| config(error.to_string()))?;
+        while let Some(client) = self.pop() {
+            // It may have been closed by the server, or have ended with the runtime that it was opened in.
+            if !client.is_closed() {
+                return Ok((client, permit));
+            }
+        }
+        let (client, connection) = self.tls.connect(&self.config).await?;
+        tokio::spawn(connection);
+        Ok((client, permit))
+    }
+
+    fn pop(&self) -> Option<Client> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop()
+    }
+
+    fn return_client(&self, client: Client) {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(client);
+    }
+}
+
+/// A connection that is returned only after its query was answered. One whose query was abandoned may be blocked for as
+/// long as another transaction lasts.
+struct Connection(Option<Held>);
+
+enum Held {
+    Own(Arc<Connections>, Client, OwnedSemaphorePermit),
+    Pooled(PooledConnection),
 }
 
 impl Connection {
-    async fn get(fences: &PostgresFences) -> Result<Self> {
-        match fences.pool.get().await {
-            Ok(object) => Ok(Self { object: Some(object), tls: fences.tls.clone() }),
-            Err(PoolError::Backend(error)) => Err(translate(error)),
-            Err(error) => Err(unavailable(error.to_string()).with_source(error)),
-        }
+    async fn get(fences: &Fences) -> Result<Self> {
+        let held = match &fences.source {
+            Source::Own(connections) => {
+                let (client, permit) = connections.get().await?;
+                Held::Own(connections.clone(), client, permit)
+            }
+            Source::Pool(pool) => Held::Pooled(PooledConnection::get(pool, Duration::MAX).await?),
+        };
+        Ok(Self(Some(held)))
     }
 
     fn client(&self) -> &Client {
-        self.object.as_ref().expect("it is there until it is given back")
+        match self.0.as_ref().expect("present until it is returned") {
+            Held::Own(_, client, _) => client,
+            Held::Pooled(pooled) => pooled.client(),
+        }
     }
 
-    fn give_back(mut self) {
-        self.object.take();
+    fn return_client(mut self) {
+        match self.0.take() {
+            Some(Held::Own(connections, client, _permit)) => connections.return_client(client),
+            Some(Held::Pooled(pooled)) => pooled.return_to_pool(),
+            None => {}
+        }
     }
 }
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        let Some(object) = self.object.take() else { return };
-        let (client, tls) = (Object::take(object), self.tls.take());
-        if let Ok(runtime) = Handle::try_current() {
-            runtime.spawn(end(client, tls));
+        let (Some(held), Ok(runtime)) = (self.0.take(), Handle::try_current()) else { return };
+        // Another connection may be opened while this one ends.
+        match held {
+            Held::Own(connections, client, _permit) => {
+                runtime.spawn(async move { close(&client, Some(&connections.tls)).await });
+            }
+            Held::Pooled(mut pooled) => {
+                pooled.detach();
+                runtime.spawn(async move { close(pooled.client(), None).await });
+            }
         }
     }
 }
 
-/// Ends a connection together with the question that was given up. The driver closes one that is dropped only
-/// when all was answered: while a transaction has a name, each check of it that was given up would leave
-/// one more session to the server, beyond whatever the pool may have.
-async fn end(client: ClientWrapper, tls: Option<Tls>) {
+/// Closes a connection together with the query that was abandoned. The driver closes a dropped connection only after
+/// every query was answered: while a transaction blocks a name, each abandoned check of it would leave one more session
+/// on the server, beyond the limit of this register.
+async fn close(client: &Client, tls: Option<&Tls>) {
     let token = client.cancel_token();
-    // It comes after whatever was asked.
+    // Its answer comes after those of all earlier queries.
     let mut last = pin!(client.batch_execute(""));
-    for _ in 0..CANCELS {
+    for _ in 0..MAX_CANCELS {
         let cancel = async {
-            match &tls {
+            match tls {
                 Some(tls) => tls.cancel(&token).await,
                 // How the pool encrypts is not known here. If it must, this fails.
                 None => token.cancel_query(NoTls).await.map_err(translate),
             }
         };
-        let cancelled = timeout(CANCEL_WITHIN, cancel).await;
-        if !matches!(cancelled, Ok(Ok(()))) || timeout(CANCEL_AGAIN, &mut last).await.is_ok() {
+        let cancelled = timeout(CANCEL_TIMEOUT, cancel).await;
+        if !matches!(cancelled, Ok(Ok(()))) || timeout(CANCEL_INTERVAL, &mut last).await.is_ok() {
             return;
         }
     }

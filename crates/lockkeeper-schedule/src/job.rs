@@ -51,8 +51,15 @@ pub struct Job {
 }
 
 /// Makes the work of one run. An error is for the log.
-pub(crate) type Work =
-    Arc<dyn Fn(Context) -> BoxFuture<'static, std::result::Result<(), String>> + Send + Sync>;
+#[derive(Clone)]
+pub(crate) enum Work {
+    Async(Arc<dyn Fn(Context) -> BoxFuture<'static, Ended> + Send + Sync>),
+    /// On a thread that it may block.
+    Blocking(Arc<dyn Fn(Context) -> Ended + Send + Sync>),
+}
+
+/// How the work of a run ended.
+pub(crate) type Ended = std::result::Result<(), String>;
 
 impl Job {
     pub(crate) fn new<F, O>(
@@ -64,17 +71,30 @@ impl Job {
         F: Future<Output = O> + Send + 'static,
         O: JobOutput,
     {
-        let work: Work = Arc::new(move |context| {
+        let work = Work::Async(Arc::new(move |context| {
             let run = work(context);
             Box::pin(async move { run.await.into_result() })
-        });
+        }));
+        Self::with_work(schedule, name, work)
+    }
+
+    pub(crate) fn blocking<O: JobOutput>(
+        schedule: Schedule,
+        name: Arc<str>,
+        work: impl Fn(Context) -> O + Send + Sync + 'static,
+    ) -> Self {
+        let work = Work::Blocking(Arc::new(move |context| work(context).into_result()));
+        Self::with_work(schedule, name, work)
+    }
+
+    fn with_work(schedule: Schedule, name: Arc<str>, work: Work) -> Self {
         let (at_most_for, at_least_for, jitter) = (None, Duration::ZERO, Duration::ZERO);
         Self { name, schedule, work, at_most_for, at_least_for, misfire: Misfire::Skip, jitter }
     }
 
-    /// Sets how long a run may take (for ever if not set). Then its future is dropped.
+    /// Sets how long a run may take (without limit if not set). Then its future is dropped.
     ///
-    /// Only code that awaits can be stopped. A run that does not loses its lock ten seconds later all
+    /// Only code that awaits can be stopped. A run that does not, like every [blocking](Schedule::blocking_job) one, loses its lock ten seconds later all
     /// the same, so that one stuck node does not stop the job everywhere: what it still does has a
     /// lower [fence](Context::fence) than what the next run does.
     pub fn at_most_for(mut self, limit: Duration) -> Self {
@@ -183,17 +203,19 @@ impl fmt::Debug for Job {
 }
 
 /// What a run is told.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Context {
     job: Arc<str>,
     tick: Timestamp,
     fence: Option<Fence>,
     lost: CancellationToken,
+    is_held: Arc<dyn Fn() -> bool + Send + Sync>,
 }
 
 impl Context {
     pub(crate) fn new(job: Arc<str>, tick: Timestamp, guard: &Guard) -> Self {
-        Self { job, tick, fence: guard.fence(), lost: guard.lost_token() }
+        let (fence, lost) = (guard.fence(), guard.lost_token());
+        Self { job, tick, fence, lost, is_held: Arc::new(guard.is_held_owned()) }
     }
 
     /// The name of the job.
@@ -213,6 +235,13 @@ impl Context {
         self.fence
     }
 
+    /// Whether the job's lock is held, as far as this process knows; false when the run is over.
+    ///
+    /// For [blocking jobs](crate::Schedule::blocking_job), which cannot be stopped: ask it at each step.
+    pub fn is_held(&self) -> bool {
+        (self.is_held)()
+    }
+
     /// Ready when the job's lock is lost, and with it the right to go on.
     ///
     /// The run's future is dropped at that moment anyway. This is for what it has spawned elsewhere.
@@ -222,6 +251,17 @@ impl Context {
     /// Dropping it changes nothing.
     pub fn lost(&self) -> impl Future<Output = ()> + Send + 'static + use<> {
         self.lost.clone().cancelled_owned()
+    }
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Context")
+            .field("job", &self.job)
+            .field("tick", &self.tick)
+            .field("fence", &self.fence)
+            .field("is_held", &self.is_held())
+            .finish_non_exhaustive()
     }
 }
 

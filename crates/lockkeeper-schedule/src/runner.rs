@@ -6,12 +6,12 @@ use std::time::{Duration, SystemTime};
 
 use jiff::Timestamp;
 use lockkeeper_core::{Error, ErrorKind, Guard, Keeper, Mutex};
-use tokio::task::JoinError;
+use tokio::task::{JoinError, JoinHandle};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::job::{Context, Job, ON_TIME};
+use crate::job::{Context, Ended, Job, ON_TIME, Work};
 use crate::outcome::{Outcome, tell, tell_start};
 use crate::ticks::{Look, Ticks, since};
 
@@ -185,11 +185,7 @@ impl Runner {
         let started = Instant::now();
         tell_start(&self.job.name, tick, guard.fence(), guard.label().as_str());
         let context = Context::new(self.job.name.clone(), tick, &guard);
-        let work = self.job.work.clone();
-        // A task of its own, so that its panic is its own. It checks the deadline itself: after a stall it may run
-        // before this task does.
-        let work = guard.while_held_owned(async move { work(context).await });
-        let mut task = tokio::spawn(work);
+        let mut task = self.spawn_work(context, &guard);
         let limit = async {
             match self.job.at_most_for {
                 Some(limit) => sleep(limit).await,
@@ -211,6 +207,22 @@ impl Runner {
         let _ = task.await;
         self.tell(tick, &stopped(started.elapsed()));
         self.leave(guard, started).await;
+    }
+
+    /// Starts the work of a run, in a task or on a thread of its own, so that its panic is its own. It checks the deadline
+    /// itself: after a stall it may run before the task of the run does.
+    fn spawn_work(&self, context: Context, guard: &Guard) -> JoinHandle<Result<Ended, Error>> {
+        match self.job.work.clone() {
+            Work::Async(work) => {
+                tokio::spawn(guard.while_held_owned(async move { work(context).await }))
+            }
+            Work::Blocking(work) => tokio::task::spawn_blocking(move || {
+                if !context.is_held() {
+                    return Err(Error::new(ErrorKind::Lost, "the lock was lost before the run"));
+                }
+                Ok(work(context))
+            }),
+        }
     }
 
     /// Gives the lock of a run back: now, or when `at_least_for` is over.
@@ -240,10 +252,7 @@ async fn keep_for(guard: Guard, time: Duration) {
 }
 
 /// What a run that ended by itself came to. The outer result is the task's, the next one tells of a lost lock.
-fn ended_as(
-    ended: Result<Result<Result<(), String>, Error>, JoinError>,
-    took: Duration,
-) -> Outcome {
+fn ended_as(ended: Result<Result<Ended, Error>, JoinError>, took: Duration) -> Outcome {
     match ended {
         Err(error) if error.is_panic() => Outcome::Panicked { took },
         // The runtime is being shut down, or the lock is lost.

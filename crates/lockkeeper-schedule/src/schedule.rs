@@ -96,6 +96,45 @@ impl Schedule {
         Job::new(self, name.into(), work)
     }
 
+    /// Returns a job for code that is not async: `work` runs on a thread of its own at these times, and may block it.
+    ///
+    /// As [`job`](Self::job), except that **a run cannot be stopped**. If its lock is lost, or `at_most_for` is over, it runs on until it
+    /// returns, and may meet the next run on another node. It asks [`Context::is_held`] at each step, and sends
+    /// [`Context::fence`] along where two at a time would do harm. A shutdown waits for it.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use lockkeeper::{Keeper, Memory};
+    /// use lockkeeper_schedule::{Schedule, Scheduler};
+    ///
+    /// # fn main() -> lockkeeper::Result<()> {
+    /// # let (done, ran) = std::sync::mpsc::channel();
+    /// let pulse = Schedule::every(Duration::from_secs(1)).blocking_job("pulse", move |ctx| {
+    ///     for part in 0..3 {
+    ///         if !ctx.is_held() {
+    ///             return; // another node may run by now
+    ///         }
+    ///         println!("part {part}, fence {:?}", ctx.fence());
+    ///     }
+    /// #   let _ = done.send(());
+    /// });
+    /// let running = Scheduler::new(Keeper::new(Memory::new())).job(pulse).blocking_start()?;
+    /// // … until the process is told to end
+    /// # ran.recv().unwrap();
+    /// running.blocking_shutdown();
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn blocking_job<O: JobOutput>(
+        self,
+        name: impl Into<Arc<str>>,
+        work: impl Fn(Context) -> O + Send + Sync + 'static,
+    ) -> Job {
+        Job::blocking(self, name.into(), work)
+    }
+
     /// The first tick after a moment; `None` if there is none any more.
     ///
     /// # Errors

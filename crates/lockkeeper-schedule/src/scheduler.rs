@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use lockkeeper_core::blocking::block_on;
 use lockkeeper_core::{Error, ErrorKind, Keeper, Result};
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
@@ -62,9 +63,8 @@ pub struct Scheduler {
 
 impl Scheduler {
     /// A scheduler without jobs.
-    pub fn new(keeper: impl Into<Keeper>) -> Self {
-        let (keeper, clock) = (keeper.into(), Arc::new(SystemTime::now));
-        Self { keeper, jobs: Vec::new(), max_skew: MAX_SKEW, clock }
+    pub fn new(keeper: Keeper) -> Self {
+        Self { keeper, jobs: Vec::new(), max_skew: MAX_SKEW, clock: Arc::new(SystemTime::now) }
     }
 
     /// Adds a job.
@@ -97,7 +97,8 @@ impl Scheduler {
     ///
     /// [`InvalidOption`](ErrorKind::InvalidOption) if something is wrong with a job or with two of the same
     /// name; [`Unsupported`](ErrorKind::Unsupported) for [`RunOnce`](crate::Misfire::RunOnce) on a store whose
-    /// holds end with their process; [`Config`](ErrorKind::Config) outside of a tokio runtime.
+    /// holds end with their process; [`Config`](ErrorKind::Config) outside of a tokio runtime, where
+    /// [`blocking_start`](Self::blocking_start) is for.
     pub fn start(self) -> Result<Running> {
         let Self { keeper, jobs, max_skew, clock } = self;
         if max_skew > LONGEST_SKEW {
@@ -120,6 +121,21 @@ impl Scheduler {
             tasks.spawn_on(runner.follow(stop.clone()), &handle);
         }
         Ok(Running { stop, tasks })
+    }
+}
+
+impl Scheduler {
+    /// Starts to follow the ticks of all jobs, from now on. Does what [`start`](Self::start) does, for code that is not async.
+    ///
+    /// Ticks are followed by the thread that serves all [blocking](lockkeeper_core::blocking) locks, and async jobs run there:
+    /// they must not block it. A [blocking job](crate::Schedule::blocking_job) has a thread of its own.
+    ///
+    /// # Errors
+    ///
+    /// As [`start`](Self::start). It needs no runtime.
+    pub fn blocking_start(mut self) -> Result<Running> {
+        self.keeper = self.keeper.on_blocking_runtime();
+        block_on(async { self.start() })
     }
 }
 
@@ -155,6 +171,12 @@ impl Running {
         self.stop.cancel();
         self.tasks.close();
         self.tasks.wait().await;
+    }
+
+    /// Tries no further tick, and blocks until the jobs that run have ended. Does what [`shutdown`](Self::shutdown) does, in
+    /// code that is not async.
+    pub fn blocking_shutdown(self) {
+        block_on(self.shutdown());
     }
 }
 

@@ -4,7 +4,8 @@
 mod kit;
 
 use kit::{Ledger, Wall, hours, mins, secs};
-use lockkeeper::{Backend, Capabilities, Claim, ClaimSpec, Inspector, Keeper, Memory, Result};
+use lockkeeper::backend::{Backend, Capabilities, Claim, ClaimSpec, Inspector};
+use lockkeeper::{Keeper, Memory, Result};
 use lockkeeper_schedule::{Misfire, Running, Schedule, Scheduler};
 use lockkeeper_testkit::log::Log;
 use lockkeeper_testkit::{Fault, Faulty, Op};

@@ -20,7 +20,7 @@ async fn five_nodes_with_skewed_clocks_on_redis_run_each_tick_once() {
     let ledger = Ledger::default();
     let (mut nodes, mut keepers) = (Vec::new(), Vec::new());
     for skew in SKEWS {
-        let keeper = Keeper::open(&server.url()).await.unwrap();
+        let keeper = lockkeeper::open(&server.url()).await.unwrap();
         let job = Schedule::every(secs(1)).job("x", ledger.note(&skew.to_string()));
         let scheduler = Scheduler::new(keeper.clone()).job(job).max_skew(secs(600));
         let clock = move || shift(SystemTime::now(), skew);

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kit::{Ledger, Wall, mins, secs};
-use lockkeeper::{Attempt, Backend, Background, Claim, ClaimSpec, Keeper, Memory, Name, Quorum};
+use lockkeeper::backend::{Attempt, Backend, Background, Claim, ClaimSpec, Quorum};
+use lockkeeper::{Keeper, Memory, Name};
 use lockkeeper_schedule::{Schedule, Scheduler};
 use lockkeeper_testkit::{Fault, Faulty, Op};
 use meter::Ticks;

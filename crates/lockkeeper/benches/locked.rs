@@ -6,7 +6,7 @@
 use std::hint::black_box;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use lockkeeper::{Keeper, Memory, Result, blocking, locked, scope};
+use lockkeeper::{Keeper, Memory, Result, locked, scope};
 use tokio::runtime::Runtime;
 
 #[locked(key = "order:{order_id}", keeper = "keeper")]
@@ -26,12 +26,12 @@ async fn by_hand(keeper: &Keeper, order_id: u64) -> Result<u64> {
 }
 
 #[locked(key = "order:{order_id}", keeper = "keeper")]
-fn attribute_blocking(keeper: &blocking::Keeper, order_id: u64) -> Result<u64> {
+fn attribute_blocking(keeper: &Keeper, order_id: u64) -> Result<u64> {
     Ok(black_box(order_id))
 }
 
-fn by_hand_blocking(keeper: &blocking::Keeper, order_id: u64) -> Result<u64> {
-    keeper.with_lock(format!("order:{order_id}"), |_| Ok(black_box(order_id)))?
+fn by_hand_blocking(keeper: &Keeper, order_id: u64) -> Result<u64> {
+    keeper.blocking_with_lock(format!("order:{order_id}"), |_| Ok(black_box(order_id)))?
 }
 
 fn uncontended(c: &mut Criterion) {
@@ -48,7 +48,7 @@ fn uncontended(c: &mut Criterion) {
         let call = async || scope(reentrant(&keeper, black_box(42))).await.unwrap();
         b.to_async(&runtime).iter(call);
     });
-    let keeper = blocking::Keeper::new(Memory::new());
+    let keeper = Keeper::new(Memory::new());
     group.bench_function("blocking with_lock", |b| {
         b.iter(|| by_hand_blocking(&keeper, black_box(42)).unwrap());
     });

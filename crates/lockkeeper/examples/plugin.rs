@@ -5,9 +5,8 @@
 
 use std::time::Duration;
 
-use lockkeeper::Memory;
-use lockkeeper::blocking::Keeper;
 use lockkeeper::plugin::{KeeperPlugin, LockHandle, LockPlugin, Standing};
+use lockkeeper::{Keeper, Memory};
 
 const TTL: Duration = Duration::from_millis(300);
 

@@ -5,7 +5,8 @@
 
 use std::time::Duration;
 
-use lockkeeper::{Keeper, Key, Participant, Result};
+use lockkeeper::postgres::AdvisoryKey;
+use lockkeeper::{Participant, Result};
 
 #[tokio::main]
 async fn main() -> Result<()> {
@@ -15,12 +16,12 @@ async fn main() -> Result<()> {
         println!("and its URL: postgres://postgres:secret@127.0.0.1/postgres");
         return Ok(());
     };
-    let keeper = Keeper::open(&url).await?.ttl(Duration::from_secs(10));
+    let keeper = lockkeeper::open(&url).await?.ttl(Duration::from_secs(10));
     let orders = keeper.mutex("orders/42");
     let guard = orders.lock().await?;
     println!("holding {}, fence {:?}", guard.name(), guard.fence());
     println!("psql shows it, too: SELECT * FROM pg_locks WHERE locktype = 'advisory'");
-    println!("its key there is {}", Key::of("orders/42"));
+    println!("its key there is {}", AdvisoryKey::of("orders/42"));
 
     let waiter = tokio::spawn(async move { orders.lock().await });
     for info in keeper.inspect()?.list("").await? {
@@ -33,7 +34,7 @@ async fn main() -> Result<()> {
     next.release().await?;
 
     // The same lock as pg_advisory_lock(42) in SQL.
-    let number = keeper.mutex(Key::from_i64(42)).try_lock().await?;
+    let number = keeper.mutex(AdvisoryKey::from_i64(42)).try_lock().await?;
     println!("key 42 was {}", if number.is_some() { "free" } else { "taken" });
     drop(number);
     keeper.close().await;

@@ -3,11 +3,11 @@
 //! `cargo run --example quickstart -p lockkeeper`
 #![allow(clippy::print_stdout, reason = "an example shows what happens")]
 
-use lockkeeper::{Keeper, Result};
+use lockkeeper::Result;
 
 #[tokio::main]
 async fn main() -> Result<()> {
-    let keeper = Keeper::open("memory:").await?;
+    let keeper = lockkeeper::open("memory:").await?;
     let orders = keeper.mutex("orders/42");
 
     let guard = orders.lock().await?; // waits for whoever holds it

@@ -7,7 +7,7 @@
 
 use std::time::Instant;
 
-use lockkeeper::{Keeper, Result};
+use lockkeeper::Result;
 use lockkeeper_testkit::server::RedisServer;
 
 #[tokio::main]
@@ -18,7 +18,7 @@ async fn main() -> Result<()> {
         println!("no URL given: started a server of my own at {url}");
         url
     });
-    let (one, other) = (Keeper::open(&url).await?, Keeper::open(&url).await?);
+    let (one, other) = (lockkeeper::open(&url).await?, lockkeeper::open(&url).await?);
 
     let guard = one.mutex("orders/42").label("the first").lock().await?;
     println!("the first holds it with fence {:?}", guard.fence());

@@ -17,6 +17,7 @@ use crate::open;
 pub async fn diagnose(url: &str) -> Result<Vec<Finding>> {
     let scheme = open::scheme_of(url)?;
     match scheme.as_str() {
+        scheme if open::is_registered(scheme) => by_opening(url).await,
         #[cfg(feature = "file")]
         "file" => lockkeeper_file::diagnose(url),
         #[cfg(feature = "postgres")]
@@ -25,11 +26,16 @@ pub async fn diagnose(url: &str) -> Result<Vec<Finding>> {
         scheme if scheme.starts_with("redis") || scheme == "redlock" => {
             lockkeeper_redis::diagnose(url).await
         }
-        _ => match open::open(url).await {
-            Ok(_) => Ok(vec![Finding::ok("it can be opened")]),
-            Err(error) if error.kind() == ErrorKind::Config => Err(error),
-            Err(error) => Ok(vec![Finding::fail(error.to_string(), "see that it can be reached")]),
-        },
+        _ => by_opening(url).await,
+    }
+}
+
+/// Diagnoses a store that has no checks of its own: whether it can be opened.
+async fn by_opening(url: &str) -> Result<Vec<Finding>> {
+    match open::open(url).await {
+        Ok(_) => Ok(vec![Finding::ok("it can be opened")]),
+        Err(error) if error.kind() == ErrorKind::Config => Err(error),
+        Err(error) => Ok(vec![Finding::fail(error.to_string(), "see that it can be reached")]),
     }
 }
 

@@ -2,17 +2,15 @@
 
 use std::sync::OnceLock;
 
-use lockkeeper_core::{AnyKeeper, Error, ErrorKind, Result, blocking};
+use lockkeeper_core::{Error, ErrorKind, Keeper, Result};
 
-static INSTALLED: OnceLock<Box<dyn AnyKeeper>> = OnceLock::new();
+static INSTALLED: OnceLock<Keeper> = OnceLock::new();
 
 /// Sets the keeper of [`#[locked]`](crate::locked) functions that have no `keeper = "…"`. Once, for the whole
 /// process.
 ///
-/// Take a [`blocking::Keeper`](crate::blocking::Keeper) if functions that are not async may be called on
-/// threads of an async runtime: it depends on no runtime but its own, and serves async functions as
-/// well. A [`Keeper`](crate::Keeper) serves those that are not async, too, as long as the runtime that it was
-/// opened in has a thread left to run on.
+/// It serves async functions and those that are not. If the latter are called on threads of an async runtime, take a
+/// keeper from [`blocking::open`](crate::blocking::open): it depends on no runtime but the blocking one.
 ///
 /// For a program, in its `main`. A library takes the keeper as an argument, and names it.
 ///
@@ -37,25 +35,16 @@ static INSTALLED: OnceLock<Box<dyn AnyKeeper>> = OnceLock::new();
 /// # Ok(())
 /// # }
 /// ```
-pub fn install(keeper: impl AnyKeeper + 'static) -> Result<()> {
-    INSTALLED.set(Box::new(keeper)).map_err(|_| {
+pub fn install(keeper: Keeper) -> Result<()> {
+    INSTALLED.set(keeper).map_err(|_| {
         let message = "a keeper is installed already: install one, once, when the program starts";
         Error::new(ErrorKind::Config, message)
     })
 }
 
-/// The keeper for async functions.
-pub fn installed() -> Result<&'static lockkeeper_core::Keeper> {
-    any().map(AnyKeeper::as_async)
-}
-
-/// The keeper for functions that are not async.
-pub fn installed_blocking() -> Result<blocking::Keeper> {
-    any().map(AnyKeeper::to_blocking)
-}
-
-fn any() -> Result<&'static dyn AnyKeeper> {
-    INSTALLED.get().map(|keeper| &**keeper).ok_or_else(|| {
+/// Returns the installed keeper.
+pub fn installed() -> Result<&'static Keeper> {
+    INSTALLED.get().ok_or_else(|| {
         let message = "no keeper is installed for #[locked]: call lockkeeper::install(keeper) when the \
                        program starts, or name one with keeper = \"…\"";
         Error::new(ErrorKind::Config, message)

@@ -13,12 +13,10 @@
 //! # A dozen lines
 //!
 //! ```
-//! use lockkeeper::Keeper;
-//!
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> lockkeeper::Result<()> {
 //! # if !cfg!(feature = "memory") { return Ok(()) }
-//! let keeper = Keeper::open("memory:").await?;
+//! let keeper = lockkeeper::open("memory:").await?;
 //! let orders = keeper.mutex("orders/42");
 //!
 //! let guard = orders.lock().await?; // waits for whoever holds it
@@ -47,9 +45,12 @@
 //! | two at a time in a whole function | `#[locked]`, with the feature `macros` |
 //! | a lock that ends with the process that took it | [`Guard::detach`] and [`adopt`] |
 //!
-//! [`lock_all`]: lockkeeper_core::Keeper::lock_all
-//! [`adopt`]: lockkeeper_core::Keeper::adopt
-//! [`election`]: lockkeeper_core::Keeper::election
+//! [`lock_all`]: Keeper::lock_all
+//! [`adopt`]: Keeper::adopt
+//! [`election`]: Keeper::election
+//!
+//! Each is for async and for [`blocking`] code. The stores have modules of their own (`redis`, `postgres`, `file`), and so has
+//! what the author of a store needs: [`backend`].
 //!
 //! # What it does not promise
 //!
@@ -74,26 +75,27 @@
 //! - `macros`: the attribute `#[locked]`, a function that runs under a lock, and `install`.
 //! - `redis`: `redis://`, `redis+sentinel://`, `redis+cluster://` and `redlock://` URLs.
 //! - `redis-tls`: the same over TLS, `rediss://`.
-//! - `file`: `file:` URLs and the store `File`: locks between the processes of one machine, on Unix.
-//! - `postgres`: `postgres:` URLs, locks on a PostgreSQL server; `postgres-tls`: the same, with TLS.
+//! - `file`: `file:` URLs and the module `file`: locks between the processes of one machine, on Unix.
+//! - `postgres`: `postgres:` URLs, locks on a PostgreSQL server; `postgres-tls`: the same, with TLS; `deadpool`: with
+//!   connections from a pool of the crate `deadpool-postgres`.
 //! - `serde`: tickets, fences and what inspection tells can be written and read.
 //! - `metrics`: counters and histograms by the facade of the `metrics` crate; `spans`: spans of `tracing`. What
 //!   they tell stands in `docs/guides/observability.md`. Off, they cost nothing.
 
+pub mod backend;
 pub mod blocking;
 mod diagnose;
 #[cfg(feature = "macros")]
 mod install;
-mod keeper;
 mod open;
 
 pub use diagnose::diagnose;
-pub use keeper::Keeper;
+pub use open::open;
 
-// The locks, and what one has while holding them.
+// The keeper, its locks, and what one has while holding them.
 pub use lockkeeper_core::{
-    Fence, Guard, Guards, Label, LockAll, Mutex, Name, Owner, ReleaseOutcome, RwLock, Semaphore,
-    State, Ticket,
+    Fence, Guard, Guards, Keeper, Label, LockAll, Mode, Mutex, Name, Owner, ReleaseOutcome, RwLock,
+    Semaphore, State, Ticket,
 };
 
 // Who leads.
@@ -101,7 +103,7 @@ pub use lockkeeper_core::{Election, Leader, Leadership, Observe};
 // The same as an attribute on a function, and re-entrancy.
 #[cfg(feature = "macros")]
 pub use install::install;
-pub use lockkeeper_core::{AnyKeeper, ScopedGuard, scope};
+pub use lockkeeper_core::{ScopedGuard, scope};
 #[cfg(feature = "macros")]
 pub use lockkeeper_macros::locked;
 
@@ -125,32 +127,32 @@ pub use lockkeeper_core::{
     Event, EventKind, Finding, Inspect, Kind, LockInfo, LossReason, Participant, Severity, Watch,
 };
 
-// Stores, and what is put around them.
-pub use lockkeeper_core::{LocalQueue, Memory, Prefixed, Quorum, Slots};
+// The store for tests; the others have modules of their own.
+pub use lockkeeper_core::Memory;
+
+/// Locks between the processes of one machine, in a directory: the store behind `file:` URLs.
 #[cfg(feature = "file")]
-pub use lockkeeper_file::{File, Options as FileOptions};
+pub mod file {
+    pub use lockkeeper_file::{File, Options};
+}
 
+/// Locks on Redis: the stores behind `redis://`, `redis+sentinel://`, `redis+cluster://` and `redlock://` URLs.
 #[cfg(feature = "redis")]
-pub use lockkeeper_redis::{
-    Config as RedisConfig, Protocol as RedisProtocol, Redis, RedisFences, redlock,
-};
+pub mod redis {
+    pub use lockkeeper_redis::{Config, Fences, Protocol, Redis, redlock};
+}
 
-// PostgreSQL.
+/// Locks on PostgreSQL: the store behind `postgres://` URLs, and advisory locks for any driver.
 #[cfg(feature = "postgres")]
-pub use lockkeeper_postgres::{Key, Postgres, PostgresFences, TransactionLock};
-
-// The contract, for authors of stores.
-pub use lockkeeper_core::{
-    Attempt, Backend, Background, BoxFuture, Capabilities, Change, Claim, ClaimSpec, Fences, Grant,
-    Holder, Inspector, Mode, Release, Renewal,
-};
+pub mod postgres {
+    pub use lockkeeper_postgres::{AdvisoryKey, Fences, Postgres, TransactionLock};
+}
 
 /// What `#[locked]` writes calls to. It changes without notice.
 #[cfg(feature = "macros")]
 #[doc(hidden)]
 pub mod __private {
-    pub use crate::install::{installed, installed_blocking};
-    pub use lockkeeper_core::AnyKeeper;
+    pub use crate::install::installed;
     pub use lockkeeper_core::locked::{
         Wanted, run, run_blocking, run_blocking_reentrant, run_reentrant,
     };

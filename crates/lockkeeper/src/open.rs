@@ -1,11 +1,12 @@
 //! From a URL to a store: which schemes there are, and which of them this build has.
 //!
-//! A new store is a line in [`SCHEMES`] and an opener of its own, with a `None` in its place for
-//! builds without its feature.
+//! A store of this workspace is a line in [`SCHEMES`] and an opener of its own, with a `None` in its place for
+//! builds without its feature. Any other store is registered at run time.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, PoisonError, RwLock};
 
-use lockkeeper_core::{Backend, BoxFuture, Error, ErrorKind, Result};
+use lockkeeper_core::{Backend, BoxFuture, Error, ErrorKind, Keeper, Result};
 
 /// Opens a store. It is given the whole URL, whose scheme is known by then to be its own.
 type Open = for<'a> fn(&'a str) -> BoxFuture<'a, Result<Arc<dyn Backend>>>;
@@ -85,9 +86,126 @@ async fn postgres(url: &str) -> Result<Arc<dyn Backend>> {
     Ok(Arc::new(lockkeeper_postgres::Postgres::connect(url).await?))
 }
 
-/// The store that a URL names: a backend and not a keeper, so that blocking keepers can have it, too.
-pub(crate) async fn open(url: &str) -> Result<Arc<dyn Backend>> {
+/// Opens a store of another crate.
+type Opener =
+    Arc<dyn Fn(String) -> BoxFuture<'static, Result<Arc<dyn Backend>>> + Send + Sync + 'static>;
+
+/// The schemes of other crates, by name.
+static REGISTERED: RwLock<BTreeMap<String, Opener>> = RwLock::new(BTreeMap::new());
+
+/// Makes a store known to [`open`](crate::open()) under a URL scheme of its own.
+///
+/// From then on `open`, [`blocking::open`](crate::blocking::open) and everything that is given a store URL can use the scheme,
+/// in the whole process. Call it when the program starts. A crate with a store offers a function that does so.
+///
+/// The opener is given the whole URL, with its scheme in whatever case it was written. Its errors go to the
+/// caller of `open` as they are: they must not show a password that is in the URL.
+///
+/// # Errors
+///
+/// [`Config`](ErrorKind::Config) if the scheme is taken: by a store of Lockkeeper, also one whose feature is off, or by an earlier
+/// registration, which stays. `Config` as well if it is not a scheme: a letter, then letters, digits, `+`, `.` or `-`.
+///
+/// # Examples
+///
+/// ```
+/// use lockkeeper::Memory;
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> lockkeeper::Result<()> {
+/// lockkeeper::backend::register("example", |_url| async { Ok(Memory::new()) })?;
+///
+/// let keeper = lockkeeper::open("example://host/").await?;
+/// assert!(keeper.mutex("orders/42").try_lock().await?.is_some());
+/// # Ok(())
+/// # }
+/// ```
+pub fn register<F, B>(
+    scheme: &str,
+    opener: impl Fn(String) -> F + Send + Sync + 'static,
+) -> Result<()>
+where
+    F: Future<Output = Result<B>> + Send + 'static,
+    B: Backend,
+{
+    let name = scheme.to_ascii_lowercase();
+    if !is_scheme(&name) {
+        return Err(config(format!(
+            "{scheme:?} cannot be a URL scheme: it is a letter, then letters, digits, \"+\", \".\" or \"-\""
+        )));
+    }
+    let opener: Opener = Arc::new(move |url| {
+        let opened = opener(url);
+        Box::pin(async move { Ok(Arc::new(opened.await?) as Arc<dyn Backend>) })
+    });
+    let mut registered = REGISTERED.write().unwrap_or_else(PoisonError::into_inner);
+    if registered.contains_key(&name) || SCHEMES.iter().any(|scheme| scheme.name == name) {
+        return Err(config(format!("the store scheme {name:?} is taken: choose another")));
+    }
+    registered.insert(name, opener);
+    Ok(())
+}
+
+/// Whether a scheme is that of another crate's store.
+pub(crate) fn is_registered(name: &str) -> bool {
+    registered(name).is_some()
+}
+
+fn registered(name: &str) -> Option<Opener> {
+    REGISTERED.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
+}
+
+/// Opens the store that a URL names, and returns a keeper on it.
+///
+/// | URL | store | feature |
+/// |---|---|---|
+/// | `memory:` | a new [`Memory`](crate::Memory) | `memory` (on by default) |
+/// | `redis://[user:password@]host[:port][/database]` | Redis, one node | `redis` |
+/// | `redis+sentinel://host,host,…/master[/database]` | Redis, wherever sentinels say | `redis` |
+/// | `redis+cluster://host,host,…` | Redis Cluster | `redis` |
+/// | `redlock://host,host,host[,…]` | a [`Quorum`](crate::backend::Quorum) of independent Redis nodes | `redis` |
+/// | `rediss://…`, `rediss+sentinel://…`, `rediss+cluster://…` | the same over TLS | `redis-tls` |
+/// | `file:/run/locks`, `file:locks` | `File`, in a directory | `file` |
+/// | `postgres://user:password@host/database?…` | a PostgreSQL server | `postgres`, `postgres-tls` |
+/// | a [registered](crate::backend::register) scheme | a store of another crate | |
+///
+/// The part before the colon, the scheme, may be in upper or lower case. Each call to open `memory:` creates a store
+/// of its own: **two opens do not exclude each other**, clones of one keeper do.
+///
+/// For code that is not async there is [`blocking::open`](crate::blocking::open).
+///
+/// # Errors
+///
+/// [`Config`](ErrorKind::Config), at once, if the URL is not one, names no store that this build knows, or needs a feature
+/// that is off; the message says which. It shows no more of the URL than its scheme, because the rest may hold a
+/// password. (A directory is shown, if it cannot be used.) [`Unavailable`](ErrorKind::Unavailable) if the store cannot be
+/// reached.
+///
+/// # Cancel safety
+///
+/// Dropping it opens nothing.
+///
+/// # Examples
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> lockkeeper::Result<()> {
+/// # if !cfg!(feature = "memory") { return Ok(()) }
+/// let keeper = lockkeeper::open("memory:").await?;
+/// let guard = keeper.mutex("orders/42").lock().await?;
+/// # drop(guard);
+/// # Ok(())
+/// # }
+/// ```
+pub async fn open(url: &str) -> Result<Keeper> {
+    backend(url).await.map(Keeper::from_backend)
+}
+
+async fn backend(url: &str) -> Result<Arc<dyn Backend>> {
     let name = scheme_of(url)?;
+    if let Some(open) = registered(&name) {
+        return open(url.to_owned()).await;
+    }
     match SCHEMES.iter().find(|scheme| scheme.name == name) {
         Some(Scheme { open: Some(open), .. }) => open(url).await,
         Some(Scheme { feature, .. }) => Err(config(format!(
@@ -100,10 +218,17 @@ pub(crate) async fn open(url: &str) -> Result<Arc<dyn Backend>> {
 /// What stands before the colon, in lower case, if the URL looks like one at all.
 pub(crate) fn scheme_of(url: &str) -> Result<String> {
     let scheme = url.split_once(':').map_or("", |(scheme, _)| scheme);
-    let is_scheme = scheme.starts_with(|c: char| c.is_ascii_alphabetic())
-        && scheme.bytes().all(|b| b.is_ascii_alphanumeric() || b"+.-".contains(&b));
     // A blank at an end is a secret file read with its newline, and would go to the store unseen.
-    if is_scheme && url.trim() == url { Ok(scheme.to_ascii_lowercase()) } else { Err(malformed()) }
+    if is_scheme(scheme) && url.trim() == url {
+        Ok(scheme.to_ascii_lowercase())
+    } else {
+        Err(malformed())
+    }
+}
+
+fn is_scheme(text: &str) -> bool {
+    text.starts_with(|c: char| c.is_ascii_alphabetic())
+        && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"+.-".contains(&b))
 }
 
 // None of these messages has any part of the URL in it but the scheme: the rest may be a password.
@@ -117,9 +242,11 @@ fn malformed() -> Error {
 
 fn unknown(name: &str) -> Error {
     let built = SCHEMES.iter().filter(|scheme| scheme.open.is_some());
-    let built: Vec<String> = built.map(|scheme| format!("{}:", scheme.name)).collect();
+    let mut built: Vec<String> = built.map(|scheme| format!("{}:", scheme.name)).collect();
+    let registered = REGISTERED.read().unwrap_or_else(PoisonError::into_inner);
+    built.extend(registered.keys().map(|name| format!("{name}:")));
     let has = if built.is_empty() {
-        "none, as no store feature of lockkeeper is enabled".to_owned()
+        "none: no store feature of lockkeeper is enabled, and no scheme is registered".to_owned()
     } else {
         built.join(", ")
     };
@@ -220,20 +347,18 @@ mod tests {
     #[cfg(feature = "memory")]
     mod with_memory {
         use super::*;
-        use crate::Keeper;
-
         #[tokio::test]
         async fn a_memory_url_opens_a_store_in_any_case() {
             for url in ["memory:", "Memory:", "MEMORY:"] {
-                let keeper = Keeper::open(url).await.unwrap();
+                let keeper = open(url).await.unwrap();
                 assert!(keeper.mutex("a").try_lock().await.unwrap().is_some());
             }
         }
 
         #[tokio::test]
         async fn two_opens_do_not_exclude_each_other_but_clones_do() {
-            let one = Keeper::open("memory:").await.unwrap();
-            let other = Keeper::open("memory:").await.unwrap();
+            let one = open("memory:").await.unwrap();
+            let other = open("memory:").await.unwrap();
             let guard = one.mutex("a").lock().await.unwrap();
             assert!(one.clone().mutex("a").try_lock().await.unwrap().is_none());
             assert!(other.mutex("a").try_lock().await.unwrap().is_some());
@@ -257,32 +382,33 @@ mod tests {
     #[cfg(feature = "file")]
     mod with_file {
         use super::*;
-        use crate::{Keeper, blocking};
+        use crate::blocking;
 
         #[tokio::test]
         async fn a_file_url_opens_a_directory_and_two_opens_exclude_each_other() {
             let dir = tempfile::tempdir().unwrap();
             let url = format!("File:{}/locks", dir.path().display());
-            let one = Keeper::open(&url).await.unwrap();
-            let other = Keeper::open(&format!("{url}?polling=on")).await.unwrap();
+            let one = open(&url).await.unwrap();
+            let other = open(&format!("{url}?polling=on")).await.unwrap();
             let guard = one.mutex("orders/42").lock().await.unwrap();
             assert!(guard.fence().is_some());
             assert!(dir.path().join("locks/orders%2F42.lock").exists());
             assert!(other.mutex("orders/42").try_lock().await.unwrap().is_none());
             guard.release().await.unwrap();
-            let off = Keeper::open(&format!("{url}?fence=off")).await.unwrap();
+            let off = open(&format!("{url}?fence=off")).await.unwrap();
             assert_eq!(off.mutex("orders/42").lock().await.unwrap().fence(), None);
         }
 
         #[test]
         fn a_file_url_opens_for_code_that_is_not_async() {
             let dir = tempfile::tempdir().unwrap();
-            let keeper = blocking::Keeper::open(&format!("file:{}", dir.path().display())).unwrap();
-            let guard = keeper.mutex("a").lock().unwrap();
-            assert!(keeper.mutex("a").try_lock().unwrap().is_none());
-            assert_eq!(keeper.inspect().unwrap().list("").unwrap().len(), 1);
-            guard.release().unwrap();
-            assert!(keeper.mutex("a").try_lock().unwrap().is_some());
+            let keeper = blocking::open(&format!("file:{}", dir.path().display())).unwrap();
+            let mutex = keeper.mutex("a");
+            let guard = mutex.blocking_lock().unwrap();
+            assert!(mutex.blocking_try_lock().unwrap().is_none());
+            assert_eq!(keeper.inspect().unwrap().blocking_list("").unwrap().len(), 1);
+            guard.blocking_release().unwrap();
+            assert!(mutex.blocking_try_lock().unwrap().is_some());
         }
 
         #[tokio::test]

@@ -5,9 +5,8 @@ use axum::http::{HeaderValue, Method, Request, StatusCode};
 use axum::response::Response;
 use axum::routing::put;
 use axum::{Extension, Router};
-use lockkeeper::{
-    BoxFuture, Error, ErrorKind, Fence, FenceCheck, FenceRegister, FenceStore, Name, Result,
-};
+use lockkeeper::backend::BoxFuture;
+use lockkeeper::{Error, ErrorKind, Fence, FenceCheck, FenceRegister, FenceStore, Name, Result};
 use lockkeeper_axum::{FenceLayer, LockLayer, ProblemLayer, X_FENCE};
 
 use crate::kit::{keeper, post, refused, request, send, text};

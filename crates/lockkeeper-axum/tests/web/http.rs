@@ -9,7 +9,6 @@ use axum::Router;
 use axum::extract::State;
 use axum::http::Method;
 use axum::routing::{get, post};
-use lockkeeper::Keeper;
 use lockkeeper_axum::LockLayer;
 use lockkeeper_testkit::server::RedisServer;
 use lockkeeper_testkit::wait::{eventually, soon};
@@ -100,7 +99,7 @@ async fn serve(app: Router) -> SocketAddr {
 
 /// An instance in this process, with connections of its own to the server.
 async fn instance(server: &RedisServer, room: &Room, wait: bool) -> SocketAddr {
-    let keeper = soon("to connect", Keeper::open(&server.url())).await.unwrap();
+    let keeper = soon("to connect", lockkeeper::open(&server.url())).await.unwrap();
     let lock = LockLayer::new(keeper).ttl(secs(600)).wait(secs(if wait { 600 } else { 0 }));
     let stay = async |State(room): State<Room>| room.stay().await;
     let app = Router::new()

@@ -7,10 +7,8 @@ use axum::http::{HeaderValue, StatusCode};
 use axum::middleware::map_response;
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::post as post_route;
-use lockkeeper::{
-    Backend, BoxFuture, Capabilities, Claim, ClaimSpec, Error, ErrorKind, Inspector, Keeper,
-    LockInfo, Memory, Name, Quorum, Result,
-};
+use lockkeeper::backend::{Backend, BoxFuture, Capabilities, Claim, ClaimSpec, Inspector, Quorum};
+use lockkeeper::{Error, ErrorKind, Keeper, LockInfo, Memory, Name, Result};
 use lockkeeper_axum::{LockError, LockLayer, ProblemLayer};
 use std::sync::Arc;
 

@@ -6,6 +6,7 @@ mod help;
 mod look;
 mod loss;
 mod namespaces;
+mod own_store;
 mod quorum;
 mod run;
 mod secrets;

@@ -111,6 +111,28 @@ impl Drop for Acquire {
     }
 }
 
+/// A request of a guard: drives in the caller's task, until it is answered. The background task goes on when it is dropped.
+pub(crate) struct Requesting<'a>(&'a Arc<ClaimHandle>);
+
+impl<'a> Requesting<'a> {
+    pub(crate) fn new(claim: &'a Arc<ClaimHandle>) -> Self {
+        Self(claim)
+    }
+
+    /// Drives the claim. Does not panic: if the store does, the hold is lost.
+    pub(crate) fn drive(&self, cx: &mut Context<'_>) {
+        if catch_unwind(AssertUnwindSafe(|| self.0.poll(cx))).is_err() {
+            self.0.abandon_after_panic();
+        }
+    }
+}
+
+impl Drop for Requesting<'_> {
+    fn drop(&mut self) {
+        self.0.request_repoll();
+    }
+}
+
 /// A release: drives in the caller's task until the store has answered once.
 ///
 /// If it is dropped before that, or the store failed, the background task goes on.

@@ -49,6 +49,14 @@ impl ClaimHandle {
         SharedFuture::request_repoll(self);
     }
 
+    /// Ends the claim after a poll of it panicked. A timer panics if its runtime has been shut down; any other panic is
+    /// the store's.
+    pub(crate) fn abandon_after_panic(&self) {
+        let gone = self.hold.context.runtime_is_gone();
+        let cause = if gone { Abandoned::RuntimeShutdown } else { Abandoned::Panicked };
+        SharedFuture::abandon(self, cause);
+    }
+
     /// Records what the acquire does, for the maintenance task.
     pub(crate) fn record_poll(&self, activity: PollActivity) {
         self.poll_activity.store(activity as u8, Ordering::Relaxed);

@@ -27,8 +27,8 @@ pub(crate) struct KeeperContext {
     /// The lowest fences that the next grants of recently locked names may have.
     pub(crate) floors: Arc<Floors>,
     maintenance: Arc<Maintenance>,
-    /// The context of the same keeper for blocking code, where it is used from there, too.
-    pub(crate) twin: OnceLock<Arc<KeeperContext>>,
+    /// The keeper's context on the blocking runtime, if this one is on another.
+    pub(crate) blocking: OnceLock<Arc<KeeperContext>>,
 }
 
 impl KeeperContext {
@@ -41,13 +41,14 @@ impl KeeperContext {
             background: OnceLock::new(),
             floors: Arc::default(),
             maintenance: Arc::default(),
-            twin: OnceLock::new(),
+            blocking: OnceLock::new(),
         }
     }
 
-    /// A context on the same store that shares the floors and belongs to another runtime.
-    pub(crate) fn new_twin(&self) -> Self {
-        Self { floors: self.floors.clone(), ..Self::new(self.backend.clone()) }
+    /// Returns a new context on the same store, on the blocking runtime, that shares the floors.
+    pub(crate) fn new_blocking(&self) -> Self {
+        let background = OnceLock::from(Background::blocking());
+        Self { background, floors: self.floors.clone(), ..Self::new(self.backend.clone()) }
     }
 
     /// Fails all acquires from now on, and those that wait.
@@ -65,8 +66,8 @@ impl KeeperContext {
             return Ok(background);
         }
         let handle = Handle::try_current().map_err(|_| {
-            let message = "no tokio runtime: make or first use the keeper inside of one, or take \
-                           lockkeeper's blocking::Keeper";
+            let message = "no tokio runtime: make or first use the keeper inside of one, open \
+                           it with lockkeeper::blocking::open, or use its blocking methods";
             Error::new(ErrorKind::Config, message)
         })?;
         Ok(self.background.get_or_init(|| Background::new(handle)))
@@ -137,6 +138,13 @@ impl KeeperContext {
             self.maintenance.set_runtime_gone();
         }
         gone
+    }
+
+    /// Whether the runtime has been shut down, for a check before every acquire: a maintenance task reports the end of
+    /// its runtime, so only a keeper that has none yet spawns a task to find out.
+    pub(crate) fn runtime_is_known_gone(&self) -> bool {
+        self.maintenance.runtime_is_gone()
+            || (!self.maintenance.has_task() && self.runtime_is_gone())
     }
 
     pub(crate) fn closed_error() -> Error {

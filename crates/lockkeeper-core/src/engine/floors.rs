@@ -12,7 +12,7 @@ use crate::name::Name;
 /// as many.
 const GENERATION: usize = 1024;
 
-/// The floors of a keeper, shared with its blocking twin.
+/// The floors of a keeper, shared by its two contexts, async and blocking.
 ///
 /// A floor carries the fences of a name over a failover or a clock that was set back, where the store has forgotten
 /// them. It comes from grants of the store only, never from a ticket, and ends [`Fence::MAX_AHEAD`] after the

@@ -100,6 +100,11 @@ impl Maintenance {
         }
     }
 
+    /// Whether the task was spawned.
+    pub(crate) fn has_task(&self) -> bool {
+        self.spawned.load(Ordering::Relaxed)
+    }
+
     /// Ready after the machine was suspended.
     pub(crate) async fn resumed(&self) {
         self.resumed.notified().await;

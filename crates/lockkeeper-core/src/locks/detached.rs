@@ -1,10 +1,11 @@
 //! Releases a hold that only the store has.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
 
+use crate::blocking_runtime::block_on;
 use crate::contract::{ClaimSpec, Mode, Release};
 use crate::engine::context::KeeperContext;
 use crate::engine::hold::ReleaseOutcome;
@@ -31,11 +32,12 @@ impl Keeper {
     /// Once polled, the lock is released even if this is dropped: in the background then.
     pub(crate) async fn release_detached(
         &self,
+        context: &Arc<KeeperContext>,
         name: Name,
         owner: Owner,
     ) -> Result<ReleaseOutcome> {
         let (ttl, label) = (self.options().lease()?, self.options().label()?);
-        self.send_release(name, owner, label, Mode::Exclusive, ttl).await
+        send_release(context, name, owner, label, Mode::Exclusive, ttl).await
     }
 
     /// Releases a [detached](crate::Guard::detach) hold, without adopting it.
@@ -54,49 +56,65 @@ impl Keeper {
     ///
     /// Once polled, the lock is released even if this is dropped: in the background then.
     pub async fn release_ticket(&self, ticket: Ticket) -> Result<ReleaseOutcome> {
-        let capabilities = self.context.capabilities;
+        self.release_ticket_on(self.context.live(), ticket).await
+    }
+
+    /// Releases a [detached](crate::Guard::detach) hold, without adopting it. Does what
+    /// [`release_ticket`](Self::release_ticket) does, in [blocking code](crate::blocking).
+    ///
+    /// # Errors
+    ///
+    /// As [`release_ticket`](Self::release_ticket).
+    pub fn blocking_release_ticket(&self, ticket: Ticket) -> Result<ReleaseOutcome> {
+        block_on(self.release_ticket_on(self.context.for_blocking(), ticket))
+    }
+
+    async fn release_ticket_on(
+        &self,
+        context: &Arc<KeeperContext>,
+        ticket: Ticket,
+    ) -> Result<ReleaseOutcome> {
+        let capabilities = context.capabilities;
         let checked = if capabilities.leases {
             ticket.check(capabilities.fences)
         } else {
             Err(Error::unsupported("leases, and so no tickets"))
         };
-        checked.map_err(|error| error.at(self.context.backend.name(), "release", &ticket.name))?;
+        checked.map_err(|error| error.at(context.backend.name(), "release", &ticket.name))?;
         let Ticket { name, owner, label, mode, ttl, .. } = ticket;
-        self.send_release(name, owner, label, mode, ttl).await
+        send_release(context, name, owner, label, mode, ttl).await
     }
+}
 
-    async fn send_release(
-        &self,
-        name: Name,
-        owner: Owner,
-        label: Label,
-        mode: Mode,
-        ttl: Duration,
-    ) -> Result<ReleaseOutcome> {
-        let context = &self.context;
-        let (store, of) = (context.backend.name(), name.clone());
-        let at = |error: Error| error.at(store, "release", &of);
-        context.check(mode).map_err(at)?;
-        let background = context.background().map_err(at)?.clone();
-        let spec =
-            ClaimSpec { owner, label, mode, ..ClaimSpec::new(name, ttl, background.clone()) };
-        let mut claim = context.backend.claim(spec).map_err(at)?;
-        let (reply, answer) = oneshot::channel();
-        background.spawn(async move {
-            // The first answer is the caller's; what comes later is for the store only.
-            let reply = Mutex::new(Some(reply));
-            let tell = |answer| {
-                let reply = reply.lock().unwrap_or_else(PoisonError::into_inner).take();
-                reply.map(|reply| reply.send(answer))
-            };
-            let released =
-                release_until_confirmed(&mut *claim, ttl, |error| drop(tell(Err(error.clone()))));
-            match released.await {
-                Some(Release::Released) => drop(tell(Ok(ReleaseOutcome::Released))),
-                Some(Release::WasNotHeld) => drop(tell(Ok(ReleaseOutcome::AlreadyLost))),
-                None => tracing::warn!(owner = %owner, "release not confirmed: its lease ends it"),
-            }
-        });
-        answer.await.unwrap_or_else(|_| Err(KeeperContext::runtime_gone())).map_err(at)
-    }
+async fn send_release(
+    context: &Arc<KeeperContext>,
+    name: Name,
+    owner: Owner,
+    label: Label,
+    mode: Mode,
+    ttl: Duration,
+) -> Result<ReleaseOutcome> {
+    let (store, of) = (context.backend.name(), name.clone());
+    let at = |error: Error| error.at(store, "release", &of);
+    context.check(mode).map_err(at)?;
+    let background = context.background().map_err(at)?.clone();
+    let spec = ClaimSpec { owner, label, mode, ..ClaimSpec::new(name, ttl, background.clone()) };
+    let mut claim = context.backend.claim(spec).map_err(at)?;
+    let (reply, answer) = oneshot::channel();
+    background.spawn(async move {
+        // The first answer is the caller's; what comes later is for the store only.
+        let reply = Mutex::new(Some(reply));
+        let tell = |answer| {
+            let reply = reply.lock().unwrap_or_else(PoisonError::into_inner).take();
+            reply.map(|reply| reply.send(answer))
+        };
+        let released =
+            release_until_confirmed(&mut *claim, ttl, |error| drop(tell(Err(error.clone()))));
+        match released.await {
+            Some(Release::Released) => drop(tell(Ok(ReleaseOutcome::Released))),
+            Some(Release::WasNotHeld) => drop(tell(Ok(ReleaseOutcome::AlreadyLost))),
+            None => tracing::warn!(owner = %owner, "release not confirmed: its lease ends it"),
+        }
+    });
+    answer.await.unwrap_or_else(|_| Err(KeeperContext::runtime_gone())).map_err(at)
 }

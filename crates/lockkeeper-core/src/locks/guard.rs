@@ -1,26 +1,27 @@
 //! Guards: what the user has while the lock is held.
 
 use std::fmt;
-use std::future::Future;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
+use crate::blocking_runtime::block_on;
 use crate::clock::Moment;
-use crate::contract::Mode;
-use crate::engine::acquire::Releasing;
+use crate::contract::{Backend, Kind, Mode};
+use crate::engine::acquire::{Releasing, Requesting};
 use crate::engine::claim_handle::ClaimHandle;
 use crate::engine::hold::{Hold, ReleaseOutcome, Request, State};
 use crate::engine::outcome::Ending;
 use crate::engine::while_held::run_while_held;
 use crate::error::{Error, Result};
 use crate::fence::Fence;
-use crate::locks::handle::LockHandle;
 use crate::locks::ticket::Ticket;
 use crate::loss::LossReason;
-use crate::name::Label;
+use crate::name::{Label, Name};
 use crate::options::{check_ttl, invalid};
 use crate::owner::Owner;
 
@@ -91,6 +92,13 @@ impl Guard {
     /// call, so it is right even if no task of this process has run for a while.
     pub fn is_held(&self) -> bool {
         matches!(self.state(), State::Held | State::AtRisk)
+    }
+
+    /// Returns a function that does what [`is_held`](Self::is_held) does and does not borrow the guard, for work on another
+    /// thread. Once the guard is released or dropped it returns false.
+    pub fn is_held_owned(&self) -> impl Fn() -> bool + Clone + Send + Sync + 'static + use<> {
+        let hold = self.claim.hold.clone();
+        move || matches!(hold.state(), State::Held | State::AtRisk)
     }
 
     /// Why the lock was lost; `None` while it is held, and after it was given back.
@@ -257,6 +265,26 @@ impl Guard {
         self.ask("downgrade", Request::Downgrade).await
     }
 
+    /// Makes the lease last `ttl` from now, and every renewal from now on. Does what [`extend`](Self::extend) does, in
+    /// [blocking code](crate::blocking).
+    ///
+    /// # Errors
+    ///
+    /// As [`extend`](Self::extend).
+    pub fn blocking_extend(&self, ttl: Duration) -> Result<()> {
+        block_on(self.extend(ttl))
+    }
+
+    /// Turns a write hold into a read hold. Does what [`downgrade`](Self::downgrade) does, in
+    /// [blocking code](crate::blocking).
+    ///
+    /// # Errors
+    ///
+    /// As [`downgrade`](Self::downgrade).
+    pub fn blocking_downgrade(&self) -> Result<()> {
+        block_on(self.downgrade())
+    }
+
     async fn ask(
         &self,
         operation: &'static str,
@@ -267,9 +295,14 @@ impl Guard {
         if !self.is_held() {
             return lost();
         }
-        let (reply, answer) = oneshot::channel();
+        let (reply, mut answer) = oneshot::channel();
         hold.request(request(reply));
-        self.claim.request_repoll();
+        // The caller drives, not only the background: the runtime of that may have no thread but this one.
+        let requesting = Requesting::new(&self.claim);
+        let answer = poll_fn(|cx| {
+            requesting.drive(cx);
+            Pin::new(&mut answer).poll(cx)
+        });
         answer.await.unwrap_or_else(|_| lost())
     }
 
@@ -322,6 +355,16 @@ impl Guard {
         Releasing::new(self.claim.clone()).await
     }
 
+    /// Releases the lock and tells whether it was still held. Does what [`release`](Self::release) does, in
+    /// [blocking code](crate::blocking).
+    ///
+    /// # Errors
+    ///
+    /// As [`release`](Self::release).
+    pub fn blocking_release(self) -> Result<ReleaseOutcome> {
+        block_on(self.release())
+    }
+
     /// Gives the lock back after work that is done: that the release failed is not its error, and logged.
     pub(crate) async fn give_back(self) {
         if let Err(error) = self.release().await {
@@ -330,12 +373,12 @@ impl Guard {
     }
 
     /// Whether this is a hold of that lock, or of that semaphore.
-    pub(crate) fn is_of(&self, lock: &LockHandle, mode: Mode) -> bool {
+    pub(crate) fn is_of(&self, store: &Arc<dyn Backend>, name: &Name, kind: Kind) -> bool {
         let hold = &self.claim.hold;
-        // The store and not the keeper: a keeper and its blocking twin have the same.
-        Arc::ptr_eq(&hold.context.backend, &lock.context.backend)
-            && hold.asked_mode.kind() == mode.kind()
-            && lock.name.as_ref().is_ok_and(|name| *name == hold.name)
+        // The store and not the keeper: both contexts of a keeper have the same.
+        Arc::ptr_eq(&hold.context.backend, store)
+            && hold.asked_mode.kind() == kind
+            && hold.name == *name
     }
 
     /// Who holds, for people.

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::blocking_runtime::block_on;
 use crate::contract::{Inspector, Kind, LockInfo, Participant};
 use crate::engine::context::KeeperContext;
 use crate::error::{Error, Result};
@@ -106,6 +107,46 @@ impl Inspect {
         Ok(Watch { inspect: self.clone(), prefix: prefix.into(), seen, events: VecDeque::new() })
     }
 
+    /// Returns every lock and semaphore whose name starts with `prefix`. Does what [`list`](Self::list) does, in
+    /// [blocking code](crate::blocking).
+    ///
+    /// # Errors
+    ///
+    /// As [`list`](Self::list).
+    pub fn blocking_list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
+        block_on(self.list(prefix))
+    }
+
+    /// Returns what is known of one name. Does what [`show`](Self::show) does, in
+    /// [blocking code](crate::blocking).
+    ///
+    /// # Errors
+    ///
+    /// As [`show`](Self::show).
+    pub fn blocking_show(&self, name: impl Into<Arc<str>>) -> Result<Vec<LockInfo>> {
+        block_on(self.show(name))
+    }
+
+    /// Takes a name away from all that hold it. Does what [`break_lock`](Self::break_lock) does, in
+    /// [blocking code](crate::blocking).
+    ///
+    /// # Errors
+    ///
+    /// As [`break_lock`](Self::break_lock).
+    pub fn blocking_break_lock(&self, name: impl Into<Arc<str>>) -> Result<usize> {
+        block_on(self.break_lock(name))
+    }
+
+    /// Watches what changes from now on. Does what [`watch`](Self::watch) does, in
+    /// [blocking code](crate::blocking).
+    ///
+    /// # Errors
+    ///
+    /// As [`watch`](Self::watch).
+    pub fn blocking_watch(&self, prefix: &str) -> Result<Watch> {
+        block_on(self.watch(prefix))
+    }
+
     /// Looks until there is something to tell: whenever the store tells of a change, and once a second.
     pub(crate) async fn until<T>(
         &self,
@@ -161,19 +202,25 @@ pub enum EventKind {
     Freed,
 }
 
-/// A holder or waiter, and where it was seen.
-type Sightings = BTreeMap<(Name, Kind, String), (bool, Participant)>;
+/// The holders and waiters that a look has found, by lock and owner.
+type Sightings = BTreeMap<(Name, Kind, String), (Role, Participant)>;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Role {
+    Waiter,
+    Holder,
+}
 
 fn sightings(infos: Vec<LockInfo>) -> Sightings {
     let mut seen = Sightings::new();
     for LockInfo { name, kind, holders, waiters } in infos {
-        let waiters = waiters.into_iter().map(|participant| (false, participant));
-        let holders = holders.into_iter().map(|participant| (true, participant));
+        let waiters = waiters.into_iter().map(|participant| (Role::Waiter, participant));
+        let holders = holders.into_iter().map(|participant| (Role::Holder, participant));
         // A holder may still have a place in the queue for a moment: the hold counts.
-        for (holds, participant) in waiters.chain(holders) {
+        for (role, participant) in waiters.chain(holders) {
             let who =
                 participant.owner.map_or(participant.who().to_owned(), |owner| owner.to_string());
-            seen.insert((name.clone(), kind, who), (holds, participant));
+            seen.insert((name.clone(), kind, who), (role, participant));
         }
     }
     seen
@@ -214,6 +261,16 @@ impl Watch {
             })
             .await
     }
+
+    /// Blocks until the next event. Does what [`next`](Self::next) does, in
+    /// [blocking code](crate::blocking).
+    ///
+    /// # Errors
+    ///
+    /// As [`next`](Self::next).
+    pub fn blocking_next(&mut self) -> Result<Event> {
+        block_on(self.next())
+    }
 }
 
 /// Adds what happened between two looks; true if anything did.
@@ -222,17 +279,17 @@ fn now_differs(events: &mut VecDeque<Event>, before: &Sightings, now: &Sightings
         events.push_back(Event { name: name.clone(), kind: *kind, what, who: who.clone() });
     };
     // Those who go first, so that a lock is seen to be free before the next has it.
-    for (key, (held, who)) in before {
-        match (held, now.get(key).map(|(holds, _)| holds)) {
-            (true, None | Some(false)) => add(key, EventKind::Freed, who),
-            (false, None) => add(key, EventKind::Left, who),
-            (true, Some(true)) | (false, Some(_)) => {}
+    for (key, (was, who)) in before {
+        match (was, now.get(key).map(|(is, _)| is)) {
+            (Role::Holder, None | Some(Role::Waiter)) => add(key, EventKind::Freed, who),
+            (Role::Waiter, None) => add(key, EventKind::Left, who),
+            (Role::Holder, Some(Role::Holder)) | (Role::Waiter, Some(_)) => {}
         }
     }
-    for (key, (holds, who)) in now {
-        match (before.get(key).map(|(held, _)| held), holds) {
-            (None | Some(false), true) => add(key, EventKind::Acquired, who),
-            (None, false) => add(key, EventKind::Queued, who),
+    for (key, (is, who)) in now {
+        match (before.get(key).map(|(was, _)| was), is) {
+            (None | Some(Role::Waiter), Role::Holder) => add(key, EventKind::Acquired, who),
+            (None, Role::Waiter) => add(key, EventKind::Queued, who),
             (Some(_), _) => {}
         }
     }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::blocking_runtime::block_on;
 use crate::contract::{Backend, Capabilities, ClaimSpec};
 use crate::engine::acquire::{Acquire, Acquired};
 use crate::engine::claim_driver::{AcquireMethod, AcquireOptions};
@@ -22,8 +23,24 @@ use crate::owner::Owner;
 
 /// The entry: a store with default options, from which locks are made.
 ///
-/// Cheap to clone; clones share everything. Belongs to the runtime in which it was made (or, if that
-/// was outside of one, first used): renewals and background releases run there.
+/// Cheap to clone; clones share everything. It creates locks ([`mutex`](Self::mutex), [`rw_lock`](Self::rw_lock),
+/// [`semaphore`](Self::semaphore), [`lock_all`](Self::lock_all)) and [elections](Self::election), runs work under a lock
+/// ([`with_lock`](Self::with_lock)), [adopts](Self::adopt) detached holds, [looks into](Self::inspect) the store and
+/// [ends](Self::close) in good order. Dropping it releases nothing: guards do that.
+///
+/// # Async and blocking code
+///
+/// Every method that waits has a counterpart that blocks: [`Mutex::lock`] and [`Mutex::blocking_lock`]. One keeper
+/// serves both. See [`blocking`](crate::blocking) for where those may be called.
+///
+/// # Which runtime it uses
+///
+/// Renewals and background releases need a runtime. For locks of `blocking_` methods it is always the blocking runtime, one thread
+/// of Lockkeeper's own that is started on first use and never shut down. For locks of async methods it is the tokio
+/// runtime in which the keeper was created. A keeper that was created outside of a runtime belongs to the
+/// first one that uses it: to the caller's runtime if that is an async method, to the blocking runtime if it is a
+/// `blocking_` method. If the keeper's runtime is shut down, its guards are lost, and the blocking runtime serves later
+/// async calls.
 ///
 /// # Examples
 ///
@@ -82,7 +99,8 @@ impl Keeper {
 
     /// Several mutexes at once: all or nothing, and never a deadlock with another who does the same.
     pub fn lock_all<N: Into<Arc<str>>>(&self, names: impl IntoIterator<Item = N>) -> LockAll {
-        LockAll::new(self.clone(), names.into_iter().map(Name::new).collect(), self.options.clone())
+        let names = names.into_iter().map(Name::new).collect();
+        LockAll::new(self.context.clone(), names, self.options.clone())
     }
 
     pub(crate) fn options(&self) -> &Options {
@@ -94,10 +112,6 @@ impl Keeper {
         LockHandle { context: self.context.clone(), name: Name::new(name), options }
     }
 
-    pub(crate) fn lock_with(&self, name: Name, options: Options) -> Mutex {
-        Mutex::new(LockHandle { context: self.context.clone(), name: Ok(name), options })
-    }
-
     /// Runs a closure while holding a mutex, and gives it back before returning.
     ///
     /// The closure's future is dropped if the lock is lost, as by
@@ -105,7 +119,7 @@ impl Keeper {
     ///
     /// # Errors
     ///
-    /// Those of [`Mutex::lock`], and [`ErrorKind::Lost`] if the lock was lost before the work was
+    /// Those of [`Mutex::lock`], and [`Lost`](crate::ErrorKind::Lost) if the lock was lost before the work was
     /// done. That the release failed is logged and not an error: the work is done.
     ///
     /// # Cancel safety
@@ -136,42 +150,92 @@ impl Keeper {
         output
     }
 
+    /// Runs a closure while holding a mutex, and releases it before returning. As [`with_lock`](Self::with_lock), in
+    /// [blocking code](crate::blocking).
+    ///
+    /// A closure cannot be stopped when the lock is lost: it can ask [`is_held`](Guard::is_held).
+    ///
+    /// # Errors
+    ///
+    /// As [`with_lock`](Self::with_lock).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use lockkeeper_core as lockkeeper;
+    /// # use lockkeeper::{Keeper, Memory};
+    /// # fn main() -> lockkeeper::Result<()> {
+    /// # let keeper = Keeper::new(Memory::new());
+    /// let fence = keeper.blocking_with_lock("orders/42", |guard| guard.fence())?;
+    /// # assert!(fence.is_some());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn blocking_with_lock<T>(
+        &self,
+        name: impl Into<Arc<str>>,
+        work: impl FnOnce(&Guard) -> T,
+    ) -> Result<T> {
+        let guard = self.mutex(name).blocking_lock()?;
+        let output = work(&guard);
+        let output = if guard.is_held() { Ok(output) } else { Err(guard.lost_error()) };
+        block_on(guard.give_back());
+        output
+    }
+
     /// Makes a guard from a [detached](Guard::detach) hold again, and renews it.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Lost`] if the lease had ended, or the ticket's owner, mode or fence are not those of the hold (which
+    /// [`Lost`](crate::ErrorKind::Lost) if the lease had ended, or the ticket's owner, mode or fence are not those of the hold (which
     /// stores compare the fence is said at [`Ticket`]);
-    /// [`ErrorKind::InvalidOption`] if the ticket cannot be one, before anything is asked;
-    /// [`ErrorKind::Unsupported`] on a store without leases.
+    /// [`InvalidOption`](crate::ErrorKind::InvalidOption) if the ticket cannot be one, before anything is asked;
+    /// [`Unsupported`](crate::ErrorKind::Unsupported) on a store without leases.
     ///
     /// # Cancel safety
     ///
     /// Dropping it leaves the lock in the store as it was, until its lease ends.
     pub async fn adopt(&self, ticket: Ticket) -> Result<Guard> {
-        if self.context.capabilities.leases {
-            let checked = ticket.check(self.context.capabilities.fences);
-            checked
-                .map_err(|error| error.at(self.context.backend.name(), "adopt", &ticket.name))?;
-        }
-        self.take_up(ticket).await
+        self.adopt_on(self.context.live(), ticket).await
     }
 
-    /// The same, for a ticket of our own making, which may lack the fence.
-    pub(crate) async fn take_up(&self, ticket: Ticket) -> Result<Guard> {
+    /// Makes a guard from a [detached](Guard::detach) hold again. Does what [`adopt`](Self::adopt) does, in
+    /// [blocking code](crate::blocking).
+    ///
+    /// # Errors
+    ///
+    /// As [`adopt`](Self::adopt).
+    pub fn blocking_adopt(&self, ticket: Ticket) -> Result<Guard> {
+        block_on(self.adopt_on(self.context.for_blocking(), ticket))
+    }
+
+    async fn adopt_on(&self, context: &Arc<KeeperContext>, ticket: Ticket) -> Result<Guard> {
+        if context.capabilities.leases {
+            let checked = ticket.check(context.capabilities.fences);
+            checked.map_err(|error| error.at(context.backend.name(), "adopt", &ticket.name))?;
+        }
+        self.take_up(context, ticket).await
+    }
+
+    /// Adopts a ticket that was made in this process, which may lack the fence.
+    pub(crate) async fn take_up(
+        &self,
+        context: &Arc<KeeperContext>,
+        ticket: Ticket,
+    ) -> Result<Guard> {
         let Ticket { name, owner, label, mode, ttl, fence } = ticket;
-        let at = |error: Error| error.at(self.context.backend.name(), "adopt", &name);
-        if !self.context.capabilities.leases {
+        let at = |error: Error| error.at(context.backend.name(), "adopt", &name);
+        if !context.capabilities.leases {
             return Err(at(Error::unsupported("leases, and so no tickets")));
         }
-        self.context.check(mode).map_err(at)?;
-        let background = self.context.background().map_err(at)?.clone();
+        context.check(mode).map_err(at)?;
+        let background = context.background().map_err(at)?.clone();
         let ttl = check_lease(ttl, self.options.max_hold).map_err(at)?;
         let spec = ClaimSpec::new(name.clone(), ttl, background);
         let spec = ClaimSpec { owner, label, mode, ticket: fence, ..spec };
         let (max_hold, method) = (self.options.max_hold, AcquireMethod::Adopt);
         let options = AcquireOptions { wait: None, max_hold, method };
-        match Acquire::new(&self.context, spec, options, fence).map_err(at)?.await? {
+        match Acquire::new(context, spec, options, fence).map_err(at)?.await? {
             Acquired::Held(claim) => Ok(Guard::new(claim)),
             // Nothing is waited for, so there is no time to run out of.
             Acquired::NotInTime { waited } => Err(at(Error::timed_out(waited))),
@@ -182,12 +246,13 @@ impl Keeper {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unsupported`] if the store cannot be looked into.
+    /// [`Unsupported`](crate::ErrorKind::Unsupported) if the store cannot be looked into.
     pub fn inspect(&self) -> Result<Inspect> {
         Inspect::new(self.context.clone())
     }
 
-    /// The owners of this keeper's acquires that wait at this moment, in the order in which they began: for
+    /// The owners of this keeper's acquires that wait at this moment, in the order in which they began, those of blocking
+    /// methods last: for
     /// finding one's own place among the [waiters](crate::LockInfo::waiters) of a lock.
     ///
     /// An acquire is among them from when it was first polled and the store had no answer at once, until it
@@ -218,7 +283,7 @@ impl Keeper {
     /// # }
     /// ```
     pub fn waiting(&self) -> Vec<Owner> {
-        self.context.waiting_owners()
+        self.context.both().flat_map(|context| context.waiting_owners()).collect()
     }
 
     /// What the store can do.
@@ -226,9 +291,17 @@ impl Keeper {
         self.context.capabilities
     }
 
+    /// Returns this keeper on the blocking runtime, for integrations that start async work from blocking code: its async
+    /// methods depend on no other runtime. Closing this keeper closes that one, too.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn on_blocking_runtime(&self) -> Self {
+        Self { context: self.context.for_blocking().clone(), options: self.options.clone() }
+    }
+
     /// Ends the keeper and all its clones: waits until no release is under way.
     ///
-    /// Whoever waits for a lock gets [`ErrorKind::Closed`], and so does every acquire from now on.
+    /// Waiting acquires end with [`Closed`](crate::ErrorKind::Closed), and so does every acquire from now on.
     /// Guards that still live keep their locks and are not waited for. If the store is down, this
     /// waits until the leases have run out: put a timeout around it if you cannot.
     ///
@@ -236,30 +309,22 @@ impl Keeper {
     ///
     /// Dropping it stops the waiting, not the releases. The keeper stays closed.
     pub async fn close(&self) {
-        let mut closed = vec![&self.context];
         self.context.close();
-        // Looked for only now: a twin that is being made finds that all is closed, or is found here.
-        while let Some(twin) = closed.last().and_then(|context| context.twin.get()) {
-            twin.close();
-            closed.push(twin);
+        // Looked for after that: a blocking context that is being made is found here, or finds that the keeper is closed.
+        if let Some(blocking) = self.context.blocking.get() {
+            blocking.close();
         }
-        for context in closed {
+        for context in self.context.both() {
             if let Some(background) = context.background.get() {
                 background.settled().await;
             }
         }
     }
 
-    /// A keeper on the same store, with the same options, that belongs to the runtime in which this is
-    /// called.
-    pub(crate) fn twin(&self) -> Self {
-        let new = || Arc::new(self.context.new_twin());
-        let context = self.context.twin.get_or_init(new).clone();
-        if self.context.closed.is_cancelled() {
-            context.close();
-        }
-        let _ = context.background();
-        Self { context, options: self.options.clone() }
+    /// Ends the keeper and all its clones, and blocks until no release is under way. Does what [`close`](Self::close)
+    /// does, in [blocking code](crate::blocking).
+    pub fn blocking_close(&self) {
+        block_on(self.close());
     }
 }
 

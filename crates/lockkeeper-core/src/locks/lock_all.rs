@@ -1,16 +1,19 @@
 //! Several mutexes at once.
 
 use std::future::poll_fn;
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use crate::contract::BoxFuture;
+use crate::blocking_runtime::block_on;
+use crate::contract::{BoxFuture, Mode};
+use crate::engine::context::KeeperContext;
 use crate::engine::hold::{ReleaseOutcome, State};
 use crate::engine::while_held::run_while_held;
 use crate::error::{Error, Result};
 use crate::futures::join_all;
 use crate::locks::guard::Guard;
-use crate::locks::keeper::Keeper;
+use crate::locks::handle::LockHandle;
 use crate::loss::LossReason;
 use crate::name::Name;
 use crate::options::{Options, invalid, option_setters};
@@ -40,19 +43,23 @@ use crate::release::LEAVE_WITHIN;
 /// ```
 #[derive(Debug, Clone)]
 pub struct LockAll {
-    keeper: Keeper,
+    context: Arc<KeeperContext>,
     names: Result<Vec<Name>>,
     options: Options,
 }
 
 impl LockAll {
-    pub(crate) fn new(keeper: Keeper, names: Result<Vec<Name>>, options: Options) -> Self {
+    pub(crate) fn new(
+        context: Arc<KeeperContext>,
+        names: Result<Vec<Name>>,
+        options: Options,
+    ) -> Self {
         let names = names.and_then(|mut names| {
             names.sort();
             names.dedup();
             if names.is_empty() { Err(invalid("lock_all needs a name")) } else { Ok(names) }
         });
-        Self { keeper, names, options }
+        Self { context, names, options }
     }
 
     option_setters!(options);
@@ -70,14 +77,7 @@ impl LockAll {
     ///
     /// If dropped, those that are held by then are given back in the background.
     pub async fn lock(&self) -> Result<Guards> {
-        let start = tokio::time::Instant::now();
-        match self.take(self.options.max_wait).await? {
-            Taken::All(guards) => Ok(guards),
-            Taken::Contended(name) => {
-                let store = self.keeper.context.backend.name();
-                Err(Error::timed_out(start.elapsed()).at(store, "lock", &name))
-            }
-        }
+        self.lock_on(self.context.live()).await
     }
 
     /// Asks once for each; `None` if another holds or awaits one of them. Those that were held by then are given
@@ -105,20 +105,71 @@ impl LockAll {
     ///
     /// As [`lock`](Self::lock).
     pub async fn try_lock_for(&self, wait: Duration) -> Result<Option<Guards>> {
-        match self.take(Some(wait)).await? {
+        self.try_lock_on(self.context.live(), wait).await
+    }
+
+    /// Blocks until all of them are held, for at most `max_wait` in all. Does what [`lock`](Self::lock) does, in
+    /// [blocking code](crate::blocking).
+    ///
+    /// # Errors
+    ///
+    /// As [`lock`](Self::lock).
+    pub fn blocking_lock(&self) -> Result<Guards> {
+        block_on(self.lock_on(self.context.for_blocking()))
+    }
+
+    /// Asks once for each; `None` if another holds or awaits one of them. Does what [`try_lock`](Self::try_lock) does, in
+    /// [blocking code](crate::blocking).
+    ///
+    /// # Errors
+    ///
+    /// As [`try_lock`](Self::try_lock).
+    pub fn blocking_try_lock(&self) -> Result<Option<Guards>> {
+        self.blocking_try_lock_for(Duration::ZERO)
+    }
+
+    /// Blocks for all of them for at most this long in all; zero is one attempt each. Does what [`try_lock_for`](Self::try_lock_for) does, in
+    /// [blocking code](crate::blocking).
+    ///
+    /// # Errors
+    ///
+    /// As [`try_lock_for`](Self::try_lock_for).
+    pub fn blocking_try_lock_for(&self, wait: Duration) -> Result<Option<Guards>> {
+        block_on(self.try_lock_on(self.context.for_blocking(), wait))
+    }
+
+    async fn lock_on(&self, context: &Arc<KeeperContext>) -> Result<Guards> {
+        let start = tokio::time::Instant::now();
+        match self.take(context, self.options.max_wait).await? {
+            Taken::All(guards) => Ok(guards),
+            Taken::Contended(name) => {
+                let store = context.store;
+                Err(Error::timed_out(start.elapsed()).at(store, "lock", &name))
+            }
+        }
+    }
+
+    async fn try_lock_on(
+        &self,
+        context: &Arc<KeeperContext>,
+        wait: Duration,
+    ) -> Result<Option<Guards>> {
+        match self.take(context, Some(wait)).await? {
             Taken::All(guards) => Ok(Some(guards)),
             Taken::Contended(_) => Ok(None),
         }
     }
 
-    async fn take(&self, wait: Option<Duration>) -> Result<Taken> {
+    async fn take(&self, context: &Arc<KeeperContext>, wait: Option<Duration>) -> Result<Taken> {
         let start = tokio::time::Instant::now();
         let mut guards = Guards(Vec::new());
         for name in self.names.as_ref().map_err(Error::clone)? {
             let left = wait.map_or(Duration::MAX, |wait| wait.saturating_sub(start.elapsed()));
-            let mutex = self.keeper.lock_with(name.clone(), self.options.clone());
+            let options = self.options.clone();
+            let lock = LockHandle { context: context.clone(), name: Ok(name.clone()), options };
+            let next = lock.try_acquire_on(context, Mode::Exclusive, left);
             // Holding some is worth nothing any more when one of them is lost.
-            let failed = match guards.while_held(mutex.try_lock_for(left)).await {
+            let failed = match guards.while_held(next).await {
                 Ok(Ok(Some(guard))) => {
                     guards.0.push(guard);
                     continue;
@@ -126,28 +177,28 @@ impl LockAll {
                 Ok(Ok(None)) => Ok(Taken::Contended(name.clone())),
                 Ok(Err(error)) | Err(error) => Err(error),
             };
-            self.give_back(guards).await;
+            give_back(context, guards).await;
             return failed;
         }
         Ok(Taken::All(guards))
     }
+}
 
-    /// Releases the locks of an incomplete set before the caller is told. A store that does not confirm in time
-    /// is left to the background.
-    async fn give_back(&self, guards: Guards) {
-        if guards.0.is_empty() {
-            return;
-        }
-        // The timer belongs to the keeper's runtime: the caller's task may be on another, or on none.
-        let end = {
-            let _entered = self.keeper.context.enter();
-            tokio::time::sleep(LEAVE_WITHIN)
-        };
-        tokio::select! {
-            biased;
-            _ = guards.release() => {}
-            () = end => {}
-        }
+/// Releases the locks of an incomplete set before the caller is told. A store that does not confirm in time
+/// is left to the background.
+async fn give_back(context: &KeeperContext, guards: Guards) {
+    if guards.0.is_empty() {
+        return;
+    }
+    // The timer belongs to the keeper's runtime: the caller's task may be on another, or on none.
+    let end = {
+        let _entered = context.enter();
+        tokio::time::sleep(LEAVE_WITHIN)
+    };
+    tokio::select! {
+        biased;
+        _ = guards.release() => {}
+        () = end => {}
     }
 }
 
@@ -237,6 +288,16 @@ impl Guards {
             }
         }
         outcome
+    }
+
+    /// Releases all of them, and tells whether all were held until then. Does what [`release`](Self::release) does, in
+    /// [blocking code](crate::blocking).
+    ///
+    /// # Errors
+    ///
+    /// As [`release`](Self::release).
+    pub fn blocking_release(self) -> Result<ReleaseOutcome> {
+        block_on(self.release())
     }
 }
 

@@ -103,4 +103,34 @@ impl Mutex {
     pub async fn try_lock_for(&self, wait: Duration) -> Result<Option<Guard>> {
         self.lock.try_acquire(Mode::Exclusive, wait).await
     }
+
+    /// Blocks until the lock is held, for at most `max_wait`. Does what [`lock`](Self::lock) does, in
+    /// [blocking code](crate::blocking).
+    ///
+    /// # Errors
+    ///
+    /// As [`lock`](Self::lock).
+    pub fn blocking_lock(&self) -> Result<Guard> {
+        self.lock.blocking_acquire(Mode::Exclusive)
+    }
+
+    /// Asks once; `None` if another holds the lock or waits for it. Does what [`try_lock`](Self::try_lock) does, in
+    /// [blocking code](crate::blocking).
+    ///
+    /// # Errors
+    ///
+    /// As [`try_lock`](Self::try_lock).
+    pub fn blocking_try_lock(&self) -> Result<Option<Guard>> {
+        self.blocking_try_lock_for(Duration::ZERO)
+    }
+
+    /// Blocks for at most this long; `None` if others hold the lock all the while. Does what [`try_lock_for`](Self::try_lock_for) does, in
+    /// [blocking code](crate::blocking).
+    ///
+    /// # Errors
+    ///
+    /// As [`try_lock_for`](Self::try_lock_for).
+    pub fn blocking_try_lock_for(&self, wait: Duration) -> Result<Option<Guard>> {
+        self.lock.blocking_try_acquire(Mode::Exclusive, wait)
+    }
 }

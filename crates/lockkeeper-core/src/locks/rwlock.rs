@@ -133,4 +133,64 @@ impl RwLock {
     pub async fn try_write_for(&self, wait: Duration) -> Result<Option<Guard>> {
         self.lock.try_acquire(Mode::Exclusive, wait).await
     }
+
+    /// Blocks until no writer holds or waits before it, for at most `max_wait`. Does what [`read`](Self::read) does, in
+    /// [blocking code](crate::blocking).
+    ///
+    /// # Errors
+    ///
+    /// As [`read`](Self::read).
+    pub fn blocking_read(&self) -> Result<Guard> {
+        self.lock.blocking_acquire(Mode::Shared)
+    }
+
+    /// Asks once to read; `None` if that would have to wait. Does what [`try_read`](Self::try_read) does, in
+    /// [blocking code](crate::blocking).
+    ///
+    /// # Errors
+    ///
+    /// As [`try_read`](Self::try_read).
+    pub fn blocking_try_read(&self) -> Result<Option<Guard>> {
+        self.blocking_try_read_for(Duration::ZERO)
+    }
+
+    /// Blocks for at most this long to read; zero is one attempt. Does what [`try_read_for`](Self::try_read_for) does, in
+    /// [blocking code](crate::blocking).
+    ///
+    /// # Errors
+    ///
+    /// As [`try_read_for`](Self::try_read_for).
+    pub fn blocking_try_read_for(&self, wait: Duration) -> Result<Option<Guard>> {
+        self.lock.blocking_try_acquire(Mode::Shared, wait)
+    }
+
+    /// Blocks until no other claim holds the lock, for at most `max_wait`. Does what [`write`](Self::write) does, in
+    /// [blocking code](crate::blocking).
+    ///
+    /// # Errors
+    ///
+    /// As [`write`](Self::write).
+    pub fn blocking_write(&self) -> Result<Guard> {
+        self.lock.blocking_acquire(Mode::Exclusive)
+    }
+
+    /// Asks once to write; `None` if that would have to wait. Does what [`try_write`](Self::try_write) does, in
+    /// [blocking code](crate::blocking).
+    ///
+    /// # Errors
+    ///
+    /// As [`try_write`](Self::try_write).
+    pub fn blocking_try_write(&self) -> Result<Option<Guard>> {
+        self.blocking_try_write_for(Duration::ZERO)
+    }
+
+    /// Blocks for at most this long to write; zero is one attempt. Does what [`try_write_for`](Self::try_write_for) does, in
+    /// [blocking code](crate::blocking).
+    ///
+    /// # Errors
+    ///
+    /// As [`try_write_for`](Self::try_write_for).
+    pub fn blocking_try_write_for(&self, wait: Duration) -> Result<Option<Guard>> {
+        self.lock.blocking_try_acquire(Mode::Exclusive, wait)
+    }
 }

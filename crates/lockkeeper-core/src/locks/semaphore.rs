@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::blocking_runtime::block_on;
 use crate::contract::{Kind, Mode};
 use crate::error::{Error, Result};
 use crate::locks::guard::Guard;
@@ -163,6 +164,80 @@ impl Semaphore {
                 }
             });
         Ok(self.permits.saturating_sub(used))
+    }
+
+    /// Blocks until there is a permit, for at most `max_wait`. Does what [`acquire`](Self::acquire) does, in
+    /// [blocking code](crate::blocking).
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire`](Self::acquire).
+    pub fn blocking_acquire(&self) -> Result<Guard> {
+        self.blocking_acquire_many(1)
+    }
+
+    /// Blocks until there are so many permits at once, for at most `max_wait`. Does what [`acquire_many`](Self::acquire_many) does, in
+    /// [blocking code](crate::blocking).
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire_many`](Self::acquire_many).
+    pub fn blocking_acquire_many(&self, permits: u32) -> Result<Guard> {
+        self.lock.blocking_acquire(self.mode(permits)?)
+    }
+
+    /// Asks once for a permit; `None` if there is none, or others wait. Does what [`try_acquire`](Self::try_acquire) does, in
+    /// [blocking code](crate::blocking).
+    ///
+    /// # Errors
+    ///
+    /// As [`try_acquire`](Self::try_acquire).
+    pub fn blocking_try_acquire(&self) -> Result<Option<Guard>> {
+        self.blocking_try_acquire_many(1)
+    }
+
+    /// Asks once for several permits; `None` if there are not enough, or others wait. Does what [`try_acquire_many`](Self::try_acquire_many) does, in
+    /// [blocking code](crate::blocking).
+    ///
+    /// # Errors
+    ///
+    /// As [`try_acquire_many`](Self::try_acquire_many).
+    pub fn blocking_try_acquire_many(&self, permits: u32) -> Result<Option<Guard>> {
+        self.blocking_try_acquire_many_for(permits, Duration::ZERO)
+    }
+
+    /// Blocks for at most this long for a permit; zero is one attempt. Does what [`try_acquire_for`](Self::try_acquire_for) does, in
+    /// [blocking code](crate::blocking).
+    ///
+    /// # Errors
+    ///
+    /// As [`try_acquire_for`](Self::try_acquire_for).
+    pub fn blocking_try_acquire_for(&self, wait: Duration) -> Result<Option<Guard>> {
+        self.blocking_try_acquire_many_for(1, wait)
+    }
+
+    /// Blocks for at most this long for several permits; zero is one attempt. Does what [`try_acquire_many_for`](Self::try_acquire_many_for) does, in
+    /// [blocking code](crate::blocking).
+    ///
+    /// # Errors
+    ///
+    /// As [`try_acquire_many_for`](Self::try_acquire_many_for).
+    pub fn blocking_try_acquire_many_for(
+        &self,
+        permits: u32,
+        wait: Duration,
+    ) -> Result<Option<Guard>> {
+        self.lock.blocking_try_acquire(self.mode(permits)?, wait)
+    }
+
+    /// Returns how many permits are not in use at this moment. Does what [`available`](Self::available) does, in
+    /// [blocking code](crate::blocking).
+    ///
+    /// # Errors
+    ///
+    /// As [`available`](Self::available).
+    pub fn blocking_available(&self) -> Result<u32> {
+        block_on(self.available())
     }
 
     fn mode(&self, take: u32) -> Result<Mode> {

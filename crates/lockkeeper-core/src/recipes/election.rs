@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
 use crate::backoff::Backoff;
-use crate::contract::{Fences, Kind, Participant};
+use crate::blocking_runtime::block_on;
+use crate::contract::{Fences, Kind, Mode, Participant};
+use crate::engine::context::KeeperContext;
 use crate::engine::hold::ReleaseOutcome;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fence::Fence;
@@ -16,7 +18,6 @@ use crate::locks::guard::Guard;
 use crate::locks::handle::LockHandle;
 use crate::locks::inspect::Inspect;
 use crate::locks::keeper::Keeper;
-use crate::locks::mutex::Mutex;
 use crate::loss::LossReason;
 use crate::name::Label;
 use crate::options::option_setters;
@@ -27,13 +28,13 @@ pub(crate) const PREFIX: &str = "election/";
 
 /// The first pause, and the longest, before a campaign that failed is begun anew.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+const MAX_PAUSE: Duration = Duration::from_secs(5);
 
 /// An election: of all who campaign, one leads at a time. From [`Keeper::election`].
 ///
 /// # What it guarantees
 ///
-/// What a [`Mutex`] does, since it is one: a leader knows that it leads no more *before* another can be
+/// What a [`Mutex`](crate::Mutex) does, since it is one: a leader knows that it leads no more *before* another can be
 /// elected, and each leader has a higher [term](Leadership::term) than the one before. Where the store is
 /// [fair](crate::Capabilities::fair), who campaigned first is next. The exceptions are those of a
 /// [`Guard`](crate::Guard#what-it-does-not): a leader that is deposed by [`break_lock`](crate::Inspect::break_lock), or whose session the
@@ -96,7 +97,7 @@ impl Election {
     ///
     /// # Errors
     ///
-    /// Those of [`Mutex::lock`], among them [`TimedOut`](ErrorKind::TimedOut) past `max_wait` and
+    /// Those of [`Mutex::lock`](crate::Mutex::lock), among them [`TimedOut`](ErrorKind::TimedOut) past `max_wait` and
     /// [`Unavailable`](ErrorKind::Unavailable) if the store does not answer: it is not asked again.
     /// [`Unsupported`](ErrorKind::Unsupported) if the store has no fences, or was told to make none: there
     /// would be no terms.
@@ -105,12 +106,44 @@ impl Election {
     ///
     /// If dropped, the place in the queue is given up, and so is a leadership that was just granted.
     pub async fn campaign(&self) -> Result<Leadership> {
+        self.campaign_on(self.lock.context.live()).await
+    }
+
+    /// Blocks until elected, for at most `max_wait`. Does what [`campaign`](Self::campaign) does, in
+    /// [blocking code](crate::blocking).
+    ///
+    /// # Errors
+    ///
+    /// As [`campaign`](Self::campaign).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use lockkeeper_core as lockkeeper;
+    /// use lockkeeper::{Keeper, Memory};
+    ///
+    /// # fn main() -> lockkeeper::Result<()> {
+    /// let election = Keeper::new(Memory::new()).election("service");
+    /// let leadership = election.blocking_campaign()?;
+    /// while leadership.is_leader() {
+    ///     println!("leading in term {}", leadership.term());
+    /// #   break;
+    /// }
+    /// leadership.blocking_resign()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn blocking_campaign(&self) -> Result<Leadership> {
+        block_on(self.campaign_on(self.lock.context.for_blocking()))
+    }
+
+    async fn campaign_on(&self, context: &Arc<KeeperContext>) -> Result<Leadership> {
         let no_terms = || self.lock.error(Error::unsupported("fences, and so no terms"));
         // Asked before anything is taken.
-        if self.lock.context.capabilities.fences == Fences::None {
+        if context.capabilities.fences == Fences::None {
             return Err(no_terms());
         }
-        let guard = Mutex::new(self.lock.clone()).lock().await?;
+        let guard = self.lock.acquire_on(context, Mode::Exclusive).await?;
         let term = guard.fence().ok_or_else(no_terms)?;
         tracing::info!(election = self.name(), %term, "elected");
         Ok(Leadership { guard, term })
@@ -166,15 +199,13 @@ impl Election {
         mut work: impl FnMut(Fence) -> F,
     ) -> Result<F::Output> {
         loop {
-            let leadership = self.campaign_until_elected().await?;
+            let leadership = self.campaign_until_elected(self.lock.context.live()).await?;
             let term = leadership.term();
             // The work is a temporary of this statement: however it ends, it is gone before the
             // leadership is. It is created inside, so that none of it runs after the deadline.
             match leadership.while_leader(async { work(term).await }).await {
                 Ok(output) => {
-                    if let Err(error) = leadership.resign().await {
-                        tracing::warn!(%error, "work done, resignation not confirmed");
-                    }
+                    leadership.resign_after_work().await;
                     return Ok(output);
                 }
                 Err(error) => {
@@ -184,12 +215,65 @@ impl Election {
         }
     }
 
+    /// Campaigns, runs `work` on this thread while this process leads, and campaigns again if the leadership was lost
+    /// before the work was done. With the output of the first work during which it was not, resigns and returns.
+    ///
+    /// For [blocking code](crate::blocking). Like [`run_while_leader`](Self::run_while_leader) it outlives an outage of the
+    /// store. Unlike there, **the work cannot be stopped**: when the leadership is lost, the work runs on until it
+    /// returns, while another process may lead. It has the [`Leadership`] to ask, at each step:
+    /// [`is_leader`](Leadership::is_leader). Where a step too many does harm, send the [term](Leadership::term) along and let
+    /// the other side refuse a lower one.
+    ///
+    /// # Errors
+    ///
+    /// As [`run_while_leader`](Self::run_while_leader).
+    ///
+    /// # Panics
+    ///
+    /// If the work does. The leadership is given up, in the background.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use lockkeeper_core as lockkeeper;
+    /// use lockkeeper::{Keeper, Memory};
+    ///
+    /// # fn main() -> lockkeeper::Result<()> {
+    /// let election = Keeper::new(Memory::new()).election("service");
+    /// # let mut steps = 0;
+    /// election.blocking_run_while_leader(|leadership| {
+    ///     while leadership.is_leader() {
+    ///         println!("one step in term {}", leadership.term());
+    /// #       steps += 1;
+    /// #       if steps == 3 { break }
+    ///     }
+    /// })?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn blocking_run_while_leader<T>(
+        &self,
+        mut work: impl FnMut(&Leadership) -> T,
+    ) -> Result<T> {
+        loop {
+            let context = self.lock.context.for_blocking();
+            let leadership = block_on(self.campaign_until_elected(context))?;
+            let output = work(&leadership);
+            if leadership.is_leader() {
+                block_on(leadership.resign_after_work());
+                return Ok(output);
+            }
+            let (term, error) = (leadership.term(), leadership.guard.lost_error());
+            tracing::warn!(%error, %term, "leadership lost during the work: campaigning again");
+        }
+    }
+
     /// Campaigns, however often the store fails to answer.
-    async fn campaign_until_elected(&self) -> Result<Leadership> {
-        let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
+    async fn campaign_until_elected(&self, context: &Arc<KeeperContext>) -> Result<Leadership> {
+        let mut backoff = Backoff::new(FIRST_PAUSE, MAX_PAUSE);
         let mut failures = 0_u32;
         loop {
-            match self.campaign().await {
+            match self.campaign_on(context).await {
                 Ok(leadership) => {
                     if failures > 0 {
                         tracing::info!(election = self.name(), failures, "the store answers again");
@@ -219,6 +303,16 @@ impl Election {
     /// [`Unavailable`](ErrorKind::Unavailable) if it does not answer.
     pub async fn leader(&self) -> Result<Option<Leader>> {
         self.look(&self.keeper.inspect()?).await
+    }
+
+    /// Returns who leads; `None` if no process does. Does what [`leader`](Self::leader) does, in
+    /// [blocking code](crate::blocking).
+    ///
+    /// # Errors
+    ///
+    /// As [`leader`](Self::leader).
+    pub fn blocking_leader(&self) -> Result<Option<Leader>> {
+        block_on(self.leader())
     }
 
     async fn look(&self, inspect: &Inspect) -> Result<Option<Leader>> {
@@ -361,6 +455,23 @@ impl Leadership {
     pub async fn resign(self) -> Result<ReleaseOutcome> {
         self.guard.release().await
     }
+
+    /// Gives up the leadership, and tells whether it was still held. Does what [`resign`](Self::resign) does, in
+    /// [blocking code](crate::blocking).
+    ///
+    /// # Errors
+    ///
+    /// As [`resign`](Self::resign).
+    pub fn blocking_resign(self) -> Result<ReleaseOutcome> {
+        block_on(self.resign())
+    }
+
+    /// Resigns when the work is done: a failure to confirm it is logged, and is not the work's.
+    async fn resign_after_work(self) {
+        if let Err(error) = self.resign().await {
+            tracing::warn!(%error, "work done, resignation not confirmed");
+        }
+    }
 }
 
 impl fmt::Debug for Leadership {
@@ -432,5 +543,15 @@ impl Observe {
             .await?;
         (*begun, *told) = (true, leader.clone());
         Ok(leader)
+    }
+
+    /// Blocks until it is known who leads, or until another does than was told last. Does what [`next`](Self::next)
+    /// does, in [blocking code](crate::blocking).
+    ///
+    /// # Errors
+    ///
+    /// As [`next`](Self::next).
+    pub fn blocking_next(&mut self) -> Result<Option<Leader>> {
+        block_on(self.next())
     }
 }

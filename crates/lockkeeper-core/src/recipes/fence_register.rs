@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use crate::blocking_runtime::block_on;
 use crate::contract::BoxFuture;
 use crate::error::{Error, Result};
 use crate::fence::Fence;
@@ -29,7 +30,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 ///
 /// - **That the write which follows comes in time.** Between a check and the write, a higher fence may pass
 ///   *and write*. Where that does harm, check and write in one transaction, as
-///   `PostgresFences::check_in` does, or guard the row itself: `docs/guides/fencing.md` shows how.
+///   `Fences::check_in` of the PostgreSQL store does, or guard the row itself: `docs/guides/fencing.md` shows how.
 /// - **To tell a forged fence.** Whoever may send a fence can send the highest there is, and lock all
 ///   others out.
 /// - **To compare fences of different stores.** Each store counts in its own way: the fences of one name
@@ -125,6 +126,16 @@ impl FenceRegister {
         let answer = tokio::time::timeout(PATIENCE, self.store.check(&name, fence)).await;
         let answer = answer.unwrap_or_else(|_| Err(Error::no_answer(PATIENCE)));
         answer.map_err(|error| error.at(self.store.name(), "check the fence of", &name))
+    }
+
+    /// Says whether a client that sends this fence may still write. Does what [`check`](Self::check) does, in
+    /// [blocking code](crate::blocking).
+    ///
+    /// # Errors
+    ///
+    /// As [`check`](Self::check).
+    pub fn blocking_check(&self, name: impl Into<Arc<str>>, fence: Fence) -> Result<FenceCheck> {
+        block_on(self.check(name, fence))
     }
 }
 

@@ -8,8 +8,9 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use crate::blocking;
+use crate::blocking_runtime::block_on;
 use crate::contract::Mode;
+use crate::engine::context::KeeperContext;
 use crate::error::{Error, Result};
 use crate::locks::guard::Guard;
 use crate::locks::handle::LockHandle;
@@ -122,7 +123,10 @@ where
 {
     let (scope, inner) = frames();
     let acquired = match wanted {
-        Ok(wanted) => wanted.acquire_scoped(scope.as_deref(), inner.as_deref()).await,
+        Ok(wanted) => {
+            let context = wanted.lock.context.live();
+            wanted.acquire_scoped(context, scope.as_deref(), inner.as_deref()).await
+        }
         Err(error) => Err(error),
     };
     let guard = match acquired {
@@ -139,13 +143,13 @@ pub fn run_blocking<T: Outcome>(wanted: Result<Wanted>, body: impl FnOnce() -> T
 where
     T::Error: From<Error>,
 {
-    let acquired = wanted.and_then(|Wanted { lock, mode }| blocking::wait(lock.acquire(mode)));
+    let acquired = wanted.and_then(|Wanted { lock, mode }| lock.blocking_acquire(mode));
     let guard = match acquired {
         Ok(guard) => guard,
         Err(error) => return T::from_result(Err(error.into())),
     };
     let ended = Ended::of(&guard, catch_unwind(AssertUnwindSafe(body)));
-    blocking::wait(guard.give_back());
+    block_on(guard.give_back());
     ended.outcome()
 }
 
@@ -156,7 +160,8 @@ where
 {
     let (scope, inner) = frames();
     let acquired = wanted.and_then(|wanted| {
-        blocking::wait(wanted.acquire_scoped(scope.as_deref(), inner.as_deref()))
+        let context = wanted.lock.context.for_blocking();
+        block_on(wanted.acquire_scoped(context, scope.as_deref(), inner.as_deref()))
     });
     let guard = match acquired {
         Ok(guard) => guard,
@@ -164,17 +169,18 @@ where
     };
     let body = AssertUnwindSafe(|| within(inner.as_ref(), body));
     let ended = Ended::of(guard.guard(), catch_unwind(body));
-    blocking::wait(guard.give_back());
+    block_on(guard.give_back());
     ended.outcome()
 }
 
 impl Wanted {
     async fn acquire_scoped(
-        self,
+        &self,
+        context: &Arc<KeeperContext>,
         scope: Option<&Frame>,
         note: Option<&Frame>,
     ) -> Result<scope::ScopedGuard> {
-        self.lock.acquire_scoped(self.mode, scope, note).await
+        self.lock.acquire_scoped(context, self.mode, scope, note).await
     }
 }
 

@@ -1,8 +1,8 @@
 //! Locks for hosts that load capabilities at run time: a small trait that is neither async nor generic, with
 //! handles that are plain text, so that it can be carried across a WASM or process boundary.
 //!
-//! [`LockPlugin`] is what the host sees. [`KeeperPlugin`] implements it on any keeper, on a runtime of its
-//! own: it may be called from any thread, inside of a runtime or not.
+//! [`LockPlugin`] is what the host sees. [`KeeperPlugin`] implements it on a keeper, by its
+//! [blocking](crate::blocking) methods: it may be called from any thread, inside of a runtime or not.
 //!
 //! # Nobody renews but the host
 //!
@@ -28,8 +28,7 @@
 //! ```
 //! # use lockkeeper_core as lockkeeper;
 //! use std::time::Duration;
-//! use lockkeeper::Memory;
-//! use lockkeeper::blocking::Keeper;
+//! use lockkeeper::{Keeper, Memory};
 //! use lockkeeper::plugin::{KeeperPlugin, LockPlugin, Standing};
 //!
 //! let plugin: Box<dyn LockPlugin> = Box::new(KeeperPlugin::new(Keeper::new(Memory::new())));
@@ -49,13 +48,13 @@ use std::time::Duration;
 
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::any_keeper::AnyKeeper;
-use crate::blocking::{self, wait};
+use crate::blocking_runtime::{self, block_on};
 use crate::clock::{Moment, sleep_until};
 use crate::contract::Mode;
 use crate::engine::hold::ReleaseOutcome;
 use crate::error::{Error, ErrorKind, Result};
 use crate::locks::guard::Guard;
+use crate::locks::keeper::Keeper;
 use crate::locks::ticket::Ticket;
 use crate::name::Name;
 use crate::owner::Owner;
@@ -113,30 +112,30 @@ pub enum Standing {
     Lost,
 }
 
-/// A [`LockPlugin`] on a keeper of any kind.
+/// A [`LockPlugin`] on a keeper.
 ///
 /// Dropping it gives back the locks of sessions that it has; on a store with leases it gives back
 /// nothing.
 pub struct KeeperPlugin {
-    keeper: blocking::Keeper,
+    keeper: Keeper,
     sessions: Arc<Sessions>,
 }
 
 impl KeeperPlugin {
     /// A plugin on a keeper, with the keeper's label. The ttl comes with each call.
     ///
-    /// Best with a [`blocking::Keeper`], which depends on no runtime but its own. An async one is used by
-    /// its [blocking twin](blocking::Keeper::of).
-    pub fn new(keeper: impl AnyKeeper) -> Self {
-        Self { keeper: keeper.to_blocking(), sessions: Arc::default() }
+    /// Best with a keeper that was opened in blocking code: its store depends on no runtime but the blocking one.
+    pub fn new(keeper: Keeper) -> Self {
+        Self { keeper, sessions: Arc::default() }
     }
 
     /// Takes up a hold that is in the store only, and renews it.
     fn adopt(&self, handle: &LockHandle, ttl: Duration) -> Result<Option<Guard>> {
-        let keeper = self.keeper.as_async();
+        let keeper = &self.keeper;
         let (name, owner) = (Name::new(&*handle.key)?, handle.owner()?);
         let (label, mode, fence) = (keeper.options().label()?, Mode::Exclusive, None);
-        if_held(wait(keeper.take_up(Ticket { name, owner, label, mode, ttl, fence })))
+        let ticket = Ticket { name, owner, label, mode, ttl, fence };
+        if_held(block_on(keeper.take_up(keeper.context.for_blocking(), ticket)))
     }
 
     fn has_leases(&self) -> bool {
@@ -144,8 +143,8 @@ impl KeeperPlugin {
     }
 
     fn take(&self, key: &str, ttl: Duration) -> Result<Option<LockHandle>> {
-        let mutex = self.keeper.as_async().mutex(key).ttl(ttl);
-        let Some(guard) = wait(mutex.try_lock())? else { return Ok(None) };
+        let mutex = self.keeper.mutex(key).ttl(ttl);
+        let Some(guard) = mutex.blocking_try_lock()? else { return Ok(None) };
         let handle = LockHandle { key: key.to_owned(), lock_id: guard.owner().to_string() };
         if self.has_leases() {
             let _ticket = guard.detach()?;
@@ -162,7 +161,7 @@ impl KeeperPlugin {
         } else {
             match self.sessions.find(handle)? {
                 None => false,
-                Some(guard) if if_held(wait(guard.extend(ttl)))?.is_some() => {
+                Some(guard) if if_held(guard.blocking_extend(ttl))?.is_some() => {
                     self.sessions.prolong(&guard, ttl)
                 }
                 Some(_) => {
@@ -177,12 +176,13 @@ impl KeeperPlugin {
     fn give_back(&self, handle: &LockHandle) -> Result<ReleaseOutcome> {
         if self.has_leases() {
             let (name, owner) = (Name::new(&*handle.key)?, handle.owner()?);
-            return wait(self.keeper.as_async().release_detached(name, owner));
+            let context = self.keeper.context.for_blocking();
+            return block_on(self.keeper.release_detached(context, name, owner));
         }
         match self.sessions.take(handle)?.map(Arc::into_inner) {
             // A renewal of it is under way, and drops it when it is done.
             Some(None) => Ok(ReleaseOutcome::Released),
-            Some(Some(guard)) => wait(guard.release()),
+            Some(Some(guard)) => guard.blocking_release(),
             None => Ok(ReleaseOutcome::AlreadyLost),
         }
     }
@@ -246,7 +246,7 @@ impl Sessions {
     }
 
     fn session(self: &Arc<Self>, guard: Arc<Guard>, ttl: Duration) -> Session {
-        let _entered = blocking::enter();
+        let _entered = blocking_runtime::enter();
         let until = Moment::now().add(ttl);
         let timer = tokio::spawn(end(Arc::downgrade(self), guard.owner(), until));
         Session { guard, until, _timer: AbortOnDropHandle::new(timer) }

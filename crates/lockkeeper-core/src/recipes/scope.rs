@@ -11,7 +11,9 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
+use crate::blocking_runtime::block_on;
 use crate::contract::Mode;
+use crate::engine::context::KeeperContext;
 use crate::engine::hold::{ReleaseOutcome, State};
 use crate::error::Result;
 use crate::fence::Fence;
@@ -88,6 +90,31 @@ pub fn scope<F: Future>(work: F) -> impl Future<Output = F::Output> {
     }
 }
 
+/// Runs a closure as one request: what it locks, it may lock again inside.
+///
+/// Does what [`scope`](fn@crate::scope) does, in blocking code, and is one with it: inside of an async scope this is an inner
+/// one.
+///
+/// # Examples
+///
+/// ```
+/// # use lockkeeper_core as lockkeeper;
+/// use lockkeeper::{Keeper, Memory, blocking};
+///
+/// # fn main() -> lockkeeper::Result<()> {
+/// let keeper = Keeper::new(Memory::new());
+/// blocking::scope(|| {
+///     let outer = keeper.blocking_lock_scoped("orders/42")?;
+///     let inner = keeper.blocking_lock_scoped("orders/42")?; // does not wait for itself
+///     assert_eq!(inner.fence(), outer.fence());
+///     Ok(())
+/// })
+/// # }
+/// ```
+pub fn blocking_scope<T>(work: impl FnOnce() -> T) -> T {
+    FRAME.sync_scope(Frame::inside(current()), work)
+}
+
 /// The innermost scope that the caller runs in.
 pub(crate) fn current() -> Option<Arc<Frame>> {
     FRAME.try_with(Arc::clone).ok()
@@ -132,7 +159,7 @@ impl Frame {
     fn find(&self, lock: &LockHandle, mode: Mode) -> Option<Arc<Guard>> {
         // Not upgraded under our own lock: what is upgraded may be the last, whose drop runs foreign code.
         let known = self.guards().clone();
-        let here = known.iter().filter_map(Weak::upgrade).find(|guard| guard.is_of(lock, mode));
+        let here = known.iter().filter_map(Weak::upgrade).find(|guard| lock.is_of(guard, mode));
         here.or_else(|| self.around.get().and_then(|around| around.find(lock, mode)))
     }
 }
@@ -141,6 +168,7 @@ impl LockHandle {
     /// Acquires, or counts up on what is held in the scope. `note` is the frame that is to know of it.
     pub(crate) async fn acquire_scoped(
         &self,
+        context: &Arc<KeeperContext>,
         mode: Mode,
         scope: Option<&Frame>,
         note: Option<&Frame>,
@@ -148,7 +176,7 @@ impl LockHandle {
         let held = scope.and_then(|scope| scope.find(self, mode));
         let guard = match held {
             Some(held) => self.count_up(held, mode)?,
-            None => Arc::new(self.acquire(mode).await?),
+            None => Arc::new(self.acquire_on(context, mode).await?),
         };
         if let Some(note) = note {
             note.note(&guard);
@@ -195,8 +223,27 @@ impl Keeper {
     ///
     /// As [`Mutex::lock`](crate::Mutex::lock).
     pub async fn lock_scoped(&self, name: impl Into<Arc<str>>) -> Result<ScopedGuard> {
-        let scope = current();
-        self.lock(name).acquire_scoped(Mode::Exclusive, scope.as_deref(), scope.as_deref()).await
+        self.lock_scoped_on(self.context.live(), name).await
+    }
+
+    /// Blocks until a mutex is held, for at most `max_wait`, unless this scope holds it already: then it counts up.
+    /// Does what [`lock_scoped`](Self::lock_scoped) does, in [blocking code](crate::blocking).
+    ///
+    /// # Errors
+    ///
+    /// As [`lock_scoped`](Self::lock_scoped).
+    pub fn blocking_lock_scoped(&self, name: impl Into<Arc<str>>) -> Result<ScopedGuard> {
+        block_on(self.lock_scoped_on(self.context.for_blocking(), name))
+    }
+
+    async fn lock_scoped_on(
+        &self,
+        context: &Arc<KeeperContext>,
+        name: impl Into<Arc<str>>,
+    ) -> Result<ScopedGuard> {
+        let (scope, mode) = (current(), Mode::Exclusive);
+        let (scope, lock) = (scope.as_deref(), self.lock(name));
+        lock.acquire_scoped(context, mode, scope, scope).await
     }
 }
 
@@ -287,6 +334,16 @@ impl ScopedGuard {
             Some(guard) => guard.release().await.map(Some),
             None => Ok(None),
         }
+    }
+
+    /// Releases the lock unless another guard of the scope holds it: then it is `None`. Does what
+    /// [`release`](Self::release) does, in [blocking code](crate::blocking).
+    ///
+    /// # Errors
+    ///
+    /// As [`release`](Self::release).
+    pub fn blocking_release(self) -> Result<Option<ReleaseOutcome>> {
+        block_on(self.release())
     }
 
     pub(crate) fn guard(&self) -> &Guard {

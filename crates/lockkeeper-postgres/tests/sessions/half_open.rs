@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 use lockkeeper_core::{
     Attempt, Backend as _, Background, ClaimSpec, Guard, Keeper, Name, Release, Result,
 };
-use lockkeeper_postgres::{Key, Postgres};
+use lockkeeper_postgres::{AdvisoryKey, Postgres};
 use lockkeeper_testkit::proxy::{Proxy, Side};
 use tokio::task::JoinHandle;
 use tokio_postgres::Client;
 
-use crate::kit::{
+use crate::common::{
     client, eventually, holders_and_waiters, in_pg_locks, keeper, name, server, soon,
 };
 
@@ -35,8 +35,8 @@ impl Scene {
         Self { name, holder, proxy, far, client: client().await }
     }
 
-    fn key(&self) -> Key {
-        Key::of(&self.name)
+    fn key(&self) -> AdvisoryKey {
+        AdvisoryKey::of(&self.name)
     }
 
     /// Starts a waiter behind the proxy.
@@ -132,7 +132,7 @@ async fn a_wait_that_the_server_never_received_is_sent_again() {
     let mutex = scene.far.mutex(other.clone());
     let idle = tokio::spawn(async move { mutex.lock().await });
     eventually("it waits", async || {
-        holders_and_waiters(&scene.client, Key::of(&other)).await == (1, 1)
+        holders_and_waiters(&scene.client, AdvisoryKey::of(&other)).await == (1, 1)
     })
     .await;
     let first = scene.wait();
@@ -224,7 +224,8 @@ async fn a_session_is_not_used_again_while_a_cancel_for_it_is_on_its_way() {
     let proxy = Proxy::start(server().addr()).await.unwrap();
     // Without TLS the client waits for no answer before it sends a cancel.
     let url = format!("postgres://postgres@{}/postgres?sslmode=disable", proxy.addr());
-    let (store, client, key) = (Postgres::new(&url).unwrap(), client().await, Key::of(&name));
+    let (store, client, key) =
+        (Postgres::new(&url).unwrap(), client().await, AdvisoryKey::of(&name));
     let background = Background::new(tokio::runtime::Handle::current());
     let mut spec = ClaimSpec::new(Name::new(name).unwrap(), Duration::from_secs(60), background);
     // The server ends the wait soon, so that it ends while the cancel is on its way.

@@ -5,10 +5,10 @@ use std::task::Poll;
 use std::time::Duration;
 
 use lockkeeper_core::{Guard, Keeper, Result};
-use lockkeeper_postgres::{Key, Postgres};
+use lockkeeper_postgres::{AdvisoryKey, Postgres};
 use lockkeeper_testkit::proxy::Proxy;
 
-use crate::kit::{client, eventually, holders_and_waiters, keeper, name, server, soon};
+use crate::common::{client, eventually, holders_and_waiters, keeper, name, server, soon};
 
 #[tokio::test]
 async fn a_waiter_that_gives_up_leaves_the_servers_queue() {
@@ -18,7 +18,7 @@ async fn a_waiter_that_gives_up_leaves_the_servers_queue() {
     let mutex = waiter.mutex(name.clone());
     assert!(mutex.try_lock_for(Duration::from_secs(2)).await.unwrap().is_none());
     soon("close", waiter.close()).await;
-    assert_eq!(holders_and_waiters(&client().await, Key::of(&name)).await, (1, 0));
+    assert_eq!(holders_and_waiters(&client().await, AdvisoryKey::of(&name)).await, (1, 0));
     assert!(guard.is_held());
     guard.release().await.unwrap();
 }
@@ -32,7 +32,7 @@ async fn a_waiter_that_is_dropped_leaves_the_servers_queue() {
     for _ in 0..3 {
         let mutex = other.mutex(name.clone());
         let waiter = tokio::spawn(async move { mutex.lock().await });
-        let key = Key::of(&name);
+        let key = AdvisoryKey::of(&name);
         eventually("it waits", async || holders_and_waiters(&client, key).await == (1, 1)).await;
         waiter.abort();
         eventually("it has left", async || holders_and_waiters(&client, key).await == (1, 0)).await;
@@ -66,7 +66,7 @@ async fn what_is_granted_to_one_who_has_just_left_is_given_back() {
     }
     soon("close", other.close()).await;
     soon("close", holder.close()).await;
-    assert_eq!(holders_and_waiters(&client().await, Key::of(&name)).await, (0, 0));
+    assert_eq!(holders_and_waiters(&client().await, AdvisoryKey::of(&name)).await, (0, 0));
 }
 
 /// The server ends a bounded wait by itself, if the one who waits no longer can.
@@ -79,7 +79,7 @@ async fn a_bounded_wait_ends_on_the_server_even_if_its_waiter_is_cut_off() {
     let far = Keeper::new(Postgres::new(&url).unwrap()).ttl(Duration::from_secs(600));
     let mutex = far.mutex(name.clone());
     let waiter = tokio::spawn(async move { mutex.try_lock_for(Duration::from_secs(12)).await });
-    let (client, key) = (client().await, Key::of(&name));
+    let (client, key) = (client().await, AdvisoryKey::of(&name));
     eventually("it waits", async || holders_and_waiters(&client, key).await == (1, 1)).await;
     proxy.freeze();
     eventually("it has left", async || holders_and_waiters(&client, key).await == (1, 0)).await;

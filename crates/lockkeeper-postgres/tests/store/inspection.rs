@@ -1,9 +1,9 @@
 //! What one process sees of another's locks.
 
 use lockkeeper_core::{ErrorKind, Label, Mode};
-use lockkeeper_postgres::Key;
+use lockkeeper_postgres::AdvisoryKey;
 
-use crate::kit::{client, eventually, keeper, name, soon};
+use crate::common::{client, eventually, keeper, name, soon};
 
 /// Two stores of one process know as little of each other as two processes do.
 #[tokio::test]
@@ -19,7 +19,7 @@ async fn locks_of_others_are_shown_with_their_labels() {
     assert_eq!((shown[0].holders[0].mode, shown[0].holders[0].owner), (Mode::Exclusive, None));
 
     // Nobody but its user knows the name that a key was made of: in a list it stands as the key.
-    let key = Key::of(&name).to_string();
+    let key = AdvisoryKey::of(&name).to_string();
     let listed = inspect.list("").await.unwrap();
     assert!(listed.iter().any(|info| *info.name == *key), "{key} is not in {listed:?}");
     let foreign = keeper("foreign_keys=on");
@@ -68,7 +68,7 @@ async fn anothers_lock_can_be_broken() {
 #[tokio::test]
 async fn a_foreign_session_is_shown_by_its_application_name_and_without_one_as_unknown() {
     let (name, keeper, client) = (name("foreign"), keeper(""), client().await);
-    let key = Key::of(&name).to_string();
+    let key = AdvisoryKey::of(&name).to_string();
     let key = key.strip_prefix("pg:").unwrap();
     client.batch_execute(&format!("SELECT pg_advisory_lock({key})")).await.unwrap();
     let inspect = keeper.inspect().unwrap();

@@ -1,17 +1,17 @@
 //! Keys, as other programs see them.
 
 use lockkeeper_core::{ErrorKind, Keeper};
-use lockkeeper_postgres::{Key, TransactionLock};
+use lockkeeper_postgres::{AdvisoryKey, TransactionLock};
 
-use crate::kit::{client, holders_and_waiters, keeper, name, store};
+use crate::common::{client, holders_and_waiters, keeper, name, store};
 
 /// A name that comes from a user must not reach the lock of another program, or of another name.
 #[tokio::test]
 async fn a_name_that_spells_a_key_is_refused_unless_the_store_is_opened_for_keys() {
     let plain = keeper("");
-    let key = Key::of(&name("victim"));
+    let key = AdvisoryKey::of(&name("victim"));
     let inspect = plain.inspect().unwrap();
-    for text in [key.to_string(), Key::from_pair(-7, 42).to_string()] {
+    for text in [key.to_string(), AdvisoryKey::from_pair(-7, 42).to_string()] {
         let errors = [
             plain.mutex(text.clone()).try_lock().await.unwrap_err(),
             plain.rw_lock(text.clone()).try_read().await.unwrap_err(),
@@ -45,16 +45,16 @@ async fn a_key_is_locked_as_other_programs_lock_it() {
     let client = client().await;
     let pid = i64::from(std::process::id());
     let keys = [
-        (Key::from_i64(-pid), format!("{}::bigint", -pid)),
-        (Key::from_i64(i64::MIN), format!("({})::bigint", i64::MIN)),
-        (Key::from_pair(-7, std::process::id().cast_signed()), format!("-7, {pid}")),
-        (Key::from_pair(i32::MAX, i32::MIN), format!("{}, {}", i32::MAX, i32::MIN)),
+        (AdvisoryKey::from_i64(-pid), format!("{}::bigint", -pid)),
+        (AdvisoryKey::from_i64(i64::MIN), format!("({})::bigint", i64::MIN)),
+        (AdvisoryKey::from_pair(-7, std::process::id().cast_signed()), format!("-7, {pid}")),
+        (AdvisoryKey::from_pair(i32::MAX, i32::MIN), format!("{}, {}", i32::MAX, i32::MIN)),
         // The .NET library packs "a" into the pair that a raw client locks here.
-        (Key::dotnet("a"), format!("{}, {}", 0xc2ff_ffff_u32.cast_signed(), -1)),
+        (AdvisoryKey::dotnet("a"), format!("{}, {}", 0xc2ff_ffff_u32.cast_signed(), -1)),
         // It takes 16 hexadecimal digits for one number.
-        (Key::dotnet("00000000000000ff"), "255::bigint".to_owned()),
+        (AdvisoryKey::dotnet("00000000000000ff"), "255::bigint".to_owned()),
         // And it hashes the rest.
-        (Key::dotnet("0123456789"), format!("{}::bigint", 0x20cd_9dcd_17ec_ac87_i64)),
+        (AdvisoryKey::dotnet("0123456789"), format!("{}::bigint", 0x20cd_9dcd_17ec_ac87_i64)),
     ];
     for (key, raw) in keys {
         let guard = keeper.mutex(key).lock().await.unwrap();
@@ -72,7 +72,9 @@ async fn a_key_is_locked_as_other_programs_lock_it() {
 #[tokio::test]
 async fn readers_and_downgrades_of_a_pair_work_as_those_of_a_name() {
     let keeper = keeper("foreign_keys=on");
-    for name in [Key::from_pair(11, std::process::id().cast_signed()).to_string(), name("rw")] {
+    for name in
+        [AdvisoryKey::from_pair(11, std::process::id().cast_signed()).to_string(), name("rw")]
+    {
         let lock = keeper.rw_lock(name.clone());
         let writer = lock.write().await.unwrap();
         writer.downgrade().await.unwrap();
@@ -93,7 +95,9 @@ async fn a_name_is_the_same_key_in_a_transaction() {
     let transaction = client.transaction().await.unwrap();
     assert!(!TransactionLock::new(&name).try_lock(&transaction).await.unwrap());
     guard.release().await.unwrap();
-    assert!(TransactionLock::from_key(Key::of(&name)).try_lock(&transaction).await.unwrap());
+    assert!(
+        TransactionLock::from_key(AdvisoryKey::of(&name)).try_lock(&transaction).await.unwrap()
+    );
     assert!(keeper.mutex(name).try_lock().await.unwrap().is_none());
     transaction.commit().await.unwrap();
 }

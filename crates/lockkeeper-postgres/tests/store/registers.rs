@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use lockkeeper_core::{ErrorKind, Fence, FenceCheck, FenceRegister};
-use lockkeeper_postgres::PostgresFences;
+use lockkeeper_postgres::Fences;
 use lockkeeper_testkit::fences::check_register;
 use tokio::task::JoinSet;
 use tokio_postgres::Client;
 
-use crate::kit::{client, client_at, eventually, name, soon, url};
+use crate::common::{client, client_at, eventually, name, soon, url};
 
 const GUIDE: &str = include_str!("../../../../docs/guides/fencing.md");
 
@@ -17,8 +17,8 @@ fn fence(number: u64) -> Fence {
 }
 
 /// Fences on the shared server, whose table is there.
-async fn fences(parameters: &str) -> PostgresFences {
-    let fences = PostgresFences::new(&format!("{}?{parameters}", url())).unwrap();
+async fn fences(parameters: &str) -> Fences {
+    let fences = Fences::new(&format!("{}?{parameters}", url())).unwrap();
     soon("the table", fences.create_table()).await.unwrap();
     fences
 }
@@ -42,7 +42,7 @@ async fn a_register_keeps_its_word_over_several_pools() {
 #[tokio::test]
 async fn the_table_can_be_created_by_many_at_once() {
     let url = database("created").await;
-    let (client, fences) = (client_at(&url).await, [(); 8].map(|()| PostgresFences::new(&url)));
+    let (client, fences) = (client_at(&url).await, [(); 8].map(|()| Fences::new(&url)));
     // Which of the errors there are for this they meet is a matter of luck.
     for _ in 0..20 {
         let mut creating = JoinSet::new();
@@ -59,15 +59,15 @@ async fn the_table_can_be_created_by_many_at_once() {
 #[tokio::test]
 async fn a_database_without_the_table_is_answered_with_what_to_do() {
     let url = database("tableless").await;
-    let register = FenceRegister::new(PostgresFences::new(&url).unwrap());
+    let register = FenceRegister::new(Fences::new(&url).unwrap());
     let error = register.check("a", fence(1)).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config);
-    assert!(error.to_string().contains("call PostgresFences::create_table"), "{error}");
+    assert!(error.to_string().contains("call Fences::create_table"), "{error}");
 }
 
 #[tokio::test]
 async fn a_server_that_is_not_there_lets_nothing_pass_and_no_password_is_shown() {
-    let fences = PostgresFences::new("postgres://me:hunter2@127.0.0.1:1/app").unwrap();
+    let fences = Fences::new("postgres://me:hunter2@127.0.0.1:1/app").unwrap();
     assert!(!format!("{fences:?}").contains("hunter2"));
     let register = FenceRegister::new(fences);
     assert!(!format!("{register:?}").contains("hunter2"));
@@ -82,7 +82,7 @@ async fn a_check_in_a_transaction_lets_no_other_pass_before_it_ends() {
     let (mut one, watch) = (client().await, client().await);
     for commit in [false, true] {
         let transaction = one.transaction().await.unwrap();
-        let checked = PostgresFences::check_in(&transaction, &name, fence(7)).await.unwrap();
+        let checked = Fences::check_in(&transaction, &name, fence(7)).await.unwrap();
         assert!(checked.is_passed());
         let other = tokio::spawn({
             let (register, name) = (register.clone(), name.clone());
@@ -105,11 +105,11 @@ async fn a_check_in_a_transaction_lets_no_other_pass_before_it_ends() {
         }
     }
     let transaction = one.transaction().await.unwrap();
-    let checked = PostgresFences::check_in(&transaction, &name, fence(6)).await.unwrap();
+    let checked = Fences::check_in(&transaction, &name, fence(6)).await.unwrap();
     assert_eq!(checked, FenceCheck::Stale { highest: fence(7) });
     // The transaction is as it was.
     transaction.batch_execute("SELECT 1").await.unwrap();
-    let error = PostgresFences::check_in(&transaction, "", fence(6)).await.unwrap_err();
+    let error = Fences::check_in(&transaction, "", fence(6)).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidName);
 }
 
@@ -118,7 +118,7 @@ async fn a_check_that_is_given_up_does_not_stand_in_the_way_of_the_next() {
     let (register, held) = (FenceRegister::new(fences("max_connections=1").await), name("held"));
     let mut one = client().await;
     let transaction = one.transaction().await.unwrap();
-    assert!(PostgresFences::check_in(&transaction, &held, fence(7)).await.unwrap().is_passed());
+    assert!(Fences::check_in(&transaction, &held, fence(7)).await.unwrap().is_passed());
     let blocked = register.check(held.as_str(), fence(8));
     assert!(tokio::time::timeout(Duration::from_millis(50), blocked).await.is_err());
     // There is only one connection, and the transaction still lasts.
@@ -135,7 +135,7 @@ async fn checks_that_are_given_up_leave_no_session_waiting_on_the_server() {
     let register = FenceRegister::new(fences);
     let (mut one, watch) = (client().await, client().await);
     let transaction = one.transaction().await.unwrap();
-    assert!(PostgresFences::check_in(&transaction, &held, fence(7)).await.unwrap().is_passed());
+    assert!(Fences::check_in(&transaction, &held, fence(7)).await.unwrap().is_passed());
     let waiting = "SELECT count(*) FROM pg_stat_activity \
                    WHERE application_name = $1 AND wait_event_type = 'Lock'";
     let waiting = async || watch.query_one(waiting, &[&held]).await.unwrap().get::<_, i64>(0);
@@ -216,7 +216,7 @@ async fn the_guides_register_is_the_one_that_the_library_makes_and_asks() {
     let client = client_at(&url).await;
     let [_, _, _, table, check, delete] = statements()[..] else { panic!("the guide has changed") };
     client.batch_execute(table).await.unwrap();
-    let fences = PostgresFences::new(&url).unwrap();
+    let fences = Fences::new(&url).unwrap();
     fences.create_table().await.unwrap();
     let register = FenceRegister::new(fences);
     assert!(register.check("a", fence(7)).await.unwrap().is_passed());
@@ -233,8 +233,8 @@ async fn the_guides_register_is_the_one_that_the_library_makes_and_asks() {
     assert_eq!(client.execute(delete, &[]).await.unwrap(), 1);
     // Word for word what the library runs, but for its comments.
     for (shown, file) in [
-        (table, include_str!("../../sql/fence_table.sql")),
-        (check, include_str!("../../sql/fence_check.sql")),
+        (table, include_str!("../../src/fences/table.sql")),
+        (check, include_str!("../../src/fences/check.sql")),
     ] {
         let file = file.lines().filter(|line| !line.starts_with("--")).collect::<Vec<_>>();
         assert_eq!(shown, file.join("\n"));

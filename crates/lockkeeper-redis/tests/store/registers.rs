@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lockkeeper_core::{ErrorKind, Fence, FenceRegister};
-use lockkeeper_redis::{Config, Redis, RedisFences};
+use lockkeeper_redis::{Config, Fences, Redis};
 use lockkeeper_testkit::fences::check_register;
 use lockkeeper_testkit::server::{RedisCluster, RedisServer};
 use lockkeeper_testkit::wait::{eventually, soon};
@@ -12,9 +12,9 @@ use crate::kit::{number, open, secs};
 
 const KEY: &str = "lockkeeper:fence:{a}:highest";
 
-async fn fences(url: &str) -> RedisFences {
+async fn fences(url: &str) -> Fences {
     let config = Config::from_url(url).unwrap();
-    RedisFences::new(soon("to connect", Redis::connect(config)).await.unwrap())
+    Fences::new(soon("to connect", Redis::connect(config)).await.unwrap())
 }
 
 async fn register(url: &str) -> FenceRegister {

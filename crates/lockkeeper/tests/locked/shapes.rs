@@ -4,7 +4,7 @@ use std::fmt::{Debug, Display};
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper::{ErrorKind, Keeper, Mode, Result, blocking, locked};
+use lockkeeper::{ErrorKind, Keeper, Mode, Result, locked};
 
 use crate::kit::{AppError, held, is_free, keeper};
 
@@ -138,15 +138,15 @@ async fn odd_names(store: Keeper, keeper: u8, wanted: u8, returned: u8) -> Resul
 }
 
 #[locked(key = "{keeper}/{wanted}", keeper = "store")]
-fn odd_names_blocking(store: blocking::Keeper, keeper: u8, wanted: u8) -> Result<String> {
+fn odd_names_blocking(store: Keeper, keeper: u8, wanted: u8) -> Result<String> {
     let _ = (keeper, wanted);
-    Ok(store.inspect()?.list("")?[0].name.to_string())
+    Ok(store.inspect()?.blocking_list("")?[0].name.to_string())
 }
 
 #[tokio::test]
 async fn arguments_may_have_any_name() {
     assert_eq!(odd_names(keeper(), 1, 2, 3).await.unwrap(), ["1/2/3"]);
-    let keeper = blocking::Keeper::new(lockkeeper::Memory::new());
+    let keeper = Keeper::new(lockkeeper::Memory::new());
     assert_eq!(odd_names_blocking(keeper, 1, 2).unwrap(), "1/2");
 }
 

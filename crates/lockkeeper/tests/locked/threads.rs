@@ -4,14 +4,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use lockkeeper::{AnyKeeper, ErrorKind, Keeper, Memory, Result, blocking, locked};
+use lockkeeper::backend::Backend;
+use lockkeeper::{ErrorKind, Keeper, Memory, Result, blocking, locked};
 
 use crate::kit::keeper;
 
 static INSIDE: AtomicUsize = AtomicUsize::new(0);
 
 #[locked(key = "counter", keeper = "keeper")]
-fn count(keeper: &impl AnyKeeper) -> Result<()> {
+fn count(keeper: &Keeper) -> Result<()> {
     assert_eq!(INSIDE.fetch_add(1, Ordering::SeqCst), 0, "two are inside");
     std::thread::yield_now();
     INSIDE.fetch_sub(1, Ordering::SeqCst);
@@ -19,7 +20,7 @@ fn count(keeper: &impl AnyKeeper) -> Result<()> {
 }
 
 #[locked(key = "counter", keeper = "keeper")]
-async fn count_async(keeper: &impl AnyKeeper) -> Result<()> {
+async fn count_async(keeper: &Keeper) -> Result<()> {
     assert_eq!(INSIDE.fetch_add(1, Ordering::SeqCst), 0, "two are inside");
     tokio::task::yield_now().await;
     INSIDE.fetch_sub(1, Ordering::SeqCst);
@@ -33,9 +34,9 @@ fn threads_and_tasks_exclude_each_other_whatever_their_keeper_is() {
 }
 
 async fn exclude_each_other() {
-    let store: Arc<dyn lockkeeper::Backend> = Arc::new(Memory::new());
+    let store: Arc<dyn Backend> = Arc::new(Memory::new());
     let keeper = Keeper::from_backend(store.clone());
-    let blocking = blocking::Keeper::from_backend(store);
+    let blocking = blocking::block_on(async { Keeper::from_backend(store) });
     let threads: Vec<_> = (0..4)
         .map(|at| {
             let (keeper, blocking) = (keeper.clone(), blocking.clone());

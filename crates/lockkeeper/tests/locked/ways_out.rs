@@ -38,7 +38,7 @@ async fn leave(keeper: &Keeper, way: Way) -> Result<u8, AppError> {
 
 #[locked(key = "a", keeper = "keeper")]
 fn leave_blocking(keeper: &Keeper, way: Way) -> Result<u8, AppError> {
-    assert_eq!(lockkeeper::blocking::wait(held(keeper)), ["a"]);
+    assert_eq!(lockkeeper::blocking::block_on(held(keeper)), ["a"]);
     match way {
         Way::Value => Ok(1),
         Way::Return => return Ok(2),
@@ -97,7 +97,7 @@ fn a_blocking_function_gives_its_lock_back_in_every_way_too() {
         let (healthy, keeper, faults) = faulty();
         faults.always(Op::Release, Fault::SlowRequest(Duration::from_millis(20)));
         let left = std::panic::catch_unwind(AssertUnwindSafe(|| leave_blocking(&keeper, way)));
-        assert!(lockkeeper::blocking::wait(is_free(&healthy, "a")), "{way:?}");
+        assert!(lockkeeper::blocking::block_on(is_free(&healthy, "a")), "{way:?}");
         check(way, left);
     }
 }

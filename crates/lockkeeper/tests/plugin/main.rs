@@ -7,9 +7,9 @@ mod cases;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lockkeeper::blocking::Keeper;
+use lockkeeper::backend::{Backend, Quorum};
 use lockkeeper::plugin::{KeeperPlugin, LockPlugin};
-use lockkeeper::{Backend, Memory, Quorum, ReleaseOutcome};
+use lockkeeper::{Keeper, Memory, ReleaseOutcome};
 use lockkeeper_testkit::server::{PostgresServer, RedisServer};
 use lockkeeper_testkit::{Fault, Faulty, Flock, Op};
 
@@ -25,9 +25,9 @@ fn it_does_what_it_must_on_memory() {
 
 /// An async keeper, made in a runtime whose only thread the plugin blocks.
 #[tokio::test(flavor = "current_thread")]
-async fn it_does_what_it_must_on_the_twin_of_an_async_keeper() {
-    let keeper = lockkeeper::Keeper::new(Memory::new());
-    let plugin = || -> Box<dyn LockPlugin> { Box::new(KeeperPlugin::new(&keeper)) };
+async fn it_does_what_it_must_with_a_keeper_of_a_runtime_that_it_blocks() {
+    let keeper = Keeper::new(Memory::new());
+    let plugin = || -> Box<dyn LockPlugin> { Box::new(KeeperPlugin::new(keeper.clone())) };
     check(&Store { plugin: &plugin, leases: true });
 }
 
@@ -52,7 +52,7 @@ fn it_does_what_it_must_on_locked_files() {
 }
 
 fn on(url: &str) -> Box<dyn LockPlugin> {
-    Box::new(KeeperPlugin::new(Keeper::open(url).unwrap()))
+    Box::new(KeeperPlugin::new(lockkeeper::blocking::open(url).unwrap()))
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn a_release_sends_no_renewal_and_one_that_fails_leaves_the_lease_as_it_was() {
     faults.always(Op::Release, Fault::Refused);
     let error = plugin.release(handle).unwrap_err();
     assert!(error.starts_with("memory: release \"a\": connection refused"), "{error}");
-    let shown = Keeper::new(memory).inspect().unwrap().show("a").unwrap();
+    let shown = Keeper::new(memory).inspect().unwrap().blocking_show("a").unwrap();
     let remaining = shown.first().map(|info| info.holders[0].remaining.unwrap());
     assert!(remaining.is_none_or(|remaining| remaining <= ttl), "{remaining:?}");
     assert_eq!(faults.asked(Op::Renew), 0);

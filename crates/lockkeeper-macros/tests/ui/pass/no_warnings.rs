@@ -1,7 +1,7 @@
 // The attribute causes no warning in code that has none without it.
 #![deny(warnings)]
 
-use lockkeeper::{Keeper, Memory, Result, blocking, locked};
+use lockkeeper::{Keeper, Memory, Result, locked};
 
 #[locked(key = "a")]
 async fn one_line() -> Result<()> { Ok(()) }
@@ -43,7 +43,7 @@ async fn moved_argument(order_id: String) -> Result<String> { Ok(order_id) }
 async fn given_keeper(keeper: &Keeper) -> Result<bool> { Ok(keeper.inspect().is_ok()) }
 
 #[locked(key = "a", keeper = "keeper")]
-fn given_blocking_keeper(keeper: &blocking::Keeper) -> Result<()> { drop(keeper.clone()); Ok(()) }
+fn given_blocking_keeper(keeper: &Keeper) -> Result<()> { drop(keeper.clone()); Ok(()) }
 
 #[locked(key = "{value}")]
 async fn generic<T>(value: T) -> Result<T> where T: Clone + std::fmt::Display { Ok(value.clone()) }
