@@ -21,8 +21,8 @@ use crate::store::Store;
 /// released or when its process does, however that ends, and is not carried into programs that the
 /// process starts. Waiters are woken by inotify on Linux, and look again with growing pauses elsewhere.
 ///
-/// It does not let waiters in by their order, has no leases, tickets or downgrade, and does not exclude
-/// other machines. Its calls are short calls to the file system, made in the caller's own task: the
+/// Waiters of one process enter in the order in which they came; between processes there is no order. It has no leases,
+/// tickets or downgrade, and does not exclude other machines. Its calls are short calls to the file system, made in the caller's own task: the
 /// directory should be a local one.
 ///
 /// Clones are the same store. Each [`open`](Self::open) has a thread and an inotify instance of its own,

@@ -334,9 +334,10 @@ impl Queue {
         turn
     }
 
-    /// Whether a waiter in front of a place should have asked the store after so many calls.
+    /// Returns whether a waiter in front of a place was woken to ask the store, by the first so many calls, and has not
+    /// come yet. One that has come to the front behind a new holder was not woken, and need not ask.
     fn is_due_ahead(&self, place: u64, calls: u64) -> bool {
-        self.ahead(place).any(|waiter| waiter.is_due(calls))
+        self.ahead(place).any(|waiter| waiter.woken.is_some() && waiter.is_due(calls))
     }
 
     fn begin(&mut self, place: u64) {
