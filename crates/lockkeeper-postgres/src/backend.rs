@@ -100,7 +100,7 @@ impl Postgres {
         Self { slots: Slots::new(Arc::new(Shared(store.clone()))), store }
     }
 
-    /// Lets a [`AdvisoryKey`] be locked, shown and broken wherever a name can be given, to meet programs that choose their own
+    /// Lets an [`AdvisoryKey`](crate::AdvisoryKey) be locked, shown and broken wherever a name can be given, to meet programs that choose their own
     /// keys. `foreign_keys=on` in the URL does the same.
     ///
     /// A `AdvisoryKey` is passed as the name that it is written as, `pg:42` or `pg:7,42`. So every such name reaches the
