@@ -179,7 +179,7 @@ async fn a_dropped_release_releases() {
         let bad = |pair: &Pair| bad_day(pair, &[Op::Release], fault);
         drop_everywhere(&format!("release, {fault:?}"), bad, async |keeper| {
             let guard = keeper.mutex("a").lock().await.unwrap();
-            // Once with a tender, once without.
+            // Once with a background task, once without.
             tokio::task::yield_now().await;
             let _ = guard.release().await;
             let guard = keeper.mutex("b").lock().await.unwrap();

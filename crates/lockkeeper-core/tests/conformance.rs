@@ -5,7 +5,8 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{Uncounting, Unordered, millis};
+use common::unordered::Unordered;
+use common::{Uncounting, millis};
 use lockkeeper_core::{Backend, Inspector, LocalQueue, Memory, Name, Prefixed, Quorum, Slots};
 use lockkeeper_testkit::conformance::{Held, Subject};
 use lockkeeper_testkit::{Fault, Faulty, Op};

@@ -556,7 +556,7 @@ async fn nothing_is_spawned_before_the_guard_exists() {
     let alive = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
     let pair = pair();
     let holder = pair.healthy.mutex("a").lock().await.unwrap();
-    // But for the keeper's steward, who is there from its first lock on.
+    // Apart from the keeper's maintenance task, which runs from its first lock on.
     pair.faulty.mutex("b").lock().await.unwrap().release().await.unwrap();
     let before = alive();
     let mutex = pair.faulty.mutex("a");

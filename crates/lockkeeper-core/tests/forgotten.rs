@@ -79,7 +79,7 @@ async fn an_acquire_is_not_given_up_for_a_pause_of_the_whole_process() {
         let mut left = left(&keeper).await;
         sleep(TTL + Duration::from_millis(millis)).await;
         advance(Duration::from_secs(20)).await;
-        // The steward comes to itself first.
+        // The maintenance task runs first.
         sleep(Duration::from_millis(100)).await;
         let polled = left.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         assert!(polled.is_pending(), "after {millis} ms");

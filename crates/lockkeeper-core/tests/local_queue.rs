@@ -10,11 +10,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use common::{Unordered, millis, secs};
+use common::unordered::Unordered;
+use common::{millis, secs};
 use lockkeeper_core::{
-    Attempt, Backend, Background, BoxFuture, Capabilities, Change, Claim, ClaimSpec, Fence, Grant,
-    Guard, Holder, Inspector, Keeper, LocalQueue, LockInfo, Memory, Mode, Name, Owner, Release,
-    Renewal, Retry, Slots,
+    Attempt, Backend, Background, BoxFuture, Capabilities, Change, Claim, ClaimSpec, ErrorKind,
+    Fence, Grant, Guard, Holder, Inspector, Keeper, LocalQueue, LockInfo, Memory, Mode, Name,
+    Owner, Release, Renewal, Retry, Slots,
 };
 use lockkeeper_testkit::{Fault, Faults, Faulty, Op};
 use tokio::sync::mpsc;
@@ -502,6 +503,34 @@ async fn a_lost_answer_is_asked_for_again() {
     }
 }
 
+/// The look-ahead of a store without an order has asked out of turn.
+#[tokio::test(start_paused = true)]
+async fn a_lost_answer_is_asked_for_again_behind_the_front() {
+    let setup = Setup::new(Unordered::silent());
+    let mut holder = setup.claim(|_| ());
+    assert!(is_granted(&mut *holder).await);
+    let mut waiters = setup.refused(2).await;
+    holder.release().await.unwrap();
+    setup.faults.once(Op::Attempt, Fault::LostAnswer);
+    assert_eq!(listen(&mut *waiters[1], 2), Some(Change::LookAgain));
+    assert!(is_granted(&mut *waiters[1]).await, "the store has granted it");
+}
+
+/// The first error ends an acquire. The next one must not be told that others hold the lock.
+#[tokio::test(start_paused = true)]
+async fn a_store_that_is_down_is_an_error_each_time() {
+    for setup in Setup::both() {
+        setup.faults.always(Op::Attempt, Fault::Refused);
+        for _ in 0..3 {
+            let error = timeout(secs(1), setup.keeper.mutex("a").lock()).await.expect("an answer");
+            assert_eq!(error.unwrap_err().kind(), ErrorKind::Unavailable);
+        }
+        setup.faults.none();
+        setup.lock().await.release().await.unwrap();
+        setup.assert_empty().await;
+    }
+}
+
 /// An attempt at the head that hangs is given up by the engine. Those behind it need not wait for that.
 #[tokio::test(start_paused = true)]
 async fn an_attempt_that_hangs_does_not_stop_those_behind_it() {
@@ -529,16 +558,19 @@ async fn an_attempt_that_hangs_does_not_stop_those_behind_it() {
 
 #[tokio::test(start_paused = true)]
 async fn a_downgrade_lets_waiting_readers_in() {
-    for inner in [Setup::new(Memory::new()), Setup::new(Unordered::silent())] {
-        let (entered, mut order) = mpsc::unbounded_channel();
-        let guard = inner.keeper.rw_lock("a").write().await.unwrap();
-        inner.enqueue(Mode::Shared, 0, &entered, secs(1)).await;
-        inner.enqueue(Mode::Shared, 1, &entered, secs(1)).await;
-        let start = Instant::now();
-        guard.downgrade().await.unwrap();
-        order.recv().await.unwrap();
-        order.recv().await.unwrap();
-        assert!(start.elapsed() < millis(20), "{:?} on {}", start.elapsed(), inner.store.name());
+    for setup in [Setup::new(Memory::new()), Setup::new(Unordered::silent())] {
+        let mut writer = setup.waiter();
+        assert!(is_granted(&mut *writer).await);
+        let mut readers = Vec::new();
+        for _ in 0..2 {
+            let mut reader = setup.claim(|spec| (spec.mode, spec.queue) = (Mode::Shared, true));
+            assert!(!is_granted(&mut *reader).await);
+            readers.push(reader);
+        }
+        writer.downgrade(TTL).await.unwrap();
+        for reader in &mut readers {
+            assert!(is_handed_over(listen(&mut **reader, 1)), "{}", setup.store.name());
+        }
     }
 }
 
@@ -713,11 +745,251 @@ impl Setup {
     }
 }
 
+// Who talks to the store, and who is woken, step by step.
+
+/// Counts how often it is woken.
+#[derive(Default)]
+struct Wakes(AtomicUsize);
+
+impl std::task::Wake for Wakes {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// A claim that listens, and is polled only by hand.
+struct Listening<'a> {
+    changed: BoxFuture<'a, Change>,
+    wakes: Arc<Wakes>,
+}
+
+impl<'a> Listening<'a> {
+    fn new(claim: &'a mut dyn Claim) -> Self {
+        Self { changed: claim.changed(), wakes: Arc::default() }
+    }
+
+    fn poll(&mut self) -> Option<Change> {
+        let waker = Waker::from(self.wakes.clone());
+        self.wakes.0.store(0, Ordering::Relaxed);
+        match self.changed.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(change) => Some(change),
+            Poll::Pending => None,
+        }
+    }
+
+    fn is_woken(&self) -> bool {
+        self.wakes.0.load(Ordering::Relaxed) > 0
+    }
+}
+
+impl Setup {
+    async fn refused(&self, count: usize) -> Vec<Box<dyn Claim>> {
+        let mut waiters = Vec::new();
+        for _ in 0..count {
+            let mut waiter = self.waiter();
+            assert!(!is_granted(&mut *waiter).await);
+            waiters.push(waiter);
+        }
+        waiters
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn all_readers_at_the_front_ask_the_store() {
+    for setup in Setup::both() {
+        let mut holder = setup.waiter();
+        assert!(is_granted(&mut *holder).await);
+        let mut readers = Vec::new();
+        for _ in 0..5 {
+            let mut reader = setup.claim(|spec| (spec.mode, spec.queue) = (Mode::Shared, true));
+            assert!(!is_granted(&mut *reader).await);
+            readers.push(reader);
+        }
+        assert_eq!(setup.faults.asked(Op::Attempt), 6, "{}", setup.store.name());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_sends_no_extra_attempt_if_the_store_hands_over() {
+    let setup = Setup::new(Memory::new());
+    let mut holder = setup.waiter();
+    assert!(is_granted(&mut *holder).await);
+    let mut waiters = setup.refused(2).await;
+    holder.release().await.unwrap();
+    let asked = setup.faults.asked(Op::Attempt);
+    assert!(is_handed_over(listen(&mut *waiters[0], 1)));
+    assert_eq!(setup.faults.asked(Op::Attempt), asked);
+}
+
+/// The store sees claims in the order of the queue.
+#[tokio::test(start_paused = true)]
+async fn the_look_ahead_asks_a_fair_store_once_the_front_has_its_answer() {
+    for is_held in [true, false] {
+        let setup = Setup::new(Memory::new());
+        let mut holder = setup.claim(|_| ());
+        if is_held {
+            assert!(is_granted(&mut *holder).await);
+        }
+        let before = setup.faults.asked(Op::Attempt);
+        setup.faults.once(Op::Attempt, Fault::SlowRequest(secs(1)));
+        let (mut front, mut look_ahead) = (setup.waiter(), setup.waiter());
+        let mut asking = front.attempt(None);
+        assert!(poll_once(asking.as_mut()).is_pending());
+        assert!(!is_granted(&mut *look_ahead).await);
+        let mut look_ahead = Listening::new(&mut *look_ahead);
+        assert_eq!(look_ahead.poll(), None);
+        assert_eq!(setup.faults.asked(Op::Attempt) - before, 1, "overtook the front");
+        let answer = asking.await.unwrap();
+        assert_eq!(matches!(answer, Attempt::Granted(_)), !is_held);
+        assert!(look_ahead.is_woken());
+        assert_eq!(look_ahead.poll(), None);
+        assert_eq!(setup.faults.asked(Op::Attempt) - before, 2);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_look_ahead_asks_a_fair_store_at_its_refresh_if_the_front_has_no_answer() {
+    let setup = Setup::new(Memory::new());
+    setup.faults.once(Op::Attempt, Fault::Hangs);
+    let (mut front, mut look_ahead) = (setup.waiter(), setup.waiter());
+    let mut hangs = front.attempt(None);
+    assert!(poll_once(hangs.as_mut()).is_pending());
+    assert!(!is_granted(&mut *look_ahead).await);
+    assert!(is_granted(&mut *look_ahead).await);
+}
+
+/// One that waits behind a front that does not come is told when that is passed over.
+#[tokio::test(start_paused = true)]
+async fn the_waiter_behind_one_that_is_passed_over_is_woken() {
+    let setup = Setup::new(Unordered::silent());
+    let mut holder = setup.claim(|_| ());
+    assert!(is_granted(&mut *holder).await);
+    let mut waiters = setup.refused(4).await;
+    let [_unpolled, second, _third, fourth] = &mut waiters[..] else { panic!("four") };
+    let mut second = Listening::new(&mut **second);
+    assert_eq!(second.poll(), None);
+    holder.release().await.unwrap();
+    assert!(!second.is_woken());
+    tokio::time::advance(millis(200)).await;
+    assert!(!is_granted(&mut **fourth).await);
+    assert!(second.is_woken());
+    assert!(is_handed_over(second.poll()));
+}
+
+/// Woken a moment ago, it may come yet.
+#[tokio::test(start_paused = true)]
+async fn a_waiter_that_was_just_woken_is_not_passed_over() {
+    let setup = Setup::new(Unordered::silent());
+    let mut holder = setup.claim(|_| ());
+    assert!(is_granted(&mut *holder).await);
+    let mut waiters = setup.refused(3).await;
+    holder.release().await.unwrap();
+    assert!(!is_granted(&mut *waiters[2]).await && !is_granted(&mut *waiters[1]).await);
+    assert!(is_handed_over(listen(&mut *waiters[0], 1)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_that_was_passed_over_and_comes_is_the_first_again() {
+    let setup = Setup::new(Unordered::silent());
+    let mut holder = setup.claim(|_| ());
+    assert!(is_granted(&mut *holder).await);
+    let mut waiters = setup.refused(3).await;
+    let [first, second, third] = &mut waiters[..] else { panic!("three") };
+    // The second's refresh calls the first, and the third's passes it over.
+    assert!(!is_granted(&mut **second).await);
+    tokio::time::advance(millis(200)).await;
+    assert!(!is_granted(&mut **third).await);
+    assert_eq!(listen(&mut **first, 1), None);
+    holder.release().await.unwrap();
+    assert_eq!(listen(&mut **second, 1), None, "overtook the first");
+    assert!(is_handed_over(listen(&mut **first, 1)));
+}
+
+/// The look-ahead has let other tasks run after one call, which the front has answered. That does not count for the next call.
+#[tokio::test(start_paused = true)]
+async fn the_look_ahead_yields_after_each_call() {
+    let setup = Setup::new(Unordered::silent());
+    let mut holder = setup.claim(|_| ());
+    assert!(is_granted(&mut *holder).await);
+    let mut waiters = setup.refused(2).await;
+    let [front, look_ahead] = &mut waiters[..] else { panic!("two") };
+    assert!(!is_granted(&mut **look_ahead).await);
+    let mut look_ahead = Listening::new(&mut **look_ahead);
+    assert_eq!(look_ahead.poll(), None);
+    assert!(look_ahead.is_woken(), "it yields");
+    assert!(!is_granted(&mut **front).await);
+    holder.release().await.unwrap();
+    assert_eq!(look_ahead.poll(), None, "overtook the front");
+    assert!(look_ahead.is_woken(), "it yields");
+    assert!(is_handed_over(look_ahead.poll()), "the front has not come");
+}
+
+/// No notice has reached the front.
+#[tokio::test(start_paused = true)]
+async fn the_refresh_of_the_look_ahead_makes_the_front_ask() {
+    let store = Unordered::silent();
+    let setup = Setup::new(store.clone());
+    let mut elsewhere = elsewhere(&store).await;
+    let mut waiters = setup.refused(2).await;
+    let [front, look_ahead] = &mut waiters[..] else { panic!("two") };
+    let mut front = Listening::new(&mut **front);
+    assert_eq!(front.poll(), None);
+    elsewhere.release().await.unwrap();
+    assert!(!front.is_woken());
+    assert!(!is_granted(&mut **look_ahead).await);
+    assert!(front.is_woken());
+    assert!(is_handed_over(front.poll()));
+}
+
+/// Another process releases, and the front is not polled.
+#[tokio::test(start_paused = true)]
+async fn the_look_ahead_hears_of_a_release_elsewhere() {
+    let store = Unordered::default();
+    let setup = Setup::new(store.clone());
+    let mut elsewhere = elsewhere(&store).await;
+    let mut waiters = setup.refused(2).await;
+    let mut look_ahead = Listening::new(&mut *waiters[1]);
+    assert_eq!(look_ahead.poll(), None);
+    elsewhere.release().await.unwrap();
+    assert!(look_ahead.is_woken());
+    assert_eq!(look_ahead.poll(), None, "it does not give the front a chance");
+    assert!(is_handed_over(look_ahead.poll()));
+}
+
+/// It may have to keep readers of other processes out.
+#[tokio::test(start_paused = true)]
+async fn a_writer_that_comes_to_the_front_behind_readers_asks() {
+    let setup = Setup::new(Unordered::silent());
+    let mut holder = setup.claim(|_| ());
+    assert!(is_granted(&mut *holder).await);
+    let mut reader = setup.claim(|spec| (spec.mode, spec.queue) = (Mode::Shared, true));
+    assert!(!is_granted(&mut *reader).await);
+    let mut waiters = setup.refused(1).await;
+    let mut writer = Listening::new(&mut *waiters[0]);
+    assert_eq!(writer.poll(), None);
+    holder.release().await.unwrap();
+    assert!(is_handed_over(listen(&mut *reader, 1)));
+    assert!(writer.is_woken());
+    let asked = setup.faults.asked(Op::Attempt);
+    assert_eq!(writer.poll(), None);
+    assert_eq!(setup.faults.asked(Op::Attempt), asked + 1);
+}
+
+/// A claim of another process.
+async fn elsewhere(store: &Unordered) -> Box<dyn Claim> {
+    let background = Background::new(tokio::runtime::Handle::current());
+    let spec = ClaimSpec::new(Name::new("a").unwrap(), TTL, background);
+    let mut holder = store.claim(spec).unwrap();
+    assert!(is_granted(&mut *holder).await);
+    holder
+}
+
 // Odd stores.
 
-/// A store without an order that says the same all the time.
+/// A store that says the same all the time.
 #[derive(Debug, Clone, Copy)]
 struct Scripted {
+    fair: bool,
     attempt: Attempt,
     changed: Change,
 }
@@ -728,7 +1000,7 @@ impl Backend for Scripted {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { push: true, ..Capabilities::default() }
+        Capabilities { fair: self.fair, push: true, ..Capabilities::default() }
     }
 
     fn claim(&self, _spec: ClaimSpec) -> lockkeeper_core::Result<Box<dyn Claim>> {
@@ -770,10 +1042,13 @@ const REFUSED: Attempt = Attempt::Contended { retry: Retry::OnNotify, holder: Ho
 /// Its thread would never do anything else.
 #[tokio::test(start_paused = true)]
 async fn a_store_that_gives_notice_without_end_is_left_to_the_engine() {
-    let setup = Setup::new(Scripted { attempt: REFUSED, changed: Change::LookAgain });
-    let mut front = setup.waiter();
-    assert!(!is_granted(&mut *front).await);
-    assert_eq!(listen(&mut *front, 1), Some(Change::LookAgain));
+    for (fair, follow_ups) in [(true, 0), (false, 16)] {
+        let setup = Setup::new(Scripted { fair, attempt: REFUSED, changed: Change::LookAgain });
+        let mut front = setup.waiter();
+        assert!(!is_granted(&mut *front).await);
+        assert_eq!(listen(&mut *front, 1), Some(Change::LookAgain));
+        assert_eq!(setup.faults.asked(Op::Attempt), 1 + follow_ups);
+    }
 }
 
 /// The engine counts the lease of a hand-over from the last answer "contended". If that was given without asking the
@@ -781,7 +1056,7 @@ async fn a_store_that_gives_notice_without_end_is_left_to_the_engine() {
 #[tokio::test(start_paused = true)]
 async fn a_hand_over_that_may_be_older_than_the_last_answer_is_asked_for_again() {
     let grant = |seconds| Grant { fence: None, valid_for: Some(secs(seconds)) };
-    let store = Scripted { attempt: REFUSED, changed: Change::Granted(grant(1)) };
+    let store = Scripted { fair: false, attempt: REFUSED, changed: Change::Granted(grant(1)) };
     let setup = Setup::new(store);
     let mut front = setup.waiter();
     assert!(!is_granted(&mut *front).await);
@@ -791,4 +1066,23 @@ async fn a_hand_over_that_may_be_older_than_the_last_answer_is_asked_for_again()
     listen(&mut *look_ahead, 1);
     assert_eq!(setup.faults.asked(Op::Attempt), 2);
     assert_eq!(listen(&mut *front, 1), Some(Change::Granted(grant(1))));
+}
+
+/// The engine was told to wait for a notice, and the store says that there will be none in time.
+#[tokio::test(start_paused = true)]
+async fn a_waiter_that_moves_up_and_cannot_be_told_is_left_to_the_engine() {
+    let soon = Retry::After(TTL / 3 - millis(1));
+    let late = Retry::After(TTL / 3);
+    let grant = Grant { fence: None, valid_for: None };
+    for (retry, asks) in
+        [(Retry::Poll, true), (soon, true), (late, false), (Retry::OnNotify, false)]
+    {
+        let attempt = Attempt::Contended { retry, holder: Holder::Unknown };
+        let changed = Change::Granted(grant);
+        let setup = Setup::new(Scripted { fair: true, attempt, changed });
+        let mut waiters = setup.refused(3).await;
+        waiters[0].release().await.unwrap();
+        let expected = if asks { Change::LookAgain } else { changed };
+        assert_eq!(listen(&mut *waiters[2], 1), Some(expected), "{retry:?}");
+    }
 }

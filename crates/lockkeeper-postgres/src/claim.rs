@@ -1,92 +1,115 @@
-//! One claim on one lock.
+//! One claim on one name.
 
 use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
 use lockkeeper_core::{
-    Attempt, BoxFuture, Change, Claim, ClaimSpec, Fence, Grant, Holder, LossReason, Mode, Release,
-    Renewal, Result, Retry,
+    Attempt, BoxFuture, Change, Claim, ClaimSpec, Error, ErrorKind, Fence, Grant, Holder,
+    LossReason, Mode, Name, Release, Renewal, Result, Retry,
 };
 use tokio::time::Instant;
 
-use crate::backend::Store;
-use crate::flight::{Farewell, Flight, Granted, at_once, downgrade, release};
-use crate::key::Key;
-use crate::link::gone;
-use crate::links::Guest;
-use crate::queue::Entry;
-use crate::seat::Seat;
+use crate::names::AdvisoryKey;
+use crate::queue::{Entry, Locals};
+use crate::sessions::{
+    Granted, HeldModes, PendingQuery, ReleaseContext, SessionPool, SessionRequest, SessionSlot,
+    connection_closed, downgrade, poll_once, release,
+};
 
-/// How long a claim that is dropped may take to end before its connection does.
-const LAST_WORDS: Duration = Duration::from_secs(10);
-/// How much longer the server lets a waiter wait than it wants to: its own clock is to be the first.
-const GRACE: Duration = Duration::from_millis(200);
-/// How long a wait may be unknown to the server, at the least and at the most, before it is given up.
-const LEAST_DOUBT: Duration = Duration::from_millis(250);
-const MOST_DOUBT: Duration = Duration::from_secs(2);
-/// How often an ask is repeated whose connection turned out to be dead.
-const TRIES: usize = 3;
+/// How long a dropped claim may take to release its lock before its session is ended.
+const DROP_TIMEOUT: Duration = Duration::from_secs(10);
+/// How much longer than `max_wait` the server waits, so that the engine's timeout comes first.
+const LOCK_TIMEOUT_MARGIN: Duration = Duration::from_millis(200);
+/// How long the server may not confirm a wait, at the least and at the most, before the wait is abandoned.
+const MIN_UNCONFIRMED: Duration = Duration::from_millis(250);
+const MAX_UNCONFIRMED: Duration = Duration::from_secs(2);
+/// How often an attempt is sent whose connection turns out to be closed.
+const MAX_ATTEMPTS: usize = 3;
 
-pub(crate) struct PgClaim {
-    store: Arc<Store>,
-    spec: ClaimSpec,
-    key: Key,
-    /// Made at the first ask.
-    entry: Option<Entry>,
-    state: State,
-    /// When the last ask began.
-    asked: Instant,
-    /// When the first one did.
-    began: Instant,
-    /// How often somebody here had let go when the last ask began.
-    releases: u64,
-    /// Whether that found others of this process before it in the queue.
-    behind: bool,
-    lack: Lack,
+/// What all claims of a store share.
+#[derive(Debug)]
+pub(crate) struct Store {
+    pub(crate) sessions: Arc<SessionPool>,
+    pub(crate) locals: Arc<Locals>,
+    pub(crate) fenced: bool,
+    pub(crate) foreign_keys: bool,
 }
 
-/// What an ask had no connection for.
+impl Store {
+    /// Returns the key of a name.
+    pub(crate) fn key_of(&self, name: &Name) -> Result<AdvisoryKey> {
+        match AdvisoryKey::parse(name) {
+            None => Ok(AdvisoryKey::of(name)),
+            Some(key) if self.foreign_keys => Ok(key),
+            Some(_) => Err(Error::new(
+                ErrorKind::InvalidName,
+                "this is how the key of another program is written: open the store with foreign_keys=on to \
+                 lock such keys, or choose another name",
+            )),
+        }
+    }
+}
+
+/// A claim on one name.
+pub(crate) struct PostgresClaim {
+    store: Arc<Store>,
+    spec: ClaimSpec,
+    key: AdvisoryKey,
+    /// Created by the first attempt.
+    entry: Option<Entry>,
+    state: State,
+    /// When the last attempt started.
+    attempted: Instant,
+    /// When the claim was created.
+    started: Instant,
+    /// How many releases this process had seen of the key when the last attempt started.
+    releases: u64,
+    /// Whether the last attempt found other claims of this process before it in the queue.
+    behind: bool,
+    shortage: Shortage,
+}
+
+/// What an attempt found no session for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Lack {
-    Nothing,
-    /// To wait on: it can only look now and then.
-    Waiting,
-    /// To look with, even.
-    Looking,
+enum Shortage {
+    None,
+    /// To wait on. The claim polls instead.
+    NoneToWait,
+    /// To try on.
+    NoneToTry,
 }
 
 enum State {
-    Nothing,
-    /// Asked without waiting, and not answered yet.
-    Asking(Flight),
-    /// The server lets it wait.
-    Waiting(Flight),
+    Idle,
+    /// A try was sent and not answered yet.
+    Trying(PendingQuery),
+    /// A session waits for the lock on the server.
+    Waiting(PendingQuery),
     Held(Hold),
-    Leaving(BoxFuture<'static, Result<Release>>),
+    Releasing(BoxFuture<'static, Result<Release>>),
 }
 
 struct Hold {
-    seat: Seat,
+    slot: SessionSlot,
     fence: Option<Fence>,
-    /// A downgrade has been sent: it is held in one mode, or the other, or both.
-    downgraded: bool,
+    held_modes: HeldModes,
 }
 
-impl PgClaim {
-    pub(crate) fn new(store: Arc<Store>, spec: ClaimSpec, key: Key) -> Self {
+impl PostgresClaim {
+    pub(crate) fn new(store: Arc<Store>, spec: ClaimSpec, key: AdvisoryKey) -> Self {
         let now = Instant::now();
         Self {
             key,
             store,
             spec,
             entry: None,
-            state: State::Nothing,
-            asked: now,
-            began: now,
+            state: State::Idle,
+            attempted: now,
+            started: now,
             releases: 0,
             behind: false,
-            lack: Lack::Nothing,
+            shortage: Shortage::None,
         }
     }
 
@@ -94,363 +117,381 @@ impl PgClaim {
         self.spec.mode == Mode::Shared
     }
 
-    fn guest(&self) -> Guest<'_> {
-        Guest { key: self.key, ttl: self.spec.ttl, label: self.spec.label.as_str() }
+    fn session_request(&self) -> SessionRequest<'_> {
+        SessionRequest { key: self.key, ttl: self.spec.ttl, label: self.spec.label.as_str() }
     }
 
-    async fn ask(&mut self) -> Result<Attempt> {
-        self.asked = Instant::now();
-        let mut tries = 1;
+    /// Makes one attempt, and resumes one whose future was dropped.
+    async fn try_acquire(&mut self) -> Result<Attempt> {
+        self.attempted = Instant::now();
+        let mut attempts = 1;
         loop {
             match &mut self.state {
-                State::Nothing => {
-                    if let Some(answer) = self.start().await? {
+                State::Idle => {
+                    if let Some(answer) = self.start_attempt().await? {
                         return Ok(answer);
                     }
                 }
-                State::Asking(flight) => {
-                    let answer = (&mut flight.answer).await;
-                    let dead = flight.seat.link.is_closed();
-                    match self.landed(answer) {
-                        Ok(Some(_)) if self.has_ended() => {
-                            self.lose();
-                            if tries == TRIES {
-                                return Err(gone());
+                State::Trying(query) => {
+                    let answer = (&mut query.answer).await;
+                    let dead = query.slot.session.connection.is_closed();
+                    match self.record_answer(answer) {
+                        Ok(Some(_)) if self.session_is_over() => {
+                            self.record_loss();
+                            if attempts == MAX_ATTEMPTS {
+                                return Err(connection_closed());
                             }
-                            tries += 1;
+                            attempts += 1;
                         }
                         Ok(Some(granted)) => {
-                            return Ok(Attempt::Granted(self.grant(granted.since)));
+                            return Ok(Attempt::Granted(self.grant(granted.alive_at)));
                         }
-                        Ok(None) if self.spec.queue => return self.queue().await,
+                        Ok(None) if self.spec.queue => return self.start_waiting().await,
                         Ok(None) => return Ok(contended(Retry::OnNotify)),
-                        // A dead session has no locks: the next is asked as if there had been none.
-                        Err(_) if dead && tries < TRIES => tries += 1,
+                        // A session that is over holds nothing, so the attempt can be repeated on another.
+                        Err(_) if dead && attempts < MAX_ATTEMPTS => attempts += 1,
                         Err(error) => return Err(error),
                     }
                 }
-                State::Waiting(flight) => {
-                    match at_once(&mut flight.answer).await {
+                State::Waiting(query) => {
+                    match poll_once(&mut query.answer).await {
                         None => {
-                            if let Some(retry) = self.confirm().await? {
+                            if let Some(retry) = self.confirm_wait().await? {
                                 return Ok(contended(retry));
                             }
                         }
-                        // What it has is found out below, or asked for again.
-                        Some(answer) => drop(self.landed(answer)?),
+                        // The next round returns the grant, or tries again.
+                        Some(answer) => drop(self.record_answer(answer)?),
                     }
                 }
                 State::Held(hold) => {
-                    let link = hold.seat.link.clone();
+                    let connection = hold.slot.session.connection.clone();
                     let sent = Instant::now();
-                    let answer = if link.has_lapsed() { Err(gone()) } else { link.ping().await };
+                    let answer = if connection.has_expired() {
+                        Err(connection_closed())
+                    } else {
+                        connection.ping().await
+                    };
                     match answer {
                         Ok(()) => return Ok(Attempt::Granted(self.grant(sent))),
-                        Err(_) if link.is_closed() || link.has_lapsed() => self.lose(),
+                        Err(_) if connection.is_closed() || connection.has_expired() => {
+                            self.record_loss();
+                        }
                         Err(error) => return Err(error),
                     }
                 }
-                State::Leaving(leaving) => {
-                    let left = leaving.as_mut().await;
-                    self.state = State::Nothing;
+                State::Releasing(releasing) => {
+                    let released = releasing.as_mut().await;
+                    self.state = State::Idle;
                     if let Some(entry) = &self.entry {
                         entry.let_go();
                     }
-                    left?;
+                    released?;
                 }
             }
         }
     }
 
-    /// Takes the first step of an ask; `None` if there is an answer to be awaited now.
-    async fn start(&mut self) -> Result<Option<Attempt>> {
+    /// Takes the first step of an attempt. Returns `None` if a query was sent whose answer decides.
+    async fn start_attempt(&mut self) -> Result<Option<Attempt>> {
         let Self { entry, store, spec, key, .. } = self;
         let entry = entry.get_or_insert_with(|| store.locals.enter(*key, spec));
         let mode = spec.mode;
-        // Before anything is looked at, so that no release is missed.
+        // Read first, so that no release is missed.
         self.releases = entry.releases();
-        let lacked = std::mem::replace(&mut self.lack, Lack::Nothing);
+        let shortage_before = std::mem::replace(&mut self.shortage, Shortage::None);
         if spec.queue {
             self.behind = !entry.queue(spec);
             if self.behind {
                 return Ok(Some(contended(Retry::OnNotify)));
             }
-            if let Some(flight) = entry.sent() {
-                self.state = State::Waiting(flight);
+            if let Some(query) = entry.sent() {
+                self.state = State::Waiting(query);
                 return Ok(None);
             }
             if entry.is_held_here(mode) {
-                return self.queue().await.map(Some);
+                return self.start_waiting().await.map(Some);
             }
         } else if entry.others_wait() || entry.is_held_here(mode) {
             return Ok(Some(contended(Retry::OnNotify)));
         }
-        let Some(seat) = self.store.links.shared(self.guest()).await? else {
-            self.lack = Lack::Looking;
-            // Whoever can wait has its place now, and there may be a connection soon. But the engine is not
-            // to believe for ever that it is others who hold the lock.
-            if !self.spec.queue || lacked == Lack::Looking {
-                return Err(self.store.links.exhausted());
+        let Some(slot) = self.store.sessions.shared_slot(self.session_request()).await? else {
+            self.shortage = Shortage::NoneToTry;
+            // A claim that may wait is queued now, and there may be a session soon. If there is none the next time, the
+            // engine must not take the shortage for contention.
+            if !self.spec.queue || shortage_before == Shortage::NoneToTry {
+                return Err(self.store.sessions.exhausted());
             }
-            return Ok(Some(UNTOLD));
+            return Ok(Some(POLL));
         };
-        self.state = State::Asking(Flight::attempt(seat, self.shared(), self.store.fenced));
+        self.state = State::Trying(PendingQuery::attempt(slot, self.shared(), self.store.fenced));
         Ok(None)
     }
 
-    /// Lets the server let it wait, if there is a connection for that.
-    async fn queue(&mut self) -> Result<Attempt> {
-        if self.begin_to_wait().await? {
+    /// Waits on the server, if there is a session for that; polls if there is none.
+    async fn start_waiting(&mut self) -> Result<Attempt> {
+        if self.send_wait().await? {
             return Ok(contended(Retry::OnNotify));
         }
-        self.lack = Lack::Waiting;
-        Ok(UNTOLD)
+        self.shortage = Shortage::NoneToWait;
+        Ok(POLL)
     }
 
-    /// Sends the wait; false if there is no connection for it.
-    async fn begin_to_wait(&mut self) -> Result<bool> {
-        let Some(seat) = self.store.links.own(self.guest()).await? else { return Ok(false) };
-        let waited = self.began.elapsed();
-        // The caller chooses `max_wait`: it may be `Duration::MAX`.
-        let limit =
-            self.spec.max_wait.map(|limit| limit.saturating_sub(waited).saturating_add(GRACE));
+    /// Sends the wait. Returns false if there is no session for it.
+    async fn send_wait(&mut self) -> Result<bool> {
+        let Some(slot) = self.store.sessions.exclusive_slot(self.session_request()).await? else {
+            return Ok(false);
+        };
+        let waited = self.started.elapsed();
+        // The caller chooses `max_wait`, which may be `Duration::MAX`.
+        let limit = self
+            .spec
+            .max_wait
+            .map(|limit| limit.saturating_sub(waited).saturating_add(LOCK_TIMEOUT_MARGIN));
         if let Some(entry) = &self.entry {
-            entry.waits_on(Some(seat.link.pid));
+            entry.waits_on(Some(slot.session.connection.pid));
         }
-        let flight = Flight::wait(seat, self.shared(), self.store.fenced, limit);
-        self.state = State::Waiting(flight.send(&mut Context::from_waker(Waker::noop())));
+        let query = PendingQuery::wait(slot, self.shared(), self.store.fenced, limit);
+        self.state = State::Waiting(query.send(&mut Context::from_waker(Waker::noop())));
         Ok(true)
     }
 
-    /// Asks the server, on another connection, whether the wait is still under way there, and says when to ask
-    /// again. `None` if the wait was given up: the statement was lost, the session has ended, or the grant was
-    /// lost on the way back. None of these can be told from a long wait on a line that is silent in one
-    /// direction, even if TCP's own probes are answered, as a proxy in between does.
+    /// Asks the server, over another connection, whether the wait is still in progress there, and returns when to ask
+    /// again. Returns `None` if the wait was abandoned: the statement was lost, the session has ended, or the grant was
+    /// lost on the way back. None of these can be told from a long wait on a connection that is dead in one direction,
+    /// even if TCP keepalives are answered, as a proxy in between does.
     ///
-    /// The engine asks every third of the TTL, and fails a waiter whose asks have had no answer for a TTL.
-    async fn confirm(&mut self) -> Result<Option<Retry>> {
-        let State::Waiting(flight) = &self.state else { return Ok(None) };
-        let link = flight.seat.link.clone();
-        let at_work = self.store.links.is_at_work(&link, self.guest()).await?;
-        let State::Waiting(flight) = &mut self.state else { return Ok(None) };
-        if at_work {
-            flight.doubted = None;
+    /// The engine repeats attempts every third of the TTL, and fails a waiter whose attempts have had no answer for a
+    /// TTL.
+    async fn confirm_wait(&mut self) -> Result<Option<Retry>> {
+        let State::Waiting(query) = &self.state else { return Ok(None) };
+        let connection = query.slot.session.connection.clone();
+        let is_executing =
+            self.store.sessions.is_executing(&connection, self.session_request()).await?;
+        let State::Waiting(query) = &mut self.state else { return Ok(None) };
+        if is_executing {
+            query.unconfirmed_since = None;
             return Ok(Some(Retry::OnNotify));
         }
         // The statement may be on its way to the server, or its answer on its way back.
-        let grace = (link.session() / 6).clamp(LEAST_DOUBT, MOST_DOUBT);
-        let doubted = *flight.doubted.get_or_insert_with(Instant::now);
-        if let Some(left) = grace.checked_sub(doubted.elapsed()).filter(|left| !left.is_zero()) {
+        let grace = (connection.idle_timeout() / 6).clamp(MIN_UNCONFIRMED, MAX_UNCONFIRMED);
+        let unconfirmed_since = *query.unconfirmed_since.get_or_insert_with(Instant::now);
+        if let Some(left) =
+            grace.checked_sub(unconfirmed_since.elapsed()).filter(|left| !left.is_zero())
+        {
             return Ok(Some(Retry::After(left)));
         }
-        // It may have arrived since: this process may have been too busy to read it.
-        if let Some(answer) = at_once(&mut flight.answer).await {
-            self.landed(answer)?;
+        // It may have arrived since, while this process was too busy to read it.
+        if let Some(answer) = poll_once(&mut query.answer).await {
+            self.record_answer(answer)?;
             return Ok(None);
         }
-        tracing::debug!(name = %self.spec.name, pid = link.pid, "the line of a waiter is dead: it waits again");
-        self.store.links.end_session(&link, self.guest()).await;
-        // The line was cut above: the answer is an error.
-        self.state = State::Nothing;
+        tracing::debug!(name = %self.spec.name, pid = connection.pid, "the connection of a waiter is dead: it waits again on another");
+        self.store.sessions.end_session(&connection, self.session_request()).await;
+        // The connection was closed, so the answer is an error.
+        self.state = State::Idle;
         if let Some(entry) = &self.entry {
             entry.waits_on(None);
         }
         Ok(None)
     }
 
-    /// Leaves the queue, and sends the wait of whoever is first then. What had been sent for this one is
-    /// its question now.
+    /// Leaves the queue, and sends the wait of the claim that is first then. If a wait had been sent for this claim, it
+    /// becomes its pending query.
     fn leave_queue(&mut self) {
         let (Some(entry), store, key) = (&self.entry, &self.store, self.key) else { return };
         let sent = entry.leave_queue(|next, ttl| {
-            let guest = Guest { key, ttl, label: next.label.as_str() };
-            let seat = store.links.own_at_once(guest)?;
-            let flight = Flight::wait(seat, next.mode == Mode::Shared, store.fenced, None);
-            Some(flight.send(&mut Context::from_waker(Waker::noop())))
+            let request = SessionRequest { key, ttl, label: next.label.as_str() };
+            let slot = store.sessions.exclusive_slot_now(request)?;
+            let query = PendingQuery::wait(slot, next.mode == Mode::Shared, store.fenced, None);
+            Some(query.send(&mut Context::from_waker(Waker::noop())))
         });
-        if let Some(flight) = sent {
-            self.state = State::Waiting(flight);
+        if let Some(query) = sent {
+            self.state = State::Waiting(query);
         }
     }
 
-    /// Takes note of how a question ended.
-    fn landed(&mut self, answer: Result<Option<Granted>>) -> Result<Option<Granted>> {
-        let flight = match std::mem::replace(&mut self.state, State::Nothing) {
-            State::Asking(flight) | State::Waiting(flight) => flight,
+    /// Records the answer to the pending query.
+    fn record_answer(&mut self, answer: Result<Option<Granted>>) -> Result<Option<Granted>> {
+        let query = match std::mem::replace(&mut self.state, State::Idle) {
+            State::Trying(query) | State::Waiting(query) => query,
             other => {
                 self.state = other;
                 return answer;
             }
         };
-        let seat = flight.seat;
+        let slot = query.slot;
         let Some(entry) = &self.entry else { return answer };
         if let Ok(Some(granted)) = &answer {
-            seat.link.stop_waiting();
-            entry.hold(&self.spec, granted.fence, seat.link.clone());
+            slot.session.stop_waiting();
+            entry.hold(&self.spec, granted.fence, slot.session.clone());
             self.leave_queue();
-            self.state = State::Held(Hold { seat, fence: granted.fence, downgraded: false });
+            self.state =
+                State::Held(Hold { slot, fence: granted.fence, held_modes: HeldModes::One });
         } else {
-            seat.leave();
+            slot.leave();
             entry.waits_on(None);
         }
         answer
     }
 
-    /// What is held, by a session that has lived since some moment after the last ask began.
-    fn grant(&self, since: Instant) -> Grant {
+    /// Returns the grant of a lock whose session was alive at `alive_at`, after the last attempt started.
+    fn grant(&self, alive_at: Instant) -> Grant {
         let State::Held(hold) = &self.state else { return Grant { fence: None, valid_for: None } };
-        // The engine counts from before the ask: what the session has beyond that moment.
-        let end = since + hold.seat.link.session().min(self.spec.ttl);
-        let valid_for = end.saturating_duration_since(self.asked).min(self.spec.ttl);
+        // The engine counts from the start of the attempt, so what the session lasts beyond that is added.
+        let end = alive_at + hold.slot.session.connection.idle_timeout().min(self.spec.ttl);
+        let valid_for = end.saturating_duration_since(self.attempted).min(self.spec.ttl);
         Grant { fence: hold.fence, valid_for: Some(valid_for) }
     }
 
-    /// Whether the session that holds the lock is known to be over. The grant and the end of its session may arrive
-    /// together: then there is nothing to hand out.
-    fn has_ended(&self) -> bool {
-        matches!(&self.state, State::Held(hold) if hold.seat.link.is_closed())
+    /// Returns whether the session that holds the lock is known to be over. The grant and the end of its session may
+    /// arrive together; such a grant is not handed out.
+    fn session_is_over(&self) -> bool {
+        matches!(&self.state, State::Held(hold) if hold.slot.session.connection.is_closed())
     }
 
-    /// The session is over.
-    fn lose(&mut self) {
-        if let State::Held(hold) = std::mem::replace(&mut self.state, State::Nothing) {
-            hold.seat.link.kill();
+    /// Records that the session is over.
+    fn record_loss(&mut self) {
+        if let State::Held(hold) = std::mem::replace(&mut self.state, State::Idle) {
+            hold.slot.session.connection.close();
         }
         if let Some(entry) = &self.entry {
             entry.let_go();
         }
     }
 
-    async fn listen(&mut self) -> Change {
+    async fn next_change(&mut self) -> Change {
         loop {
             match &mut self.state {
                 State::Held(hold) => {
-                    hold.seat.link.closed.cancelled().await;
+                    hold.slot.session.connection.closed.cancelled().await;
                     return Change::Lost(LossReason::SessionEnded);
                 }
-                State::Waiting(flight) => {
-                    let answer = (&mut flight.answer).await;
-                    let Ok(Some(granted)) = self.landed(answer) else { return Change::LookAgain };
-                    if self.has_ended() {
-                        self.lose();
+                State::Waiting(query) => {
+                    let answer = (&mut query.answer).await;
+                    let Ok(Some(granted)) = self.record_answer(answer) else {
+                        return Change::LookAgain;
+                    };
+                    if self.session_is_over() {
+                        self.record_loss();
                         return Change::LookAgain;
                     }
-                    let grant = self.grant(granted.since);
-                    // Less than a fresh ask would give: then it is worth asking.
+                    let grant = self.grant(granted.alive_at);
+                    // Another attempt gives a longer validity.
                     let enough = grant.valid_for >= Some(self.spec.ttl * 2 / 3);
                     return if enough { Change::Granted(grant) } else { Change::LookAgain };
                 }
-                State::Nothing => {
+                State::Idle => {
                     let Some(entry) = &self.entry else { return std::future::pending().await };
-                    let lack = self.lack;
+                    let shortage = self.shortage;
                     tokio::select! {
-                        // Whose turn has come, though nobody could send its wait for it, asks.
+                        // First in the queue: the wait was sent for it, or it attempts again.
                         () = entry.first(), if self.behind => match entry.sent() {
-                            Some(flight) => self.state = State::Waiting(flight),
+                            Some(query) => self.state = State::Waiting(query),
                             None => return Change::LookAgain,
                         },
-                        // It would be told of each hand-over between those before it.
+                        // Not while others are before it: each of their hand-overs would wake it.
                         () = entry.released(self.releases), if !self.behind => {
                             return Change::LookAgain;
                         }
-                        () = self.store.links.freed(), if lack != Lack::Nothing => {
+                        () = self.store.sessions.freed(), if shortage != Shortage::None => {
                             return Change::LookAgain;
                         }
                     }
                 }
-                State::Asking(flight) => {
-                    let answer = (&mut flight.answer).await;
-                    // Whatever it is, whoever asks next finds out.
-                    let _ = self.landed(answer);
+                State::Trying(query) => {
+                    let answer = (&mut query.answer).await;
+                    // The next attempt finds the result.
+                    let _ = self.record_answer(answer);
                     return Change::LookAgain;
                 }
-                State::Leaving(_) => std::future::pending().await,
+                State::Releasing(_) => std::future::pending().await,
             }
         }
     }
 
-    async fn renewed(&mut self, ttl: Duration, step: Step) -> Result<Renewal> {
+    async fn send_renewal(&mut self, ttl: Duration, kind: RenewalKind) -> Result<Renewal> {
         let State::Held(hold) = &mut self.state else {
             return Ok(Renewal::Lost(LossReason::SessionEnded));
         };
-        let link = hold.seat.link.clone();
-        let answer = match step {
-            _ if link.has_lapsed() || link.is_closed() => Err(gone()),
-            Step::Renew if link.session() >= ttl => link.ping().await,
-            Step::Renew => match link.lengthen(ttl).await {
-                Ok(()) => link.ping().await,
+        let connection = hold.slot.session.connection.clone();
+        let answer = match kind {
+            _ if connection.has_expired() || connection.is_closed() => Err(connection_closed()),
+            RenewalKind::Renew if connection.idle_timeout() >= ttl => connection.ping().await,
+            RenewalKind::Renew => match connection.extend_idle_timeout(ttl).await {
+                Ok(()) => connection.ping().await,
                 failed => failed,
             },
-            Step::Downgrade => {
-                hold.downgraded = true;
-                downgrade(&hold.seat).await
+            RenewalKind::Downgrade => {
+                hold.held_modes = HeldModes::Either;
+                downgrade(&hold.slot).await
             }
         };
         match answer {
-            Ok(()) => Ok(Renewal::Renewed { valid_for: ttl.min(link.session()) }),
-            Err(_) if link.is_closed() || link.has_lapsed() => {
-                self.lose();
+            Ok(()) => Ok(Renewal::Renewed { valid_for: ttl.min(connection.idle_timeout()) }),
+            Err(_) if connection.is_closed() || connection.has_expired() => {
+                self.record_loss();
                 Ok(Renewal::Lost(LossReason::SessionEnded))
             }
             Err(error) => Err(error),
         }
     }
 
-    /// Ends whatever there is, as something that can be awaited by whoever comes.
-    fn leave(&mut self) {
-        if let State::Nothing = self.state {
+    /// Starts the release of what the claim has, as a future that outlives its caller.
+    fn start_release(&mut self) {
+        if let State::Idle = self.state {
             return;
         }
-        let farewell = Farewell {
-            links: self.store.links.clone(),
+        let context = ReleaseContext {
+            pool: self.store.sessions.clone(),
             ttl: self.spec.ttl,
             label: self.spec.label.clone(),
             shared: self.shared(),
         };
-        let leaving: BoxFuture<'static, Result<Release>> =
-            match std::mem::replace(&mut self.state, State::Nothing) {
-                State::Nothing => return,
-                State::Asking(flight) => Box::pin(flight.abandon(farewell, false)),
-                State::Waiting(flight) => Box::pin(flight.abandon(farewell, true)),
-                State::Held(hold) => Box::pin(release(hold.seat, farewell, hold.downgraded)),
-                State::Leaving(leaving) => leaving,
+        let releasing: BoxFuture<'static, Result<Release>> =
+            match std::mem::replace(&mut self.state, State::Idle) {
+                State::Idle => return,
+                State::Trying(query) => Box::pin(query.abandon_try(context)),
+                State::Waiting(query) => Box::pin(query.abandon_wait(context)),
+                State::Held(hold) => Box::pin(release(hold.slot, context, hold.held_modes)),
+                State::Releasing(releasing) => releasing,
             };
-        self.state = State::Leaving(leaving);
+        self.state = State::Releasing(releasing);
     }
 }
 
-/// Another claim holds the lock, and this one has no connection on which it could be notified.
-const UNTOLD: Attempt = Attempt::Contended { retry: Retry::Poll, holder: Holder::Unknown };
+/// Another claim holds the lock, and this one has no session on which it could be notified.
+const POLL: Attempt = Attempt::Contended { retry: Retry::Poll, holder: Holder::Unknown };
 
 fn contended(retry: Retry) -> Attempt {
     Attempt::Contended { retry, holder: Holder::Unknown }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Step {
+enum RenewalKind {
     Renew,
     Downgrade,
 }
 
-impl Claim for PgClaim {
+impl Claim for PostgresClaim {
     fn attempt(&mut self, _floor: Option<Fence>) -> BoxFuture<'_, Result<Attempt>> {
-        Box::pin(self.ask())
+        Box::pin(self.try_acquire())
     }
 
     fn changed(&mut self) -> BoxFuture<'_, Change> {
-        Box::pin(self.listen())
+        Box::pin(self.next_change())
     }
 
     fn renew(&mut self, ttl: Duration) -> BoxFuture<'_, Result<Renewal>> {
-        Box::pin(self.renewed(ttl, Step::Renew))
+        Box::pin(self.send_renewal(ttl, RenewalKind::Renew))
     }
 
     fn downgrade(&mut self, ttl: Duration) -> BoxFuture<'_, Result<Renewal>> {
         Box::pin(async move {
             if self.shared() {
-                return self.renewed(ttl, Step::Renew).await;
+                return self.send_renewal(ttl, RenewalKind::Renew).await;
             }
-            let answer = self.renewed(ttl, Step::Downgrade).await?;
+            let answer = self.send_renewal(ttl, RenewalKind::Downgrade).await?;
             if let Renewal::Renewed { .. } = answer {
                 self.spec.mode = Mode::Shared;
                 if let Some(entry) = &self.entry {
@@ -463,11 +504,13 @@ impl Claim for PgClaim {
 
     fn release(&mut self) -> BoxFuture<'_, Result<Release>> {
         self.leave_queue();
-        self.leave();
+        self.start_release();
         Box::pin(async move {
-            let State::Leaving(leaving) = &mut self.state else { return Ok(Release::WasNotHeld) };
-            let answer = leaving.as_mut().await;
-            self.state = State::Nothing;
+            let State::Releasing(releasing) = &mut self.state else {
+                return Ok(Release::WasNotHeld);
+            };
+            let answer = releasing.as_mut().await;
+            self.state = State::Idle;
             if let Some(entry) = &self.entry {
                 entry.let_go();
             }
@@ -476,16 +519,16 @@ impl Claim for PgClaim {
     }
 }
 
-impl Drop for PgClaim {
+impl Drop for PostgresClaim {
     fn drop(&mut self) {
         self.leave_queue();
-        self.leave();
+        self.start_release();
         let entry = self.entry.take();
-        if let State::Leaving(leaving) = std::mem::replace(&mut self.state, State::Nothing) {
+        if let State::Releasing(releasing) = std::mem::replace(&mut self.state, State::Idle) {
             self.spec.background.spawn(async move {
-                // What has not ended by then ends with its connection.
-                if tokio::time::timeout(LAST_WORDS, leaving).await.is_err() {
-                    tracing::warn!("a lock was not given back in time: its session is ended");
+                // Dropped, the release closes the connection.
+                if tokio::time::timeout(DROP_TIMEOUT, releasing).await.is_err() {
+                    tracing::warn!("a lock was not released in time: its session is ended");
                 }
                 drop(entry);
             });

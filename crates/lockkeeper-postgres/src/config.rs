@@ -1,4 +1,4 @@
-//! From a URL to what a store needs to know.
+//! Settings of a store, parsed from a URL.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -10,29 +10,29 @@ use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
 
 use crate::error::config;
 
-/// How many connections a store may have, if nobody says otherwise.
-const MAX_CONNECTIONS: usize = 16;
-/// How long it may take to connect, greetings included, if nobody says otherwise.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// How many connections a store may open, by default.
+const DEFAULT_MAX_CONNECTIONS: usize = 16;
+/// How long it may take to connect, the handshake included, by default.
+const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What a URL says.
+/// The settings of a store.
 #[derive(Clone)]
 pub(crate) struct Settings {
     pub(crate) driver: Config,
     pub(crate) options: Options,
-    /// A file with the certificates to trust.
+    /// A file with the root certificates to trust.
     pub(crate) root: Option<PathBuf>,
 }
 
-/// What is ours and not the driver's.
+/// The settings that are not the driver's.
 #[derive(Debug, Clone)]
 pub(crate) struct Options {
     pub(crate) fence: bool,
-    /// Whether a name that spells a key is that key, and not refused.
+    /// Whether a name such as `pg:42` is the key 42. Otherwise such names are refused.
     pub(crate) foreign_keys: bool,
     pub(crate) max_connections: usize,
     pub(crate) connect_timeout: Duration,
-    /// Set if the URL names one: then labels do not replace it.
+    /// The application name in the URL. It takes precedence over labels.
     pub(crate) application_name: Option<String>,
 }
 
@@ -41,8 +41,11 @@ impl Options {
         Self {
             fence: true,
             foreign_keys: false,
-            max_connections: MAX_CONNECTIONS,
-            connect_timeout: driver.get_connect_timeout().copied().unwrap_or(CONNECT_TIMEOUT),
+            max_connections: DEFAULT_MAX_CONNECTIONS,
+            connect_timeout: driver
+                .get_connect_timeout()
+                .copied()
+                .unwrap_or(DEFAULT_CONNECT_TIMEOUT),
             application_name: driver.get_application_name().map(str::to_owned),
         }
     }
@@ -56,7 +59,7 @@ impl Settings {
                 "a PostgreSQL URL looks like postgres://user:password@host/database",
             ));
         }
-        // A password may have a question mark in it: parameters come after the first @, if there is one.
+        // A password may contain a question mark: parameters come after the first @, if there is one.
         let host = rest.find('@').unwrap_or(0);
         let end = rest[host..].find('?').map_or(rest.len(), |at| host + at);
         let (place, parameters) = rest.split_at(end);
@@ -69,7 +72,7 @@ impl Settings {
                     name @ ("fence" | "foreign_keys" | "max_connections" | "sslrootcert"),
                     value,
                 )) => own.push((name, value)),
-                // Certificates are checked whenever there is TLS.
+                // Certificates are always verified.
                 Some(("sslmode", "verify-full" | "verify-ca")) => {
                     driver_url.push_str("sslmode=require&");
                 }
@@ -97,18 +100,18 @@ impl Settings {
         if driver.get_hosts().len() > 1
             && driver.get_target_session_attrs() == TargetSessionAttrs::Any
         {
-            // Locks are to be had from the primary only: whichever it is.
+            // Only the primary can grant locks.
             driver.target_session_attrs(TargetSessionAttrs::ReadWrite);
         }
         if !driver.get_hosts().is_empty() && driver.get_hosts().iter().all(is_socket) {
-            // There is nobody in between, and no name to check a certificate against.
+            // A socket needs no encryption, and has no host name to verify.
             driver.ssl_mode(SslMode::Disable);
         }
         driver.connect_timeout(options.connect_timeout);
         Ok(Self { driver, options, root: None })
     }
 
-    /// Whether an attacker between client and server can turn TLS off, and then read and change what they send.
+    /// Returns whether an attacker between client and server can turn TLS off, and then read and change what they send.
     pub(crate) fn can_be_downgraded(&self) -> bool {
         let local = |host: &Host| match host {
             Host::Tcp(name) => {
@@ -156,7 +159,7 @@ fn is_socket(_: &Host) -> bool {
     false
 }
 
-/// What is wrong with a URL, without any part of it: it may be a password.
+/// Describes what is wrong with a URL without quoting any part of it, which may be a password.
 fn bad_url(error: &tokio_postgres::Error) -> lockkeeper_core::Error {
     let cause = std::error::Error::source(error).map(ToString::to_string).unwrap_or_default();
     let message = if cause.starts_with("invalid value") {
@@ -175,7 +178,7 @@ mod tests {
     use lockkeeper_core::ErrorKind;
 
     #[test]
-    fn a_url_has_the_drivers_parameters_and_our_own() {
+    fn a_url_has_parameters_of_the_driver_and_of_the_store() {
         let url = "PostgreSQL://me:pw@db:5433/app?fence=off&connect_timeout=3&max_connections=2\
                    &sslmode=verify-full&application_name=x&sslrootcert=/ca.pem";
         let settings = Settings::parse(url).unwrap();
@@ -193,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn tls_that_is_only_preferred_can_be_taken_away_on_the_way() {
+    fn tls_that_is_only_preferred_can_be_downgraded() {
         for url in
             ["postgres://u@db/x", "postgres://u@db/x?sslmode=prefer", "postgres://u@127.0.0.1,db/x"]
         {
@@ -224,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_url_is_refused_without_a_word_of_it() {
+    fn a_bad_url_is_refused_without_quoting_it() {
         let urls = [
             "postgres:hunter2",
             "postgres://",
@@ -244,7 +247,7 @@ mod tests {
             "postgres://u:hunter2@h/%ff",
         ];
         for url in urls {
-            let Err(error) = Settings::parse(url) else { panic!("{url} was taken") };
+            let Err(error) = Settings::parse(url) else { panic!("{url} was accepted") };
             assert_eq!(error.kind(), ErrorKind::Config);
             assert!(!format!("{error} {error:?}").contains("hunter2"), "{error}");
         }

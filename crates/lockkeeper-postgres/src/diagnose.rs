@@ -1,14 +1,14 @@
-//! What makes locks on PostgreSQL wrong.
+//! Checks a server for problems that make its locks unsafe.
 
 use lockkeeper_core::{ErrorKind, Finding, Result};
 use tokio_postgres::Row;
 
 use crate::backend::Postgres;
 use crate::config::Settings;
-use crate::seat::Visit;
-use crate::sql;
 
-/// Looks for what makes locks on the server of a URL wrong: whether it can be reached, a pooler or a standby
+const SERVER: &str = include_str!("diagnose/server.sql");
+
+/// Checks the server of a URL for problems that make its locks unsafe: whether it can be reached, a pooler or a standby
 /// in its place, TLS that an attacker can turn off, how many locks and connections it has left.
 ///
 /// # Errors
@@ -23,10 +23,10 @@ pub async fn diagnose(url: &str) -> Result<Vec<Finding>> {
             "say sslmode=require in the URL, which checks the certificate, too",
         ));
     }
-    let store = Postgres::from_settings_elsewhere(settings).await?;
-    // What it refuses to work with says what to do; else it is not there.
-    let Visit(link) = &match store.any_link().await {
-        Ok(visit) => visit,
+    let store = Postgres::from_settings_blocking(settings).await?;
+    // A configuration error says what to do; any other means that the server cannot be reached.
+    let permit = match store.query_permit().await {
+        Ok(permit) => permit,
         Err(error) => {
             let advice = match error.kind() {
                 ErrorKind::Config => "do as it says",
@@ -38,8 +38,8 @@ pub async fn diagnose(url: &str) -> Result<Vec<Finding>> {
     };
     findings.push(Finding::ok("reachable, and the login is right"));
     findings.push(Finding::ok("a primary, with no pooler in between"));
-    match link.ask(sql::DIAGNOSE, Vec::new()).await {
-        Ok(rows) => findings.extend(rows.first().into_iter().flat_map(look_at)),
+    match permit.query(SERVER, Vec::new()).await {
+        Ok(rows) => findings.extend(rows.first().into_iter().flat_map(check_server)),
         Err(error) => findings.push(Finding::warn(
             format!("its settings cannot be read: {error}"),
             "let the user read pg_locks and pg_stat_activity",
@@ -48,7 +48,7 @@ pub async fn diagnose(url: &str) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-fn look_at(row: &Row) -> Vec<Finding> {
+fn check_server(row: &Row) -> Vec<Finding> {
     let version: String = row.get("version");
     let mut findings = vec![Finding::ok(format!(
         "PostgreSQL {version}, which ends silent sessions (idle_session_timeout)"
@@ -72,7 +72,7 @@ fn look_at(row: &Row) -> Vec<Finding> {
     findings
 }
 
-/// How much of something is left: a quarter should be.
+/// Checks how much of a resource is left: a quarter should be.
 fn room(what: &str, (used, all): (i64, i64), advice: &str) -> Finding {
     let found = format!("{used} of about {all} {what} in use");
     if used > all - all / 4 { Finding::warn(found, advice) } else { Finding::ok(found) }

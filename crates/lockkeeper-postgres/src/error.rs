@@ -1,14 +1,14 @@
-//! What went wrong, in one line, and what to do about it.
+//! Errors of the driver as errors of the store: one line, and what to do.
 
 use std::error::Error as _;
 
 use lockkeeper_core::{Error, ErrorKind};
 use tokio_postgres::error::SqlState;
 
-/// An error of the driver, as ours. It never has a password in it.
+/// Translates an error of the driver. The result never contains a password.
 pub(crate) fn translate(error: tokio_postgres::Error) -> Error {
     let (kind, message) = if let Some(db) = error.as_db_error() {
-        let (kind, advice) = judge(db.code());
+        let (kind, advice) = classify(db.code());
         (kind, format!("{}{advice}", one_line(db.message())))
     } else {
         let message = with_causes(&error);
@@ -17,7 +17,7 @@ pub(crate) fn translate(error: tokio_postgres::Error) -> Error {
     Error::new(kind, message).with_source(error)
 }
 
-/// What the driver was doing, and what happened.
+/// Returns what the driver was doing, and the causes of its error.
 fn with_causes(error: &tokio_postgres::Error) -> String {
     let mut message = error.to_string();
     let mut cause = error.source();
@@ -31,8 +31,8 @@ fn with_causes(error: &tokio_postgres::Error) -> String {
     message
 }
 
-/// Which kind an error of the server is, and what to do.
-fn judge(code: &SqlState) -> (ErrorKind, &'static str) {
+/// Returns the kind of a server's error, and what to do about it.
+fn classify(code: &SqlState) -> (ErrorKind, &'static str) {
     match *code {
         SqlState::INVALID_PASSWORD | SqlState::INVALID_AUTHORIZATION_SPECIFICATION => {
             (ErrorKind::Config, ": check the user and the password in the URL")
@@ -48,7 +48,7 @@ fn judge(code: &SqlState) -> (ErrorKind, &'static str) {
         ),
         SqlState::T_R_DEADLOCK_DETECTED => (
             ErrorKind::Unavailable,
-            ": another waits for what this one holds: roll back, and lock names in the same order \
+            ": another transaction waits for a lock that this one holds: roll back, and lock names in the same order \
              everywhere",
         ),
         SqlState::TOO_MANY_CONNECTIONS => (
@@ -73,12 +73,12 @@ fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Whether the server gave a wait up: its time was over, or it was told to.
-pub(crate) fn gave_up(error: &tokio_postgres::Error) -> bool {
+/// Returns whether the server ended a wait because its time was over, or because it was cancelled.
+pub(crate) fn is_wait_over(error: &tokio_postgres::Error) -> bool {
     matches!(error.code(), Some(&SqlState::LOCK_NOT_AVAILABLE | &SqlState::QUERY_CANCELED))
 }
 
-/// Whether the server ended a statement because it was told to.
+/// Returns whether the server ended a statement because it was cancelled.
 pub(crate) fn is_cancelled(error: &Error) -> bool {
     let source = error.source().and_then(|source| source.downcast_ref::<tokio_postgres::Error>());
     source.is_some_and(|source| source.code() == Some(&SqlState::QUERY_CANCELED))

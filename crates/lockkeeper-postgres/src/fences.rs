@@ -1,4 +1,4 @@
-//! A register of fences.
+//! A fence register in a table.
 
 use std::fmt;
 use std::pin::pin;
@@ -15,30 +15,29 @@ use tokio_postgres::{Client, Config, GenericClient, NoTls, Transaction};
 
 use crate::config::Settings;
 use crate::error::{config, translate};
-use crate::pooled::{Pool, Pooled};
-use crate::tls::Tls;
+use crate::sessions::{Pool, PooledConnection, Tls};
 
-const TABLE: &str = include_str!("../sql/fence_table.sql");
-const CHECK: &str = include_str!("../sql/fence_check.sql");
-const HIGHEST: &str = include_str!("../sql/fence_highest.sql");
+const TABLE: &str = include_str!("fences/table.sql");
+const CHECK: &str = include_str!("fences/check.sql");
+const HIGHEST: &str = include_str!("fences/highest.sql");
 
-/// How long the server may take to let us in for a cancel.
-const CANCEL_WITHIN: Duration = Duration::from_secs(5);
-/// How long after a cancel it is sent again: the first may have come before the question did.
-const CANCEL_AGAIN: Duration = Duration::from_millis(200);
-/// How often.
-const CANCELS: usize = 5;
+/// How long the server may take to accept a cancel request.
+const CANCEL_TIMEOUT: Duration = Duration::from_secs(5);
+/// The pause between two cancel requests: the first may have arrived before the query did.
+const CANCEL_INTERVAL: Duration = Duration::from_millis(200);
+/// How many cancel requests are sent for a query.
+const MAX_CANCELS: usize = 5;
 
 /// Keeps the fences of a [`FenceRegister`](lockkeeper_core::FenceRegister) in the table `lockkeeper_fences`
 /// of a PostgreSQL database.
 ///
-/// Each check is one statement, and survives a crash of the server as any committed row does. It has
-/// connections of its own, since a check may have to wait for another's transaction, and locks may not.
+/// Each check is one statement, and survives a crash of the server as any committed row does. The register has
+/// connections of its own: a check may have to wait for another transaction, and locks must not.
 ///
-/// [`check_in`](Self::check_in) does it in a transaction of the caller's, which is the safer way: check and
-/// write are one.
+/// [`check_in`](Self::check_in) checks in a transaction of the caller, which is the safer way: check and write are
+/// atomic.
 ///
-/// A row stays for each name. Those that nobody can have been paused for are removed with
+/// One row per name is kept. Remove those that are older than any pause of a holder with
 /// `DELETE FROM lockkeeper_fences WHERE passed_at < now() - interval '30 days'`.
 ///
 /// # Examples
@@ -73,8 +72,8 @@ enum Source {
 }
 
 impl Fences {
-    /// Fences at a URL, as [`Postgres::new`](crate::Postgres::new) takes it, without connecting yet. The
-    /// parameter `max_connections` says how many checks are under way at the same time.
+    /// Creates a register from a URL as [`Postgres::new`](crate::Postgres::new) takes it, without connecting yet. The
+    /// parameter `max_connections` limits how many checks are in flight at the same time.
     ///
     /// # Errors
     ///
@@ -86,18 +85,18 @@ impl Fences {
         Ok(Self { source })
     }
 
-    /// Fences over the connections of a pool.
+    /// Creates a register that uses the connections of a pool.
     #[cfg(feature = "deadpool")]
     pub fn from_pool(pool: deadpool_postgres::Pool) -> Self {
         Self { source: Source::Pool(pool) }
     }
 
-    /// Creates the table, if it is not there.
+    /// Creates the table if it does not exist.
     ///
     /// # Errors
     ///
-    /// [`Unavailable`](lockkeeper_core::ErrorKind::Unavailable) if the server is not there;
-    /// [`Config`](lockkeeper_core::ErrorKind::Config) if this role may not.
+    /// [`Unavailable`](lockkeeper_core::ErrorKind::Unavailable) if the server cannot be reached;
+    /// [`Config`](lockkeeper_core::ErrorKind::Config) if this role may not create it.
     pub async fn create_table(&self) -> Result<()> {
         let connection = Connection::get(self).await?;
         let mut created = connection.client().batch_execute(TABLE).await;
@@ -106,15 +105,14 @@ impl Fences {
             [SqlState::UNIQUE_VIOLATION, SqlState::DUPLICATE_TABLE, SqlState::DUPLICATE_OBJECT];
         let raced = raced.map(Some);
         if created.as_ref().is_err_and(|error| raced.contains(&error.code().cloned())) {
-            // Two who create it at the same time may both find that it is not there.
+            // Two clients that create it at the same time may both find that it does not exist.
             created = connection.client().batch_execute(TABLE).await;
         }
-        connection.give_back();
+        connection.return_client();
         created.map_err(translate)
     }
 
-    /// Says whether whoever sends this fence may still write, and remembers the fence if the transaction is
-    /// committed.
+    /// Returns whether a holder with this fence may still write, and records the fence if the transaction is committed.
     ///
     /// Until the transaction ends, every other check of that name waits for it. So what it writes is
     /// written before a higher fence passes, or not at all.
@@ -122,13 +120,13 @@ impl Fences {
     /// # Errors
     ///
     /// [`InvalidName`](lockkeeper_core::ErrorKind::InvalidName);
-    /// [`Config`](lockkeeper_core::ErrorKind::Config) if the table is not there;
+    /// [`Config`](lockkeeper_core::ErrorKind::Config) if the table does not exist;
     /// [`Unavailable`](lockkeeper_core::ErrorKind::Unavailable) if the server fails, or two transactions
-    /// stand in each other's way. Roll back then.
+    /// deadlock. Roll back then.
     ///
     /// # Cancel safety
     ///
-    /// If dropped, the server goes on. Drop the transaction, too.
+    /// If dropped, the server continues the check. Drop the transaction, too.
     ///
     /// # Examples
     ///
@@ -168,7 +166,7 @@ impl FenceStore for Fences {
         Box::pin(async move {
             let connection = Connection::get(self).await?;
             let checked = check(connection.client(), &name, fence).await;
-            connection.give_back();
+            connection.return_client();
             checked.map_err(explain)
         })
     }
@@ -192,7 +190,7 @@ async fn check(
     if !client.query_typed(CHECK, &arguments).await?.is_empty() {
         return Ok(FenceCheck::Passed);
     }
-    // Only to tell it. It can have risen meanwhile, or have been removed.
+    // Only for the answer. It can have risen meanwhile, or have been removed.
     let highest = client.query_typed(HIGHEST, &arguments[..1]).await?;
     let highest = highest.first().and_then(|row| Fence::new(row.get::<_, i64>(0).unsigned_abs()));
     let highest = highest.filter(|highest| *highest > fence).unwrap_or(fence.next());
@@ -208,76 +206,76 @@ fn explain(error: tokio_postgres::Error) -> Error {
     translate(error)
 }
 
-/// The connections of a register that has no pool: at most so many, opened when they are needed.
+/// The connections of a register that has no pool, opened on demand up to a limit.
 struct Connections {
     config: Config,
     tls: Tls,
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
     idle: Mutex<Vec<Client>>,
 }
 
 impl Connections {
     fn new(config: Config, tls: Tls, limit: usize) -> Self {
-        let places = Arc::new(Semaphore::new(limit.min(Semaphore::MAX_PERMITS)));
-        Self { config, tls, places, idle: Mutex::default() }
+        let permits = Arc::new(Semaphore::new(limit.min(Semaphore::MAX_PERMITS)));
+        Self { config, tls, permits, idle: Mutex::default() }
     }
 
-    /// Returns an idle connection, or else a new one, as soon as there is a place for it.
+    /// Returns an idle connection, or else a new one, as soon as the limit allows it.
     async fn get(&self) -> Result<(Client, OwnedSemaphorePermit)> {
-        let place = self.places.clone().acquire_owned().await;
-        let place = place.map_err(|error| config(error.to_string()))?;
+        let permit = self.permits.clone().acquire_owned().await;
+        let permit = permit.map_err(|error| config(error.to_string()))?;
         while let Some(client) = self.pop() {
             // It may have been closed by the server, or have ended with the runtime that it was opened in.
             if !client.is_closed() {
-                return Ok((client, place));
+                return Ok((client, permit));
             }
         }
         let (client, connection) = self.tls.connect(&self.config).await?;
         tokio::spawn(connection);
-        Ok((client, place))
+        Ok((client, permit))
     }
 
     fn pop(&self) -> Option<Client> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop()
     }
 
-    fn give_back(&self, client: Client) {
+    fn return_client(&self, client: Client) {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(client);
     }
 }
 
-/// A connection that goes back only when what was asked has been answered. One whose query was given up may be
-/// blocked for as long as another client's transaction lasts.
+/// A connection that is returned only after its query was answered. One whose query was abandoned may be blocked for as
+/// long as another transaction lasts.
 struct Connection(Option<Held>);
 
 enum Held {
     Own(Arc<Connections>, Client, OwnedSemaphorePermit),
-    Pooled(Pooled),
+    Pooled(PooledConnection),
 }
 
 impl Connection {
     async fn get(fences: &Fences) -> Result<Self> {
         let held = match &fences.source {
             Source::Own(connections) => {
-                let (client, place) = connections.get().await?;
-                Held::Own(connections.clone(), client, place)
+                let (client, permit) = connections.get().await?;
+                Held::Own(connections.clone(), client, permit)
             }
-            Source::Pool(pool) => Held::Pooled(Pooled::get(pool, Duration::MAX).await?),
+            Source::Pool(pool) => Held::Pooled(PooledConnection::get(pool, Duration::MAX).await?),
         };
         Ok(Self(Some(held)))
     }
 
     fn client(&self) -> &Client {
-        match self.0.as_ref().expect("it is there until it is given back") {
+        match self.0.as_ref().expect("present until it is returned") {
             Held::Own(_, client, _) => client,
             Held::Pooled(pooled) => pooled.client(),
         }
     }
 
-    fn give_back(mut self) {
+    fn return_client(mut self) {
         match self.0.take() {
-            Some(Held::Own(connections, client, _place)) => connections.give_back(client),
-            Some(Held::Pooled(pooled)) => pooled.give_back(),
+            Some(Held::Own(connections, client, _permit)) => connections.return_client(client),
+            Some(Held::Pooled(pooled)) => pooled.return_to_pool(),
             None => {}
         }
     }
@@ -286,27 +284,27 @@ impl Connection {
 impl Drop for Connection {
     fn drop(&mut self) {
         let (Some(held), Ok(runtime)) = (self.0.take(), Handle::try_current()) else { return };
-        // The place is free for another connection while this one ends.
+        // Another connection may be opened while this one ends.
         match held {
-            Held::Own(connections, client, _place) => {
-                runtime.spawn(async move { end(&client, Some(&connections.tls)).await });
+            Held::Own(connections, client, _permit) => {
+                runtime.spawn(async move { close(&client, Some(&connections.tls)).await });
             }
             Held::Pooled(mut pooled) => {
-                pooled.take_out();
-                runtime.spawn(async move { end(pooled.client(), None).await });
+                pooled.detach();
+                runtime.spawn(async move { close(pooled.client(), None).await });
             }
         }
     }
 }
 
-/// Ends a connection together with the query that was given up. The driver closes one that is dropped only when
-/// every query was answered: while a transaction has a name, each check of it that was given up would leave one more
-/// session to the server, beyond the limit of this register.
-async fn end(client: &Client, tls: Option<&Tls>) {
+/// Closes a connection together with the query that was abandoned. The driver closes a dropped connection only after
+/// every query was answered: while a transaction blocks a name, each abandoned check of it would leave one more session
+/// on the server, beyond the limit of this register.
+async fn close(client: &Client, tls: Option<&Tls>) {
     let token = client.cancel_token();
-    // It is answered after everything that was asked before.
+    // Its answer comes after those of all earlier queries.
     let mut last = pin!(client.batch_execute(""));
-    for _ in 0..CANCELS {
+    for _ in 0..MAX_CANCELS {
         let cancel = async {
             match tls {
                 Some(tls) => tls.cancel(&token).await,
@@ -314,8 +312,8 @@ async fn end(client: &Client, tls: Option<&Tls>) {
                 None => token.cancel_query(NoTls).await.map_err(translate),
             }
         };
-        let cancelled = timeout(CANCEL_WITHIN, cancel).await;
-        if !matches!(cancelled, Ok(Ok(()))) || timeout(CANCEL_AGAIN, &mut last).await.is_ok() {
+        let cancelled = timeout(CANCEL_TIMEOUT, cancel).await;
+        if !matches!(cancelled, Ok(Ok(()))) || timeout(CANCEL_INTERVAL, &mut last).await.is_ok() {
             return;
         }
     }

@@ -1,4 +1,4 @@
-//! A look from outside: `pg_locks`, and what this process knows of its own.
+//! Inspection: `pg_locks`, and what this process knows of its own claims.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -10,19 +10,21 @@ use lockkeeper_core::{
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
-use crate::backend::{Shared, Store};
-use crate::key::{Key, NO_KEY};
-use crate::link::Argument;
+use crate::backend::RawBackend;
+use crate::claim::Store;
+use crate::names::{AdvisoryKey, NO_KEY};
 use crate::queue::{Holder, Waiter};
-use crate::seat::Visit;
-use crate::sql;
+use crate::sessions::Argument;
 
-/// How long a session may take to end that is terminated.
-const END_WITHIN: Duration = Duration::from_secs(5);
+const LOCKS: &str = include_str!("inspect/locks.sql");
+const TERMINATE: &str = include_str!("inspect/terminate.sql");
 
-/// A lock that some session holds or awaits.
-struct Seen {
-    key: Key,
+/// How long a terminated session may take to end.
+const TERMINATE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A lock that a session holds or waits for, as the server shows it.
+struct ServerLock {
+    key: AdvisoryKey,
     pid: i32,
     mode: Mode,
     granted: bool,
@@ -30,13 +32,17 @@ struct Seen {
     label: Option<Label>,
 }
 
-impl Seen {
+impl ServerLock {
     fn new(row: &Row) -> Self {
         let mode: &str = row.get("mode");
         let label: &str = row.get("label");
         let waited: Option<f64> = row.get("waited");
         Self {
-            key: Key::from_pg_locks(row.get("classid"), row.get("objid"), row.get("objsubid")),
+            key: AdvisoryKey::from_pg_locks(
+                row.get("classid"),
+                row.get("objid"),
+                row.get("objsubid"),
+            ),
             pid: row.get("pid"),
             mode: if mode == "ShareLock" { Mode::Shared } else { Mode::Exclusive },
             granted: row.get("granted"),
@@ -45,7 +51,8 @@ impl Seen {
         }
     }
 
-    /// What is shown of it: if it is ours, what we know, and else what the server does.
+    /// Returns what is shown of it: for claims of this process what the process knows, and otherwise what the server
+    /// knows.
     fn participant(&self, holders: &[Holder], waiters: &[Waiter]) -> Participant {
         let mut participant = Participant {
             owner: None,
@@ -55,7 +62,9 @@ impl Seen {
             age: self.waited,
             remaining: None,
         };
-        if let Some(own) = holders.iter().find(|own| self.granted && own.link.pid == self.pid) {
+        if let Some(own) =
+            holders.iter().find(|own| self.granted && own.session.connection.pid == self.pid)
+        {
             (participant.owner, participant.label) = (Some(own.owner), Some(own.label.clone()));
             (participant.fence, participant.age) = (own.fence, Some(own.since.elapsed()));
         }
@@ -68,19 +77,23 @@ impl Seen {
 }
 
 impl Store {
-    /// Every advisory lock in the database.
-    async fn seen(&self) -> Result<Vec<Seen>> {
-        let Visit(link) = &self.links.any_without(NO_KEY).await?;
-        Ok(link.ask(sql::LOCKS, Vec::new()).await?.iter().map(Seen::new).collect())
+    /// Returns every advisory lock of the database.
+    async fn server_locks(&self) -> Result<Vec<ServerLock>> {
+        let permit = self.sessions.query_permit_without(NO_KEY).await?;
+        Ok(permit.query(LOCKS, Vec::new()).await?.iter().map(ServerLock::new).collect())
     }
 
-    /// What there is, of those keys to which `name_of` gives a name.
-    async fn look(&self, name_of: impl Fn(Key) -> Option<Name>) -> Result<Vec<LockInfo>> {
-        let seen = self.seen().await?;
+    /// Returns the locks of those keys to which `name_of` gives a name.
+    async fn locks_named(
+        &self,
+        name_of: impl Fn(AdvisoryKey) -> Option<Name>,
+    ) -> Result<Vec<LockInfo>> {
+        let seen = self.server_locks().await?;
         let own = self.locals.all();
-        let own: HashMap<Key, _> = own.into_iter().map(|(key, _, h, w)| (key, (h, w))).collect();
-        let mut infos: BTreeMap<Key, LockInfo> = BTreeMap::new();
-        let mut add = |key: Key, granted: bool, participant: Participant| {
+        let own: HashMap<AdvisoryKey, _> =
+            own.into_iter().map(|(key, _, h, w)| (key, (h, w))).collect();
+        let mut infos: BTreeMap<AdvisoryKey, LockInfo> = BTreeMap::new();
+        let mut add = |key: AdvisoryKey, granted: bool, participant: Participant| {
             let Some(name) = name_of(key) else { return };
             let info = infos.entry(key).or_insert_with(|| LockInfo {
                 name,
@@ -94,7 +107,7 @@ impl Store {
             let (holders, waiters) = own.get(&seen.key).map_or((&[][..], &[][..]), |(h, w)| (h, w));
             add(seen.key, seen.granted, seen.participant(holders, waiters));
         }
-        // Those who wait behind another of this process are not known to the server, or not yet.
+        // The server does not know waiters that are queued behind another of this process.
         for (key, (_, waiters)) in &own {
             let is_seen = |waiter: &&Waiter| {
                 seen.iter().any(|seen| seen.key == *key && Some(seen.pid) == waiter.pid)
@@ -116,29 +129,28 @@ impl Store {
         Ok(infos)
     }
 
-    /// The names of all keys: of those that this process uses what they were made of, and of all others the keys
-    /// themselves.
-    fn names(&self) -> impl Fn(Key) -> Option<Name> + use<> {
+    /// Returns the names of keys: the original name for keys that this process uses, and the key itself for others.
+    fn names(&self) -> impl Fn(AdvisoryKey) -> Option<Name> + use<> {
         let all = self.locals.all().into_iter();
-        let known: HashMap<Key, Name> = all.map(|(key, name, ..)| (key, name)).collect();
+        let known: HashMap<AdvisoryKey, Name> = all.map(|(key, name, ..)| (key, name)).collect();
         move |key| known.get(&key).cloned().or_else(|| Name::new(key).ok())
     }
 
-    /// The names of the keys that a semaphore is made of.
-    fn parts(semaphore: &str) -> impl Fn(Key) -> Option<Name> + use<> {
-        let parts: HashMap<Key, Name> =
-            Slots::parts(semaphore).map(|name| (Key::of(&name), name)).collect();
+    /// Returns the names of the keys that a semaphore consists of.
+    fn parts(semaphore: &str) -> impl Fn(AdvisoryKey) -> Option<Name> + use<> {
+        let parts: HashMap<AdvisoryKey, Name> =
+            Slots::parts(semaphore).map(|name| (AdvisoryKey::of(&name), name)).collect();
         move |key| parts.get(&key).cloned()
     }
 }
 
-impl Inspector for Shared {
+impl Inspector for RawBackend {
     fn list(&self, prefix: &str) -> BoxFuture<'_, Result<Vec<LockInfo>>> {
         if prefix.is_empty() {
-            return Box::pin(self.0.look(self.0.names()));
+            return Box::pin(self.0.locks_named(self.0.names()));
         }
         if let Some(semaphore) = prefix.strip_suffix('\0') {
-            return Box::pin(self.0.look(Store::parts(semaphore)));
+            return Box::pin(self.0.locks_named(Store::parts(semaphore)));
         }
         Box::pin(std::future::ready(Err(Error::new(
             ErrorKind::Unsupported,
@@ -151,27 +163,27 @@ impl Inspector for Shared {
         let name = name.clone();
         Box::pin(async move {
             let key = self.0.key_of(&name)?;
-            self.0.look(move |seen| (seen == key).then(|| name.clone())).await
+            self.0.locks_named(move |seen| (seen == key).then(|| name.clone())).await
         })
     }
 
-    /// Ends the sessions that hold the name: what else they hold is lost, too.
+    /// Ends the sessions that hold the name. All other locks of these sessions are lost, too.
     fn break_lock(&self, name: &Name) -> BoxFuture<'_, Result<usize>> {
         let key = self.0.key_of(name);
         Box::pin(async move {
             let key = key?;
-            let seen = self.0.seen().await?;
+            let seen = self.0.server_locks().await?;
             let held = seen.iter().filter(|seen| seen.key == key && seen.granted);
             let pids: Vec<i32> = held.map(|seen| seen.pid).collect();
             if pids.is_empty() {
                 return Ok(0);
             }
-            // Not over a connection that is about to be ended.
-            let Visit(link) = &self.0.links.any_without(key).await?;
-            let within = i64::try_from(END_WITHIN.as_millis()).unwrap_or(i64::MAX);
+            // Not over a session that is about to be ended.
+            let permit = self.0.sessions.query_permit_without(key).await?;
+            let within = i64::try_from(TERMINATE_TIMEOUT.as_millis()).unwrap_or(i64::MAX);
             let (pids, within): (Argument, Argument) = (Box::new(pids), Box::new(within));
             let arguments = vec![(pids, Type::INT4_ARRAY), (within, Type::INT8)];
-            let ended = link.ask(sql::TERMINATE, arguments).await?;
+            let ended = permit.query(TERMINATE, arguments).await?;
             let ended: i64 = ended.first().map_or(0, |row| row.get(0));
             Ok(usize::try_from(ended).unwrap_or_default())
         })

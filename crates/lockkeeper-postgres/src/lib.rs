@@ -1,7 +1,7 @@
 //! Lockkeeper's locks on PostgreSQL: advisory locks that know when they are lost.
 //!
-//! A lock belongs to a session, and the session is its lease: the server ends one that has been silent
-//! for a ttl, and every renewal is a sign of life. Waiting is done by the server, in its own queue.
+//! A lock belongs to a session, and the session is its lease: the server ends a session that has been idle for a TTL, and
+//! every renewal is a heartbeat. Waiters wait on the server, in its own queue.
 //!
 //! ```
 //! use lockkeeper_core::Keeper;
@@ -17,8 +17,8 @@
 //! # }
 //! ```
 //!
-//! On a transaction of one's own, see [`TransactionLock`]. What is guaranteed and what is not stands in
-//! `docs/backends/postgres.md`.
+//! For locks that end with a transaction of your own, see [`TransactionLock`]. `docs/backends/postgres.md` states what is
+//! guaranteed and what is not.
 
 mod backend;
 mod claim;
@@ -26,23 +26,14 @@ mod config;
 mod diagnose;
 mod error;
 mod fences;
-mod flight;
 mod inspect;
-mod key;
-mod link;
-mod links;
-mod pooled;
-mod pooler;
-mod probe;
+mod names;
 mod queue;
-mod seat;
-mod sql;
-mod tls;
-mod together;
+mod sessions;
 mod transaction;
 
 pub use backend::Postgres;
 pub use diagnose::diagnose;
 pub use fences::Fences;
-pub use key::AdvisoryKey;
+pub use names::AdvisoryKey;
 pub use transaction::TransactionLock;

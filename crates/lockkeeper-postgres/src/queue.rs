@@ -1,8 +1,7 @@
-//! What this process knows of its own claims: who holds what, and who waits behind whom.
+//! The claims of this process: which hold, and in which order the others wait.
 //!
-//! Those who wait for one name here stand in one queue, in the order in which they asked, and only the
-//! first of them asks the server. So a thousand of them need one connection, and a lock that is held
-//! here need not be asked for at all.
+//! Waiters of one name are queued in order of arrival, and only the first of them waits on the server. So a thousand
+//! waiters need one session, and a lock that is held in this process is not tried at all.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,13 +12,12 @@ use tokio::runtime;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::flight::Flight;
-use crate::key::Key;
-use crate::link::Link;
+use crate::names::AdvisoryKey;
+use crate::sessions::{PendingQuery, Session};
 
 /// What this process has, by key.
 #[derive(Debug, Default)]
-pub(crate) struct Locals(Mutex<HashMap<Key, Counted>>);
+pub(crate) struct Locals(Mutex<HashMap<AdvisoryKey, Counted>>);
 
 /// What this process has of one name, and how many entries share it. They are counted under the lock of the table:
 /// the count of an [`Arc`] falls later than the entry leaves the table.
@@ -61,7 +59,7 @@ enum Start {
     /// Whoever was first before may send its wait.
     Open { ttl: Duration, runtime: runtime::Id },
     /// That has been done.
-    Sent(Flight),
+    Sent(PendingQuery),
     /// It sees to it itself.
     Own,
 }
@@ -83,7 +81,7 @@ pub(crate) struct Holder {
     pub(crate) mode: Mode,
     pub(crate) fence: Option<Fence>,
     pub(crate) since: Instant,
-    pub(crate) link: Arc<Link>,
+    pub(crate) session: Arc<Session>,
 }
 
 impl Parties {
@@ -93,14 +91,14 @@ impl Parties {
 
     /// Tells whoever is first now. If it can be, its wait is sent at once: the lock may be given back
     /// before its own task has run, and then it would have to be fetched by a round trip.
-    fn ring_first(&mut self, send: impl FnOnce(&Waiter, Duration) -> Option<Flight>) {
+    fn ring_first(&mut self, send: impl FnOnce(&Waiter, Duration) -> Option<PendingQuery>) {
         let Some(first) = self.queue.front_mut() else { return };
         if let Start::Open { ttl, runtime } = first.start
             && runtime::Handle::try_current().is_ok_and(|here| here.id() == runtime)
-            && let Some(flight) = send(&first.waiter, ttl)
+            && let Some(query) = send(&first.waiter, ttl)
         {
-            first.waiter.pid = Some(flight.seat.link.pid);
-            first.start = Start::Sent(flight);
+            first.waiter.pid = Some(query.slot.session.connection.pid);
+            first.start = Start::Sent(query);
         }
         first.bell.notify_one();
     }
@@ -117,19 +115,19 @@ impl Local {
 pub(crate) struct Entry {
     locals: Arc<Locals>,
     local: Arc<Local>,
-    key: Key,
+    key: AdvisoryKey,
     owner: Owner,
     /// Made when it joins the queue.
     bell: Option<Arc<Notify>>,
 }
 
 impl Locals {
-    fn table(&self) -> MutexGuard<'_, HashMap<Key, Counted>> {
+    fn table(&self) -> MutexGuard<'_, HashMap<AdvisoryKey, Counted>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Enters a claim.
-    pub(crate) fn enter(self: &Arc<Self>, key: Key, spec: &ClaimSpec) -> Entry {
+    pub(crate) fn enter(self: &Arc<Self>, key: AdvisoryKey, spec: &ClaimSpec) -> Entry {
         let new = || {
             let (parties, released) = (Mutex::default(), Notify::new());
             let local = Arc::new(Local { name: spec.name.clone(), parties, released });
@@ -144,7 +142,7 @@ impl Locals {
     }
 
     /// What this process has, by key and name.
-    pub(crate) fn all(&self) -> Vec<(Key, Name, Vec<Holder>, Vec<Waiter>)> {
+    pub(crate) fn all(&self) -> Vec<(AdvisoryKey, Name, Vec<Holder>, Vec<Waiter>)> {
         let table = self.table();
         let all = table.iter().map(|(key, Counted { local, .. })| {
             let parties = local.parties();
@@ -199,11 +197,11 @@ impl Entry {
     }
 
     /// The wait that was sent for it, if there is one. From now on it sees to that itself.
-    pub(crate) fn sent(&self) -> Option<Flight> {
+    pub(crate) fn sent(&self) -> Option<PendingQuery> {
         let mut parties = self.local.parties();
         let place = parties.place(self.owner)?;
         match std::mem::replace(&mut parties.queue[place].start, Start::Own) {
-            Start::Sent(flight) => Some(flight),
+            Start::Sent(query) => Some(query),
             Start::Open { .. } | Start::Own => None,
         }
     }
@@ -212,8 +210,8 @@ impl Entry {
     /// Says what had been sent for this one.
     pub(crate) fn leave_queue(
         &self,
-        send: impl FnOnce(&Waiter, Duration) -> Option<Flight>,
-    ) -> Option<Flight> {
+        send: impl FnOnce(&Waiter, Duration) -> Option<PendingQuery>,
+    ) -> Option<PendingQuery> {
         let mut parties = self.local.parties();
         let place = parties.place(self.owner)?;
         let left = parties.queue.remove(place)?;
@@ -221,7 +219,7 @@ impl Entry {
             parties.ring_first(send);
         }
         match left.start {
-            Start::Sent(flight) => Some(flight),
+            Start::Sent(query) => Some(query),
             Start::Open { .. } | Start::Own => None,
         }
     }
@@ -235,7 +233,7 @@ impl Entry {
     pub(crate) fn is_held_here(&self, mode: Mode) -> bool {
         self.local.parties().holders.iter().any(|holder| {
             let excludes = mode != Mode::Shared || holder.mode != Mode::Shared;
-            excludes && holder.owner != self.owner && !holder.link.is_closed()
+            excludes && holder.owner != self.owner && !holder.session.connection.is_closed()
         })
     }
 
@@ -257,14 +255,14 @@ impl Entry {
     }
 
     /// Takes note of a grant. The queue is still to be left.
-    pub(crate) fn hold(&self, spec: &ClaimSpec, fence: Option<Fence>, link: Arc<Link>) {
+    pub(crate) fn hold(&self, spec: &ClaimSpec, fence: Option<Fence>, session: Arc<Session>) {
         let holder = Holder {
             owner: self.owner,
             label: spec.label.clone(),
             mode: spec.mode,
             fence,
             since: Instant::now(),
-            link,
+            session,
         };
         self.local.parties().holders.push(holder);
     }
@@ -320,7 +318,7 @@ mod tests {
     /// not take that for another that stays.
     #[tokio::test]
     async fn two_entries_that_are_dropped_at_once_leave_nothing_in_the_table() {
-        let (locals, key) = (Arc::new(Locals::default()), Key::from_i64(1));
+        let (locals, key) = (Arc::new(Locals::default()), AdvisoryKey::from_i64(1));
         let background = Background::new(runtime::Handle::current());
         let name = Name::new("a").unwrap();
         let spec = ClaimSpec::new(name, Duration::from_secs(1), background);

@@ -1,4 +1,4 @@
-//! Locks that end with a transaction of the caller's own.
+//! Locks that end with a transaction of the caller.
 
 use std::time::Duration;
 
@@ -8,32 +8,30 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
 
 use crate::error::translate;
-use crate::key::{AdvisoryKey, Form};
-use crate::sql::Arguments;
+use crate::names::{AdvisoryKey, Form};
+use crate::sessions::Arguments;
 
-const READ: &str = include_str!("../sql/transaction_timeouts.sql");
-const SET: &str = include_str!("../sql/transaction_set.sql");
-const LOCK: &str = include_str!("../sql/transaction_lock.sql");
+const READ: &str = include_str!("transaction/read_timeouts.sql");
+const SET: &str = include_str!("transaction/set_timeouts.sql");
+const LOCK: &str = include_str!("transaction/lock.sql");
 const SAVEPOINT: &str = "SAVEPOINT lockkeeper";
 const KEEP: &str = "RELEASE SAVEPOINT lockkeeper";
 const UNDO: &str = "ROLLBACK TO SAVEPOINT lockkeeper; RELEASE SAVEPOINT lockkeeper";
 
-/// A lock that is taken on a transaction of the caller's, and ends with it: by commit, by rollback, or
-/// with its connection.
+/// A lock that belongs to a transaction of the caller, and ends with it: by commit, by rollback, or with its connection.
 ///
-/// It excludes the store's mutexes and readers-writer locks of the same name, and is excluded by them. It
-/// needs no guard and no renewal, and gives no fence: what the transaction writes is undone if it is
-/// lost. There is no unlock.
+/// It excludes the store's mutexes and readers-writer locks of the same name, and is excluded by them. It needs no guard
+/// and no renewal, and has no fence: if the lock is lost, the transaction is rolled back. There is no unlock.
 ///
-/// The transaction's `lock_timeout` and `statement_timeout` do not bear on it, and are afterwards what
-/// they were. A wait that ends without the lock leaves the transaction as it was.
+/// The transaction's `lock_timeout` and `statement_timeout` do not apply to it, and are restored afterwards. A wait that
+/// ends without the lock leaves the transaction as it was.
 ///
-/// It does not find out whether a pooler or a standby is at the other end of the caller's connection; a
-/// pooler that keeps transactions whole does no harm here.
+/// It does not check whether a pooler or a standby is at the other end of the caller's connection. A pooler in
+/// transaction mode does no harm here.
 ///
 /// # Cancel safety
 ///
-/// If a wait is dropped, the server waits on. Drop the connection, too.
+/// If a wait is dropped, the server continues it. Drop the connection, too.
 ///
 /// # Examples
 ///
@@ -55,33 +53,33 @@ pub struct TransactionLock {
 }
 
 impl TransactionLock {
-    /// The lock of a name, exclusive.
+    /// Creates the exclusive lock of a name.
     pub fn new(name: &str) -> Self {
         Self::from_key(AdvisoryKey::of(name))
     }
 
-    /// The lock of a key, exclusive.
+    /// Creates the exclusive lock of a key.
     pub fn from_key(key: AdvisoryKey) -> Self {
         Self { key, shared: false }
     }
 
-    /// The same, shared: beside other readers.
+    /// Returns the shared lock of the same key, which other readers can hold, too.
     #[must_use]
     pub fn shared(self) -> Self {
         Self { shared: true, ..self }
     }
 
-    /// Waits for the lock, for as long as it takes.
+    /// Waits for the lock without limit.
     ///
     /// # Errors
     ///
-    /// [`Unavailable`](lockkeeper_core::ErrorKind::Unavailable) if the server fails, or finds that it
-    /// would be a deadlock. The transaction is as it was, if there still is one.
+    /// [`Unavailable`](lockkeeper_core::ErrorKind::Unavailable) if the server fails, or detects a
+    /// deadlock. The transaction is as it was, unless its connection is closed.
     pub async fn lock(&self, transaction: &Transaction<'_>) -> Result<()> {
-        self.within(transaction, None).await.map(drop)
+        self.wait_for(transaction, None).await.map(drop)
     }
 
-    /// Asks once for the lock; false if others hold it.
+    /// Tries to lock. Returns false if others hold the lock.
     ///
     /// # Errors
     ///
@@ -95,7 +93,7 @@ impl TransactionLock {
         Ok(row.get(0))
     }
 
-    /// Waits for the lock for at most this long; false if others held it all the while. Zero is one ask.
+    /// Waits for the lock for at most `wait`. Returns false if others held it all that time. Zero tries once.
     ///
     /// # Errors
     ///
@@ -108,10 +106,14 @@ impl TransactionLock {
         if wait.is_zero() {
             return self.try_lock(transaction).await;
         }
-        self.within(transaction, Some(wait)).await
+        self.wait_for(transaction, Some(wait)).await
     }
 
-    async fn within(&self, transaction: &Transaction<'_>, wait: Option<Duration>) -> Result<bool> {
+    async fn wait_for(
+        &self,
+        transaction: &Transaction<'_>,
+        wait: Option<Duration>,
+    ) -> Result<bool> {
         let before = transaction.query_one(READ, &[]).await.map_err(translate)?;
         let (lock, statement): (String, String) = (before.get(0), before.get(1));
         transaction.batch_execute(SAVEPOINT).await.map_err(translate)?;
@@ -121,7 +123,7 @@ impl TransactionLock {
                 Ok(true)
             }
             Err(error) => {
-                // This brings the timeouts back, too, and gives the lock back if it was granted.
+                // This also restores the timeouts, and releases the lock if it was granted.
                 transaction.batch_execute(UNDO).await.map_err(translate)?;
                 if error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) {
                     return Ok(false);
@@ -137,7 +139,7 @@ impl TransactionLock {
         wait: Option<Duration>,
         before: [&String; 2],
     ) -> Result<(), tokio_postgres::Error> {
-        // Zero is for ever, so the shortest wait is one.
+        // Zero is without limit, so the shortest wait is one millisecond.
         let millis = |wait: Duration| wait.as_millis().clamp(1, i32::MAX as u128);
         let limit = wait.map_or(0, millis).to_string();
         set(transaction, [&limit, &"0".to_owned()]).await?;

@@ -1,7 +1,7 @@
 //! The suite that every store must pass, on a real server.
 #![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 
-mod kit;
+mod common;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use lockkeeper_postgres::{AdvisoryKey, Postgres};
 use lockkeeper_testkit::conformance::Subject;
 
 fn postgres_with(parameters: &str) -> Subject {
-    let url = format!("{}?{parameters}", kit::url());
+    let url = format!("{}?{parameters}", common::url());
     let store = Postgres::new(&url).unwrap();
     Subject::new(Arc::new(store), |held| async move {
-        kit::terminate_holders(AdvisoryKey::of(&held.name)).await;
+        common::terminate_holders(AdvisoryKey::of(&held.name)).await;
     })
     // Longer than the default: a busy machine may keep a renewal from being sent for a second.
     .ttl(Duration::from_secs(4))
@@ -22,7 +22,7 @@ fn postgres_with(parameters: &str) -> Subject {
         let url = url.clone();
         move || std::future::ready(Arc::new(Postgres::new(&url).unwrap()) as Arc<dyn Backend>)
     })
-    .helper(kit::helper(), url)
+    .helper(common::helper(), url)
 }
 
 async fn postgres() -> Subject {

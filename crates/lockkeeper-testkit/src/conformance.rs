@@ -1,8 +1,8 @@
-//! The conformance suite: what every store must do, as tests that any store can run.
+//! The conformance suite: the behaviour that every store must have, as tests that any store can run.
 //!
-//! [`conformance!`](crate::conformance!) makes one test for each behaviour, named after it. Which
-//! form a behaviour takes is chosen by the store's [`Capabilities`]:
-//! what it does not declare must answer `Unsupported`, and is tested for that. No case is skipped.
+//! [`conformance!`](crate::conformance!) creates one test for each behaviour, named after it. The store's
+//! [`Capabilities`] select the form of a behaviour:
+//! an undeclared capability must answer `Unsupported`, and is tested for that. No case is skipped.
 //!
 //! [`conformance_across_processes!`](crate::conformance_across_processes!) is for stores that other
 //! processes can reach: it kills and stops holders and waiters.
@@ -18,7 +18,7 @@
 //!     let store = Memory::new();
 //!     Subject::new(Arc::new(store.clone()), move |held| {
 //!         let store = store.clone();
-//!         // How to take a hold away behind the back of its holder.
+//! How to remove a hold without its holder knowing.
 //!         async move {
 //!             let inspector = store.inspector().unwrap();
 //!             inspector.break_lock(&Name::new(held.name).unwrap()).await.unwrap();
@@ -63,36 +63,44 @@ pub use rest::*;
 pub use traces::*;
 pub use waits::*;
 
-/// A store under test, fresh for each case or shared by all: every case uses names of its own.
+/// A store under test, created per case or shared by all cases: every case uses names of its own.
 pub struct Subject {
     backend: Arc<dyn Backend>,
     sever: Sever,
     another: Option<Another>,
     ttl: Duration,
     space: String,
-    shows_waiters: bool,
-    /// Whatever must live as long as the store does: a server, a directory.
+    shown_waiters: ShownWaiters,
+    /// Values that must live as long as the store: a server, a directory.
     kept: Vec<Box<dyn Send + Sync>>,
     #[cfg(unix)]
     helper: Option<processes::Helper>,
 }
 
+/// Which waiters inspection shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ShownWaiters {
+    All,
+    OwnProcess,
+    None,
+}
+
 type Another = Box<dyn Fn() -> BoxFuture<'static, Arc<dyn Backend>> + Send + Sync>;
 type Sever = Arc<dyn Fn(Held) -> BoxFuture<'static, ()> + Send + Sync>;
 
-/// A hold that is to be severed.
+/// A hold that is to be removed from the store.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Held {
     /// The name of the lock.
     pub name: String,
-    /// Who holds it.
+    /// The owner of the hold.
     pub owner: Owner,
 }
 
 impl Subject {
-    /// A store, and how to take a hold away in it behind its holder's back: delete its key, terminate
-    /// its session.
+    /// Creates a subject from a store, and from a function that removes a hold without its holder knowing:
+    /// deletes its key, terminates its session.
     pub fn new<F>(
         backend: Arc<dyn Backend>,
         sever: impl Fn(Held) -> F + Send + Sync + 'static,
@@ -108,23 +116,23 @@ impl Subject {
             another: None,
             ttl: Duration::from_secs(1),
             space: format!("case-{}-{case}-{:08x}/", std::process::id(), fastrand::u32(..)),
-            shows_waiters: true,
+            shown_waiters: ShownWaiters::All,
             kept: Vec::new(),
             #[cfg(unix)]
             helper: None,
         }
     }
 
-    /// Sets the ttl that cases use when they wait for one to end (a second if not set). Longer for a
-    /// store that is slow.
+    /// Sets the TTL of cases that wait for a lease to expire (default: one second). Use a longer one for a
+    /// slow store.
     #[must_use]
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
         self
     }
 
-    /// Says how to open the store once more, as another client would, with connections of its own. Cases in which
-    /// clients compete then use a client for each; without this they share the one.
+    /// Sets a function that opens the store again, like another client, with connections of its own. Cases in which
+    /// clients compete then use one client each; without it they share one.
     #[must_use]
     pub fn another<F>(mut self, open: impl Fn() -> F + Send + Sync + 'static) -> Self
     where
@@ -134,14 +142,22 @@ impl Subject {
         self
     }
 
-    /// For a store that can be looked into, but does not know who waits: then it must show nobody.
+    /// Declares a store that supports inspection but does not know its waiters: it must show none.
     #[must_use]
     pub fn without_waiters(mut self) -> Self {
-        self.shows_waiters = false;
+        self.shown_waiters = ShownWaiters::None;
         self
     }
 
-    /// Keeps something alive for as long as the subject: a server, a directory.
+    /// For a store that can be inspected, but knows only the waiters of the process that inspects it, like one that
+    /// is wrapped in `LocalQueue`.
+    #[must_use]
+    pub fn with_own_waiters(mut self) -> Self {
+        self.shown_waiters = ShownWaiters::OwnProcess;
+        self
+    }
+
+    /// Keeps a value alive as long as the subject: a server, a directory.
     #[must_use]
     pub fn keep(mut self, thing: impl Send + Sync + 'static) -> Self {
         self.kept.push(Box::new(thing));
@@ -152,12 +168,12 @@ impl Subject {
         self.backend.capabilities()
     }
 
-    /// A keeper with a ttl that no case outlives, so that nothing goes away by itself.
+    /// Returns a keeper with a TTL that no case outlives, so that nothing expires.
     fn keeper(&self) -> Keeper {
         Keeper::from_backend(self.backend.clone()).ttl(Duration::from_secs(600))
     }
 
-    /// Keepers of clients that know nothing of each other, where the subject can be opened more than once.
+    /// Returns keepers of independent clients, if the subject can be opened more than once.
     async fn clients(&self, count: usize) -> Vec<Keeper> {
         let mut clients = Vec::new();
         for _ in 0..count {
@@ -171,12 +187,12 @@ impl Subject {
         clients
     }
 
-    /// A name of this case's own.
+    /// Returns a lock name that only this case uses.
     fn name(&self, name: &str) -> String {
         format!("{}{name}", self.space)
     }
 
-    /// A claim made by hand, to test the contract itself.
+    /// Returns a bare claim, to test the contract itself.
     fn claim(&self, name: &str, change: impl FnOnce(&mut ClaimSpec)) -> Box<dyn Claim> {
         let background = Background::new(tokio::runtime::Handle::current());
         let name = Name::new(self.name(name)).expect("a good name");
@@ -185,7 +201,7 @@ impl Subject {
         self.backend.claim(spec).expect("a claim that the store declares")
     }
 
-    /// Whether a hold ends in the store when its holder falls silent: as a lease does, and as a session
+    /// Returns whether the store frees a hold that is no longer renewed: leases expire, and sessions
     /// may.
     async fn ends_in_silence(&self) -> bool {
         if self.capabilities().leases {
@@ -202,11 +218,11 @@ impl Subject {
         (self.sever)(held).await;
     }
 
-    /// What the store has under this case's names, if it can be looked into.
+    /// Returns the locks under this case's names, if the store supports inspection.
     async fn left(&self) -> Option<Vec<LockInfo>> {
         let inspector = self.backend.inspector()?;
         let listed = match inspector.list(&self.space).await {
-            // A store that keeps hashes of names knows those of this process, and can list everything.
+            // A store that hashes names knows those of this process, and can list only everything.
             Err(error) if error.kind() == ErrorKind::Unsupported => {
                 let all = inspector.list("").await.expect("the store can be looked into");
                 all.into_iter().filter(|info| info.name.starts_with(&self.space)).collect()
@@ -216,10 +232,10 @@ impl Subject {
         Some(listed)
     }
 
-    /// Waits until so many wait for a name; where the store does not tell, a moment.
+    /// Waits until a name has this many waiters; if the store does not show waiters, for 100 ms.
     async fn until_queued(&self, name: &str, count: usize) {
-        if self.backend.inspector().is_none() || !self.shows_waiters {
-            // Whoever has asked by then stands in the queue; a store slower than this fails its order.
+        if self.backend.inspector().is_none() || self.shown_waiters != ShownWaiters::All {
+            // By then every waiter is queued; a store that is slower fails the checks of order.
             return tokio::time::sleep(Duration::from_millis(100)).await;
         }
         let full = self.name(name);
@@ -231,7 +247,7 @@ impl Subject {
         .await;
     }
 
-    /// Closes the keepers; then the store must have nothing of this case any more.
+    /// Closes the keepers and asserts that the store has no locks of this case any more.
     async fn done(self, keepers: &[&Keeper]) {
         for keeper in keepers {
             soon("close", keeper.close()).await;
@@ -259,19 +275,19 @@ where
     let runtime = builder.worker_threads(2).enable_all().build();
     let runtime = runtime.expect("the operating system gives threads");
     let done = runtime.block_on(async {
-        tokio::time::timeout(LONGEST_CASE, async { case(factory().await).await }).await
+        tokio::time::timeout(MAX_CASE, async { case(factory().await).await }).await
     });
-    // Not by dropping it, which waits for what its threads do.
+    // Dropping the runtime would wait for its blocking threads.
     runtime.shutdown_timeout(Duration::from_secs(10));
-    assert!(done.is_ok(), "the case has not ended within {LONGEST_CASE:?}: it hangs");
+    assert!(done.is_ok(), "the case has not ended within {MAX_CASE:?}: it hangs");
 }
 
-/// Longer than any case takes, on a busy machine.
-const LONGEST_CASE: Duration = Duration::from_secs(240);
+/// Longer than any case takes, even on a busy machine.
+const MAX_CASE: Duration = Duration::from_secs(240);
 
-/// Makes a test of each behaviour that every store must show.
+/// Creates a test for each behaviour that every store must have.
 ///
-/// Takes the path of an async function without arguments that makes a
+/// Takes the path of an async function without arguments that returns a
 /// [`Subject`](crate::conformance::Subject). See the [module](mod@crate::conformance).
 #[macro_export]
 macro_rules! conformance {
@@ -280,7 +296,7 @@ macro_rules! conformance {
     };
 }
 
-/// The names of the cases, once.
+/// The names of all cases.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __cases {
@@ -353,11 +369,11 @@ macro_rules! __one_by_one {
     };
 }
 
-/// Runs every case one after the other, where tests of their own are of no use, as in a doctest.
+/// Runs all cases one after the other, where separate tests are not possible, as in a doctest.
 ///
 /// # Panics
 ///
-/// If the store does not behave. The name of each case is printed before it runs.
+/// If a case fails. The name of each case is printed before it runs.
 pub fn run_all<S: Future<Output = Subject>>(factory: impl Fn() -> S) {
     crate::__cases!(__one_by_one factory);
 }

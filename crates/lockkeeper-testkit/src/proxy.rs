@@ -1,7 +1,7 @@
-//! A TCP proxy that stands for the cable: it can be slow, cut, or dead without a word.
+//! A TCP proxy for failures of the network: it can be slow, cut, or frozen.
 //!
-//! Point a client at [`Proxy::addr`] instead of at its server. It needs no root, unlike firewall
-//! rules, and what it does is done when the call returns: after [`cut`](Proxy::cut) or
+//! Point a client at [`Proxy::addr`] instead of at its server. Unlike firewall rules, it needs no root,
+//! and its calls take effect before they return: after [`cut`](Proxy::cut) or
 //! [`freeze`](Proxy::freeze) not one more byte passes, in either direction, and after [`lose`](Proxy::lose) none
 //! in the direction that loses.
 
@@ -20,8 +20,8 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 
-/// How many chunks of at most [`CHUNK`] bytes may be under way in one direction of a connection.
-/// Beyond that the sender feels the back-pressure.
+/// How many chunks of at most [`CHUNK`] bytes may be in flight in one direction of a connection.
+/// Beyond that the sender gets back-pressure.
 const CHUNKS: usize = 64;
 const CHUNK: usize = 16 * 1024;
 
@@ -33,24 +33,24 @@ pub struct Proxy {
     task: JoinHandle<()>,
 }
 
-/// The state of the cable.
+/// The state of the network.
 #[derive(Debug, Clone, Copy)]
 struct Link {
     flow: Flow,
     delay: Duration,
-    /// How often it was cut: a connection from before a cut is gone, even if it was healed at once.
+    /// How often the network was cut: a connection from before a cut is gone, even if the network was healed immediately.
     cuts: u64,
-    /// How many connections there have been.
+    /// The number of connections so far.
     connections: u64,
-    /// Which directions lose everything until the link heals, by [`Side::index`].
+    /// Which directions lose all data until the network heals, by [`Side::index`].
     loses: [bool; 2],
-    /// Connections with a lower number lose everything in that direction, for good.
+    /// Connections with a lower number lose all data in that direction, permanently.
     lost_before: [u64; 2],
-    /// Connections with this number or a higher one are frozen until the link heals.
+    /// Connections with this number or a higher one are frozen until the network heals.
     frozen_from: Option<u64>,
 }
 
-/// One end of the link.
+/// One end of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
     /// The end that connects to the proxy.
@@ -83,12 +83,12 @@ enum Flow {
 }
 
 impl Proxy {
-    /// Starts a proxy in front of an address. It lives on the runtime that this is called on.
+    /// Starts a proxy to an address, on the current runtime.
     ///
     /// # Errors
     ///
-    /// If no port can be had. Whether there is anyone at `target` shows only when a client connects:
-    /// if there is not, the client's connection is reset.
+    /// If no port can be bound. A missing server at `target` shows only when a client connects:
+    /// the client's connection is reset.
     pub async fn start(target: SocketAddr) -> io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let addr = listener.local_addr()?;
@@ -106,18 +106,18 @@ impl Proxy {
         Ok(Self { addr, link, task })
     }
 
-    /// Where clients connect.
+    /// Returns the address that clients connect to.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// Delays every byte that arrives from now on, in each direction: a round trip takes twice as
-    /// much longer. [`Duration::ZERO`] ends it.
+    /// Delays every byte that arrives from now on, in each direction: a round trip takes twice the
+    /// delay longer. [`Duration::ZERO`] ends it.
     pub fn delay(&self, delay: Duration) {
         self.link.send_modify(|link| link.delay = delay);
     }
 
-    /// Resets all connections, and every new one as soon as it is made, until [`heal`](Self::heal).
+    /// Resets all connections, and every new one as soon as it is accepted, until [`heal`](Self::heal).
     pub fn cut(&self) {
         self.link.send_modify(|link| {
             link.flow = Flow::Cut;
@@ -125,25 +125,25 @@ impl Proxy {
         });
     }
 
-    /// Lets nothing pass any more, not even a close, until [`heal`](Self::heal): all connections stay
-    /// open, and new ones are accepted, but nobody gets an answer. What is sent meanwhile arrives
-    /// when it heals, as it does on a real network.
+    /// Stops all traffic, closes included, until [`heal`](Self::heal): all connections stay
+    /// open, and new ones are accepted, but no data passes. Data sent meanwhile arrives
+    /// after `heal`, as on a real network.
     pub fn freeze(&self) {
         self.link.send_modify(|link| link.flow = Flow::Frozen);
     }
 
-    /// Freezes connections that are made from now on, until [`heal`](Self::heal). Others are not affected.
+    /// Freezes connections that are opened from now on, until [`heal`](Self::heal). Others are not affected.
     pub fn freeze_new(&self) {
         self.link.send_modify(|link| link.frozen_from = Some(link.connections));
     }
 
-    /// Discards, until [`heal`](Self::heal), everything that one side sends, a close included. Neither side is
-    /// told: the connections stay open. What is discarded does not arrive later.
+    /// Discards, until [`heal`](Self::heal), all data that one side sends, a close included. Neither side is
+    /// notified: the connections stay open. Discarded data does not arrive later.
     pub fn lose(&self, from: Side) {
         self.link.send_modify(|link| link.loses[from.index()] = true);
     }
 
-    /// Discards, for good, everything that one side sends on the connections that exist now, a close included.
+    /// Discards, permanently, all data that one side sends on the existing connections, a close included.
     /// New connections are not affected. A firewall that forgets its connections does this to both sides.
     pub fn lose_for_good(&self, from: Side) {
         self.link.send_modify(|link| link.lost_before[from.index()] = link.connections);
@@ -179,19 +179,19 @@ async fn accept(listener: TcpListener, target: SocketAddr, link: Arc<watch::Send
                     let cable = Cable { link: link.clone(), cuts, number };
                     connections.spawn(carry(client, target, cable));
                 }
-                // Most likely there are too many open files: a pause lets some be closed.
+                // Probably there are too many open files: a pause lets some be closed.
                 Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
             },
-            // Those that are done must be taken out, or the set grows for ever.
+            // Finished connections must be removed, or the set grows without limit.
             Some(_) = connections.join_next() => {}
         }
     }
 }
 
-/// Carries one connection until both sides have closed it, one has broken it, or the link is cut.
+/// Forwards one connection until both sides have closed it, one has broken it, or the network is cut.
 async fn carry(mut client: TcpStream, target: SocketAddr, cable: Cable) {
     let connect = async {
-        // On a frozen link the server must not hear of the client.
+        // On a frozen network the server must not see the client.
         cable.gate(None, |_| Poll::Ready(())).await;
         TcpStream::connect(target).await
     };
@@ -200,11 +200,11 @@ async fn carry(mut client: TcpStream, target: SocketAddr, cable: Cable) {
         () = cable.cut() => Err(io::ErrorKind::ConnectionReset.into()),
     };
     let Ok(mut server) = server else { return reset(&client) };
-    // Without this a small answer may wait for the acknowledgement of the one before.
+    // Without this a small response may wait for the acknowledgement of the previous one.
     let _ = client.set_nodelay(true);
     let _ = server.set_nodelay(true);
 
-    // The borrowed halves, since an owned one says an orderly goodbye when it is dropped.
+    // Borrowed halves, because an owned half shuts the connection down in order when it is dropped.
     let (mut from_client, mut to_client) = client.split();
     let (mut from_server, mut to_server) = server.split();
     let both = async {
@@ -223,7 +223,7 @@ async fn carry(mut client: TcpStream, target: SocketAddr, cable: Cable) {
     }
 }
 
-/// Passes on, after the delay, what one side sends to the other, then its close or its failure.
+/// Forwards, after the delay, what one side sends to the other, then its close or its failure.
 async fn pump(
     from: &mut ReadHalf<'_>,
     to: &mut WriteHalf<'_>,
@@ -256,7 +256,7 @@ async fn pump(
                     passed.map_or(Ok(()), |()| Err(error))
                 }
             };
-            // That the other side has failed is news from it, which may be lost, too.
+            // The failure of the other side is data from it, which may be lost, too.
             if result.is_err() && !cable.loses(&cable.link.borrow(), side.other()) {
                 return result;
             }
@@ -281,16 +281,16 @@ async fn write(
     Ok(())
 }
 
-/// One connection's view of the link.
+/// One connection's view of the network.
 struct Cable {
     link: Arc<watch::Sender<Link>>,
-    /// How often the link had been cut when the connection was made.
+    /// How often the network had been cut when the connection was opened.
     cuts: u64,
-    /// How many connections were made before it.
+    /// How many connections were opened before it.
     number: u64,
 }
 
-/// What became of one step through a gate.
+/// The result of one step through a gate.
 enum Passage<T> {
     Passed(T),
     Lost,
@@ -298,7 +298,7 @@ enum Passage<T> {
 }
 
 impl Cable {
-    /// Polls `act` only while the link flows. `None` if the link loses what `from` sends.
+    /// Polls `act` only while data flows. `None` if the network loses what `from` sends.
     async fn gate<T>(
         &self,
         from: Option<Side>,

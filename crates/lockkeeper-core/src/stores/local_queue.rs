@@ -147,12 +147,15 @@ impl Drop for Asking<'_> {
 }
 
 /// Tells the next waiter of a release, also if its future is dropped: the store may have obeyed.
-struct Releasing<'a>(Option<&'a Place>);
+struct Releasing<'a> {
+    place: &'a mut Place,
+    is_held: bool,
+}
 
 impl Drop for Releasing<'_> {
     fn drop(&mut self) {
-        if let Some(place) = self.0 {
-            place.released();
+        if self.is_held {
+            self.place.released();
         }
     }
 }
@@ -192,7 +195,11 @@ impl QueuedClaim {
                 }
             }
             Ok(Attempt::Undecided) => self.place.hold = Hold::None,
-            Err(_) => self.place.hold = if before == Hold::Held { before } else { Hold::Unknown },
+            Err(_) => {
+                self.place.hold = if before == Hold::Held { before } else { Hold::Unknown };
+                // The first answer of a store that is down is for the caller. Claims behind this one are to get it, too.
+                self.place.give_up_unless_refused();
+            }
         }
         answer
     }
@@ -303,7 +310,7 @@ impl Claim for QueuedClaim {
     fn downgrade(&mut self, ttl: Duration) -> BoxFuture<'_, Result<Renewal>> {
         Box::pin(async move {
             // Readers may enter beside it.
-            let releasing = Releasing(Some(&self.place));
+            let releasing = Releasing { place: &mut self.place, is_held: true };
             let renewal = self.inner.downgrade(ttl).await;
             drop(releasing);
             self.renewed(&renewal);
@@ -315,14 +322,15 @@ impl Claim for QueuedClaim {
     }
 
     fn release(&mut self) -> BoxFuture<'_, Result<Release>> {
-        self.place.give_up();
+        if self.place.handoff() == Handoff::Store {
+            self.place.give_up();
+        }
         Box::pin(async move {
-            let mut releasing = Releasing(Some(&self.place));
+            let mut releasing = Releasing { place: &mut self.place, is_held: true };
             let release = self.inner.release().await;
-            match release {
-                Ok(Release::WasNotHeld) => releasing.0 = None,
-                Ok(Release::Released) | Err(_) => {}
-            }
+            releasing.is_held = !matches!(release, Ok(Release::WasNotHeld));
+            // Only now: what this claim had in the store while it waited may keep the next one out.
+            releasing.place.give_up();
             drop(releasing);
             if release.is_ok() {
                 self.place.hold = Hold::None;

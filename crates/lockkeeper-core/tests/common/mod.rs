@@ -6,7 +6,7 @@
     reason = "every test file is a crate, and uses a part of it"
 )]
 
-mod unordered;
+pub mod unordered;
 
 use std::time::Duration;
 
@@ -15,7 +15,6 @@ use lockkeeper_core::{
     Kind, LockInfo, Memory, Release, Renewal, Result,
 };
 use lockkeeper_testkit::{Faults, Faulty};
-pub use unordered::Unordered;
 
 /// A keeper on a faulty store, and one on the same store without faults.
 pub struct Pair {

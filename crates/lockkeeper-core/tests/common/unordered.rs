@@ -11,10 +11,13 @@ use lockkeeper_core::{
 };
 use tokio::sync::watch;
 
+/// By name: owner, mode and label.
+type Holders = HashMap<Name, Vec<(Owner, Mode, Label)>>;
+
 /// Clones are the same store. Every change is told to all who listen, whether they have asked or not.
 #[derive(Debug, Clone)]
 pub struct Unordered {
-    holders: Arc<Mutex<HashMap<Name, Vec<(Owner, Mode, Label)>>>>,
+    holders: Arc<Mutex<Holders>>,
     changes: watch::Sender<u64>,
     /// Whether waiters are told at all.
     push: bool,
@@ -32,7 +35,7 @@ impl Unordered {
         Self { push: false, ..Self::default() }
     }
 
-    fn holders(&self) -> MutexGuard<'_, HashMap<Name, Vec<(Owner, Mode, Label)>>> {
+    fn holders(&self) -> MutexGuard<'_, Holders> {
         self.holders.lock().unwrap()
     }
 

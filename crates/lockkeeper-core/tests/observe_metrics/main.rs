@@ -320,7 +320,7 @@ fn a_runtime_that_is_shut_down_loses_what_it_kept() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let guard = runtime.block_on(async {
         let guard = Keeper::new(Memory::new()).mutex("a").lock().await.unwrap();
-        // Until the steward has given it a tender.
+        // Until the maintenance task has given it a background task.
         sleep(Duration::from_millis(10)).await;
         guard
     });
@@ -440,7 +440,7 @@ async fn a_recorder_that_panics_harms_no_lock_and_makes_no_drop_panic() {
     let guard = mutex.lock().await.unwrap();
     assert!(mutex.try_lock().await.unwrap().is_none());
 
-    // Left to the steward, which must live on.
+    // Reported by the maintenance task, which must live on.
     let mut left = Box::pin(mutex.lock());
     assert!(left.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
     sleep(secs(60)).await;

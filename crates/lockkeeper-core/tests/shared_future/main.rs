@@ -3,6 +3,10 @@
 //! The file of the engine is compiled here with the synchronization types of loom, which runs a test once for each
 //! order in which its threads can take their steps. A wake-up that is lost in one of them is reported as a deadlock.
 #![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
+#![allow(
+    clippy::duplicate_mod,
+    reason = "the same file, with the types of loom and of the standard library"
+)]
 
 use std::future::poll_fn;
 use std::sync::{Arc, OnceLock, Weak};
@@ -16,9 +20,60 @@ use shared_future::{Abandoned, BackgroundTask, SharedFuture, SharedFutureOwner};
 
 mod panics;
 
+/// The types of loom, with one step more: a thread may also be preempted before it unlocks. Loom itself preempts only when
+/// a lock is taken, and would not see a `try_lock` that fails just before.
 mod sync {
+    use std::ops::{Deref, DerefMut};
+    use std::sync::{LockResult, PoisonError, TryLockError, TryLockResult};
+
     pub(crate) use loom::sync::atomic::{AtomicBool, Ordering};
-    pub(crate) use loom::sync::{Mutex, MutexGuard};
+
+    pub(crate) struct Mutex<T> {
+        mutex: loom::sync::Mutex<T>,
+        step: AtomicBool,
+    }
+
+    pub(crate) struct MutexGuard<'a, T> {
+        guard: loom::sync::MutexGuard<'a, T>,
+        step: &'a AtomicBool,
+    }
+
+    impl<T> Mutex<T> {
+        pub(crate) fn new(value: T) -> Self {
+            Self { mutex: loom::sync::Mutex::new(value), step: AtomicBool::new(false) }
+        }
+
+        #[allow(clippy::unnecessary_wraps, reason = "the signature of the standard library")]
+        pub(crate) fn lock(&self) -> LockResult<MutexGuard<'_, T>> {
+            let guard = self.mutex.lock().unwrap_or_else(PoisonError::into_inner);
+            Ok(MutexGuard { guard, step: &self.step })
+        }
+
+        pub(crate) fn try_lock(&self) -> TryLockResult<MutexGuard<'_, T>> {
+            let guard = self.mutex.try_lock().map_err(|_| TryLockError::WouldBlock)?;
+            Ok(MutexGuard { guard, step: &self.step })
+        }
+    }
+
+    impl<T> Deref for MutexGuard<'_, T> {
+        type Target = T;
+
+        fn deref(&self) -> &T {
+            &self.guard
+        }
+    }
+
+    impl<T> DerefMut for MutexGuard<'_, T> {
+        fn deref_mut(&mut self) -> &mut T {
+            &mut self.guard
+        }
+    }
+
+    impl<T> Drop for MutexGuard<'_, T> {
+        fn drop(&mut self) {
+            self.step.store(true, Ordering::SeqCst);
+        }
+    }
 }
 
 #[path = "../../src/engine/shared_future.rs"]
@@ -306,7 +361,9 @@ fn the_background_task_takes_over_the_wake_ups_of_a_departed_caller() {
         let store = thread::spawn(move || {
             store.request();
             let waker = store.state.waker.lock().unwrap().clone();
-            waker.map(Waker::wake);
+            if let Some(waker) = waker {
+                waker.wake();
+            }
         });
         owner.poll_and_leave();
         SharedFuture::request_repoll(&owner);
@@ -350,17 +407,40 @@ fn completion_without_a_background_task_is_reported_once() {
 
 /// Invariant 6.
 #[test]
-fn a_background_task_that_is_dropped_abandons_the_future_once() {
+fn a_background_task_that_is_dropped_abandons_the_future() {
+    explore(|| {
+        let owner = Owner::on(Runtime::Drops, 1);
+        SharedFuture::run_in_background(&owner);
+        let _ = SharedFuture::poll(&owner, &mut Context::from_waker(Waker::noop()));
+        owner.join();
+        assert_eq!(owner.state.abandoned.load(SeqCst), 1);
+    });
+}
+
+/// Invariant 6.
+#[test]
+fn a_future_is_completed_or_abandoned_and_not_both() {
     explore(|| {
         let owner = Owner::on(Runtime::Drops, 1);
         SharedFuture::run_in_background(&owner);
         owner.request();
         let poll = SharedFuture::poll(&owner, &mut Context::from_waker(Waker::noop()));
         assert!(poll.is_ready(), "complete or abandoned");
-        SharedFuture::abandon(&*owner, Abandoned::RuntimeShutdown);
         owner.join();
         let completed = owner.state.completed.load(SeqCst);
         let abandoned = owner.state.abandoned.load(SeqCst);
         assert_eq!(abandoned, usize::from(!completed), "abandoned, or completed");
+    });
+}
+
+/// Invariant 6.
+#[test]
+fn a_future_that_never_completes_is_abandoned_once_by_two_who_try() {
+    explore(|| {
+        let owner = Owner::on(Runtime::Drops, 1);
+        SharedFuture::run_in_background(&owner);
+        SharedFuture::abandon(&*owner, Abandoned::RuntimeShutdown);
+        owner.join();
+        assert_eq!(owner.state.abandoned.load(SeqCst), 1);
     });
 }

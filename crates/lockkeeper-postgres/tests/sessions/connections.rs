@@ -5,7 +5,7 @@ use std::time::Duration;
 use lockkeeper_core::{ErrorKind, Guard, Keeper};
 use lockkeeper_testkit::history::History;
 
-use crate::kit::{client, eventually, keeper, name, sessions, soon};
+use crate::common::{client, eventually, keeper, name, sessions, soon};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_hundred_locks_need_a_handful_of_connections() {
@@ -178,7 +178,7 @@ async fn connections_that_nobody_needs_end() {
 #[test]
 fn a_store_outlives_the_runtimes_that_use_it() {
     let runtime = || tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-    let (name, store) = (name("runtimes"), crate::kit::store(""));
+    let (name, store) = (name("runtimes"), crate::common::store(""));
     for _ in 0..3 {
         let (one, two) = (runtime(), runtime());
         let lock = |keeper: Keeper, name: String| async move { keeper.mutex(name).lock().await };
@@ -202,7 +202,7 @@ fn a_store_outlives_the_runtimes_that_use_it() {
 fn a_waiter_outlasts_a_runtime_that_has_the_other_connection() {
     let runtime = || tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     let (elsewhere, one, two) = (runtime(), runtime(), runtime());
-    let (name, store) = (name("two-runtimes"), crate::kit::store("max_connections=2"));
+    let (name, store) = (name("two-runtimes"), crate::common::store("max_connections=2"));
     let make = || Keeper::new(store.clone()).ttl(Duration::from_secs(2));
     let holder = elsewhere.block_on(keeper("").mutex(name.clone()).lock()).unwrap();
     let busy = one.block_on(make().mutex(format!("{name}/busy")).lock()).unwrap();

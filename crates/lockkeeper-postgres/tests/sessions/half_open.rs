@@ -10,7 +10,7 @@ use lockkeeper_testkit::proxy::{Proxy, Side};
 use tokio::task::JoinHandle;
 use tokio_postgres::Client;
 
-use crate::kit::{
+use crate::common::{
     client, eventually, holders_and_waiters, in_pg_locks, keeper, name, server, soon,
 };
 

@@ -12,7 +12,7 @@ use lockkeeper_postgres::{AdvisoryKey, Postgres};
 use lockkeeper_testkit::proxy::Proxy;
 use lockkeeper_testkit::server::PostgresServer;
 
-use crate::kit::{
+use crate::common::{
     client, crash_and_restart, eventually, holders_and_waiters, in_pg_locks, keeper, name, server,
     soon,
 };
@@ -29,7 +29,7 @@ async fn a_terminated_session_is_told_at_once() {
     let name = name("terminated");
     let keeper = keeper("").ttl(Duration::from_secs(600));
     let guard = keeper.mutex(name.clone()).lock().await.unwrap();
-    crate::kit::terminate_holders(AdvisoryKey::of(&name)).await;
+    crate::common::terminate_holders(AdvisoryKey::of(&name)).await;
     soon("to be told", guard.lost()).await;
     assert_eq!(guard.state(), State::Lost);
     soon("the next", keeper.mutex(name).lock()).await.unwrap().release().await.unwrap();
@@ -136,7 +136,7 @@ async fn fences_rise_over_crashes_of_the_server_and_holders_are_told() {
 #[tokio::test]
 async fn a_grant_whose_session_has_already_ended_is_not_handed_out() {
     let name = name("granted-and-ended");
-    let (store, client, key) = (crate::kit::store(""), client().await, AdvisoryKey::of(&name));
+    let (store, client, key) = (crate::common::store(""), client().await, AdvisoryKey::of(&name));
     let holder = keeper("").mutex(name.clone()).lock().await.unwrap();
     let background = Background::new(tokio::runtime::Handle::current());
     let mut spec = ClaimSpec::new(Name::new(name).unwrap(), Duration::from_secs(60), background);
@@ -153,7 +153,7 @@ async fn a_grant_whose_session_has_already_ended_is_not_handed_out() {
     holder.release().await.unwrap();
     eventually("it is granted", async || holders_and_waiters(&client, key).await == (1, 0)).await;
     // The process of the session is gone when this returns, and its end has been sent before.
-    crate::kit::terminate_holders(key).await;
+    crate::common::terminate_holders(key).await;
     assert_eq!(holders_and_waiters(&client, key).await, (0, 0));
     assert_eq!(soon("a change", claim.changed()).await, Change::LookAgain);
     let answer = soon("an answer", claim.attempt(None)).await.unwrap();

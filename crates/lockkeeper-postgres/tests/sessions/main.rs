@@ -1,15 +1,15 @@
 //! Sessions: how many there are, how they end, and what becomes of those who rely on them.
 #![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 
-#[path = "../kit/mod.rs"]
-mod kit;
+#[path = "../common/mod.rs"]
+mod common;
 
 mod connections;
+mod granted_despite_errors;
 mod half_open;
-mod in_spite;
-mod left;
 mod loss;
-mod queues;
+mod queue_order;
 mod servers;
-mod together;
+mod shared_tries;
+mod unpolled_futures;
 mod waits;

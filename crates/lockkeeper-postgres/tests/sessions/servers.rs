@@ -6,7 +6,7 @@ use lockkeeper_core::{ErrorKind, Keeper};
 use lockkeeper_postgres::Postgres;
 use lockkeeper_testkit::server::PostgresServer;
 
-use crate::kit::{client_at, eventually, soon};
+use crate::common::{client_at, eventually, soon};
 
 /// Runs what blocks beside the runtime, for connections have tasks on it.
 async fn beside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {

@@ -8,7 +8,7 @@ use lockkeeper_core::{Guard, Keeper, Result};
 use lockkeeper_postgres::{AdvisoryKey, Postgres};
 use lockkeeper_testkit::proxy::Proxy;
 
-use crate::kit::{client, eventually, holders_and_waiters, keeper, name, server, soon};
+use crate::common::{client, eventually, holders_and_waiters, keeper, name, server, soon};
 
 #[tokio::test]
 async fn a_waiter_that_gives_up_leaves_the_servers_queue() {

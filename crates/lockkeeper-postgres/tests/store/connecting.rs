@@ -7,7 +7,7 @@ use lockkeeper_core::Keeper;
 use lockkeeper_postgres::{AdvisoryKey, Postgres};
 use lockkeeper_testkit::server::PostgresServer;
 
-use crate::kit::{client, eventually, name, soon, url};
+use crate::common::{client, eventually, name, soon, url};
 
 #[tokio::test]
 async fn the_drivers_own_configuration_will_do() {
@@ -56,13 +56,13 @@ async fn what_a_role_has_set_for_itself_does_not_end_a_wait() {
     );
     client().await.batch_execute(&sql).await.unwrap();
     let url = url().replace("postgres@", &format!("{role}@"));
-    let (holder, keeper) = (crate::kit::keeper(""), Keeper::new(Postgres::new(&url).unwrap()));
+    let (holder, keeper) = (crate::common::keeper(""), Keeper::new(Postgres::new(&url).unwrap()));
     let name = name("hasty");
     let guard = holder.mutex(name.clone()).lock().await.unwrap();
     let mutex = keeper.mutex(name.clone());
     let waiter = tokio::spawn(async move { mutex.lock().await.unwrap() });
     let (client, key) = (client().await, AdvisoryKey::of(&name));
-    let waits = async || crate::kit::holders_and_waiters(&client, key).await == (1, 1);
+    let waits = async || crate::common::holders_and_waiters(&client, key).await == (1, 1);
     eventually("it waits", waits).await;
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert!(waits().await, "it was ended");

@@ -3,7 +3,7 @@
 use lockkeeper_core::{Finding, Severity};
 use lockkeeper_testkit::server::PostgresServer;
 
-use crate::kit::{client_at, soon};
+use crate::common::{client_at, soon};
 
 async fn finding(url: &str, about: &str) -> Finding {
     let findings = soon("diagnose", lockkeeper_postgres::diagnose(url)).await.unwrap();
@@ -44,7 +44,7 @@ async fn tls_that_an_attacker_can_turn_off_is_a_warning() {
     let urls = [
         "postgres://u@db.invalid/x?connect_timeout=1&sslmode=require".to_owned(),
         // The server is on this machine.
-        crate::kit::url(),
+        crate::common::url(),
     ];
     for url in urls {
         let findings = soon("diagnose", lockkeeper_postgres::diagnose(&url)).await.unwrap();

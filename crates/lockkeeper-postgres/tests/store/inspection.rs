@@ -3,7 +3,7 @@
 use lockkeeper_core::{ErrorKind, Label, Mode};
 use lockkeeper_postgres::AdvisoryKey;
 
-use crate::kit::{client, eventually, keeper, name, soon};
+use crate::common::{client, eventually, keeper, name, soon};
 
 /// Two stores of one process know as little of each other as two processes do.
 #[tokio::test]

@@ -3,7 +3,7 @@
 use lockkeeper_core::{ErrorKind, Keeper};
 use lockkeeper_postgres::{AdvisoryKey, TransactionLock};
 
-use crate::kit::{client, holders_and_waiters, keeper, name, store};
+use crate::common::{client, holders_and_waiters, keeper, name, store};
 
 /// A name that comes from a user must not reach the lock of another program, or of another name.
 #[tokio::test]

@@ -1,8 +1,8 @@
 //! What the store does beside keeping locks: keys, transactions, refusals, inspection, ways to connect.
 #![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 
-#[path = "../kit/mod.rs"]
-mod kit;
+#[path = "../common/mod.rs"]
+mod common;
 
 mod connecting;
 mod diagnosis;

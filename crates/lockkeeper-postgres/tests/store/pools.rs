@@ -7,7 +7,7 @@ use lockkeeper_core::{Fence, FenceRegister, Keeper};
 use lockkeeper_postgres::{AdvisoryKey, Fences, Postgres};
 use tokio_postgres::NoTls;
 
-use crate::kit::{eventually, name, soon, terminate_holders, url};
+use crate::common::{eventually, name, soon, terminate_holders, url};
 
 fn pool(size: usize) -> Pool {
     let config = ManagerConfig { recycling_method: RecyclingMethod::Fast };
@@ -60,7 +60,7 @@ async fn a_waiter_waits_although_the_pool_has_nothing_left() {
 #[tokio::test]
 async fn a_waiter_outlasts_a_pool_that_others_have_used_up() {
     let (pool, name) = (pool(2), name("pool-shared"));
-    let holder = crate::kit::keeper("").mutex(name.clone()).lock().await.unwrap();
+    let holder = crate::common::keeper("").mutex(name.clone()).lock().await.unwrap();
     let keeper = Keeper::new(Postgres::from_pool(pool.clone())).ttl(Duration::from_secs(2));
     let _others = pool.get().await.unwrap();
     let waiter = tokio::spawn({

@@ -6,7 +6,7 @@ use lockkeeper_core::{Error, ErrorKind, Keeper};
 use lockkeeper_postgres::Postgres;
 use lockkeeper_testkit::server::{PgBouncer, PostgresServer};
 
-use crate::kit::{SOON, client, client_at, name, server, soon, url};
+use crate::common::{SOON, client, client_at, name, server, soon, url};
 
 /// What a store has against a URL, when it is opened and when it is used.
 async fn complaint(url: &str, kind: ErrorKind) -> Error {
@@ -63,7 +63,7 @@ async fn a_wrong_password_is_refused_and_a_right_one_is_not() {
     let at = |password: &str| server.url().replace("postgres@", &format!("me{password}@"));
     // The server reads its rules a moment later.
     let refused = async || Postgres::connect(&at(":hunter2")).await.is_err();
-    crate::kit::eventually("the rules are read", refused).await;
+    crate::common::eventually("the rules are read", refused).await;
     let error = complaint(&at(":hunter2"), ErrorKind::Config).await;
     assert!(error.to_string().contains("check the user and the password"), "{error}");
     let error = Postgres::connect(&at("")).await.unwrap_err();
@@ -173,7 +173,7 @@ async fn of_many_who_ask_at_once_those_for_whom_there_is_room_have_their_locks()
 
 #[tokio::test]
 async fn a_lock_is_not_detached_from_its_session() {
-    let keeper = crate::kit::keeper("");
+    let keeper = crate::common::keeper("");
     let guard = keeper.mutex(name("detached")).lock().await.unwrap();
     assert_eq!(guard.detach().unwrap_err().kind(), ErrorKind::Unsupported);
     drop(client().await);

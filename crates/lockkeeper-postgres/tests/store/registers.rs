@@ -8,7 +8,7 @@ use lockkeeper_testkit::fences::check_register;
 use tokio::task::JoinSet;
 use tokio_postgres::Client;
 
-use crate::kit::{client, client_at, eventually, name, soon, url};
+use crate::common::{client, client_at, eventually, name, soon, url};
 
 const GUIDE: &str = include_str!("../../../../docs/guides/fencing.md");
 
@@ -233,8 +233,8 @@ async fn the_guides_register_is_the_one_that_the_library_makes_and_asks() {
     assert_eq!(client.execute(delete, &[]).await.unwrap(), 1);
     // Word for word what the library runs, but for its comments.
     for (shown, file) in [
-        (table, include_str!("../../sql/fence_table.sql")),
-        (check, include_str!("../../sql/fence_check.sql")),
+        (table, include_str!("../../src/fences/table.sql")),
+        (check, include_str!("../../src/fences/check.sql")),
     ] {
         let file = file.lines().filter(|line| !line.starts_with("--")).collect::<Vec<_>>();
         assert_eq!(shown, file.join("\n"));

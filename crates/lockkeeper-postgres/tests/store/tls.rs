@@ -8,7 +8,7 @@ use lockkeeper_core::{ErrorKind, Keeper};
 use lockkeeper_postgres::Postgres;
 use lockkeeper_testkit::server::PostgresServer;
 
-use crate::kit::{client_at, eventually};
+use crate::common::{client_at, eventually};
 
 /// A server with a certificate for `localhost`, and where that certificate is.
 async fn server() -> (PostgresServer, String) {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use lockkeeper_postgres::TransactionLock;
 use tokio_postgres::Transaction;
 
-use crate::kit::{client, eventually, holders_and_waiters, keeper, name, soon};
+use crate::common::{client, eventually, holders_and_waiters, keeper, name, soon};
 
 async fn timeouts(transaction: &Transaction<'_>) -> (String, String) {
     let sql = "SELECT current_setting('lock_timeout'), current_setting('statement_timeout')";
@@ -78,7 +78,7 @@ async fn a_wait_is_not_ended_by_the_transactions_own_timeouts() {
             transaction.commit().await.unwrap();
         }
     });
-    let (watch, key) = (crate::kit::client().await, lockkeeper_postgres::AdvisoryKey::of(&name));
+    let (watch, key) = (crate::common::client().await, lockkeeper_postgres::AdvisoryKey::of(&name));
     eventually("it waits", async || holders_and_waiters(&watch, key).await == (1, 1)).await;
     tokio::time::sleep(Duration::from_millis(500)).await;
     guard.release().await.unwrap();

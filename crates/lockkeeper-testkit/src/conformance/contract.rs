@@ -1,4 +1,4 @@
-//! The contract itself, on claims made by hand.
+//! The contract itself, tested on bare claims.
 
 use std::task::Poll;
 use std::time::{Duration, Instant};
@@ -34,7 +34,7 @@ fn is_lost(renewal: Renewal) -> bool {
     matches!(renewal, Renewal::Lost(_))
 }
 
-/// Asked again after a lost answer, a holder gets the same grant.
+/// A holder that repeats its attempt after a lost response gets the same grant.
 pub async fn an_attempt_asked_again_by_its_holder_is_granted_again(subject: Subject) {
     let mut claim = subject.claim("a", |_| ());
     let first = granted(&mut *claim, None).await;
@@ -49,7 +49,7 @@ pub async fn an_attempt_asked_again_by_its_holder_is_granted_again(subject: Subj
     subject.done(&[]).await;
 }
 
-/// A failed try is as if it had not been.
+/// A failed attempt that did not queue leaves nothing in the store.
 pub async fn an_unqueued_attempt_leaves_no_trace(subject: Subject) {
     let mut holder = subject.claim("a", |_| ());
     granted(&mut *holder, None).await;
@@ -59,14 +59,14 @@ pub async fn an_unqueued_attempt_leaves_no_trace(subject: Subject) {
     let after = subject.left().await.map(|left| (left[0].holders.len(), left[0].waiters.len()));
     assert_eq!(before, after);
     assert_eq!(released(&mut *holder).await, Release::Released);
-    // Not even dropped, it stands in nobody's way.
+    // The claim does not block others, even before it is dropped.
     let mut third = subject.claim("a", |_| ());
     granted(&mut *third, None).await;
     released(&mut *third).await;
     subject.done(&[]).await;
 }
 
-/// A release is idempotent, works from any state and never touches another owner's hold.
+/// A release is idempotent, works from any state and never affects another owner's hold.
 pub async fn a_release_gives_up_only_its_own_and_from_any_state(subject: Subject) {
     let mut fresh = subject.claim("a", |_| ());
     assert_eq!(released(&mut *fresh).await, Release::WasNotHeld);
@@ -83,7 +83,7 @@ pub async fn a_release_gives_up_only_its_own_and_from_any_state(subject: Subject
     subject.done(&[]).await;
 }
 
-/// A renewal finds out, and never brings back.
+/// A renewal reports a loss, and never restores the hold.
 pub async fn a_renewal_never_creates_a_hold(subject: Subject) {
     let mut claim = subject.claim("a", |_| ());
     assert!(is_lost(renewed(&mut *claim).await), "before the first attempt");
@@ -105,7 +105,7 @@ pub async fn a_renewal_never_creates_a_hold(subject: Subject) {
     subject.done(&[]).await;
 }
 
-/// The engine may drop any future: that is an answer lost, and the claim goes on.
+/// The engine may drop any future: the claim stays usable, as after a lost response.
 pub async fn a_dropped_answer_leaves_the_claim_usable(subject: Subject) {
     for polls in 0..3 {
         let mut claim = subject.claim("a", |spec| spec.queue = true);
@@ -121,7 +121,7 @@ pub async fn a_dropped_answer_leaves_the_claim_usable(subject: Subject) {
     subject.done(&[]).await;
 }
 
-/// Polls a future a few times, whether it is woken or not, and drops it.
+/// Polls a future a few times, without waiting for wake-ups, and drops it.
 async fn dropped<T>(mut future: lockkeeper_core::BoxFuture<'_, T>, polls: usize) {
     for _ in 0..polls {
         let ready = std::future::poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx).is_ready()));
@@ -132,8 +132,8 @@ async fn dropped<T>(mut future: lockkeeper_core::BoxFuture<'_, T>, polls: usize)
     }
 }
 
-/// Exclusive grants have rising fences; a floor is honoured by stores that say so, unless it is implausible; a store
-/// without fences gives none.
+/// Exclusive grants have rising fences; stores that declare it honour a floor, unless it is implausible; a store
+/// without fences returns none.
 pub async fn fences_rise_and_honour_their_floor_where_declared(subject: Subject) {
     let fences = subject.capabilities().fences;
     let mut last = None;
@@ -161,7 +161,7 @@ pub async fn fences_rise_and_honour_their_floor_where_declared(subject: Subject)
         assert!(granted(&mut *next, None).await.fence > raised, "forgot a raised fence");
         released(&mut *next).await;
 
-        // One that is implausible is refused, also of a holder, and is not to be seen afterwards.
+        // An implausible floor is refused, also from a holder, and has no later effect.
         let mut holder = subject.claim("b", |_| ());
         for _ in 0..2 {
             let answer = soon("attempt", holder.attempt(Some(Fence::MAX))).await;
@@ -175,12 +175,12 @@ pub async fn fences_rise_and_honour_their_floor_where_declared(subject: Subject)
     subject.done(&[]).await;
 }
 
-/// Asks until the lock is had.
+/// Repeats the attempt until the lock is granted.
 async fn granted_soon(claim: &mut dyn Claim) {
     eventually("a grant", async || !contended(claim).await).await;
 }
 
-/// Asked again, a holder has the whole ttl before it.
+/// After a repeated attempt, a holder has the whole TTL left.
 pub async fn an_attempt_asked_again_has_a_full_lease(subject: Subject) {
     let ttl = subject.ttl;
     let mut claim = subject.claim("a", |spec| spec.ttl = ttl);
@@ -192,7 +192,7 @@ pub async fn an_attempt_asked_again_has_a_full_lease(subject: Subject) {
     let mut other = subject.claim("a", |_| ());
     while start.elapsed() < ttl * 6 / 5 {
         let contended = contended(&mut *other).await;
-        // Only what was asked well within the lease says anything, on a busy machine.
+        // On a busy machine, only attempts sent well within the lease are conclusive.
         assert!(contended || again.elapsed() > ttl * 9 / 10, "ended after {:?}", again.elapsed());
         if !contended {
             break;
@@ -204,7 +204,7 @@ pub async fn an_attempt_asked_again_has_a_full_lease(subject: Subject) {
     subject.done(&[]).await;
 }
 
-/// A waiter that refreshes its place keeps it.
+/// A waiter that refreshes its position in the queue keeps it.
 pub async fn a_refreshed_place_stays_where_it_was(subject: Subject) {
     let mut holder = subject.claim("a", |_| ());
     granted(&mut *holder, None).await;
@@ -225,7 +225,7 @@ pub async fn a_refreshed_place_stays_where_it_was(subject: Subject) {
     subject.done(&[]).await;
 }
 
-/// A waiter that was handed the lock, does not know it yet and leaves, leaves it to the next.
+/// A waiter that is granted the lock and leaves before it knows passes the grant on to the next.
 pub async fn a_waiter_that_leaves_passes_on_what_it_was_handed(subject: Subject) {
     let mut holder = subject.claim("a", |_| ());
     granted(&mut *holder, None).await;
@@ -240,7 +240,7 @@ pub async fn a_waiter_that_leaves_passes_on_what_it_was_handed(subject: Subject)
     subject.done(&[]).await;
 }
 
-/// The ttl of a renewal counts, whatever the claim's own was.
+/// The TTL of a renewal applies, independent of the claim's own TTL.
 pub async fn a_renewal_lasts_as_long_as_was_asked(subject: Subject) {
     let (short, leases) = (subject.ttl, subject.capabilities().leases);
     let silence = subject.ends_in_silence().await;
@@ -252,14 +252,14 @@ pub async fn a_renewal_lasts_as_long_as_was_asked(subject: Subject) {
             Renewal::Lost(reason) => panic!("lost, though held: {reason}"),
         }
     };
-    // Longer than at first: it outlives the first lease.
+    // A longer TTL: the hold outlives the first lease.
     let mut claim = subject.claim("a", |spec| spec.ttl = short);
     granted(&mut *claim, None).await;
     renew(&mut *claim, TTL).await;
     tokio::time::sleep(short * 3 / 2).await;
     let mut other = subject.claim("a", |_| ());
     assert!(contended(&mut *other).await, "a longer lease ended like the first");
-    // Shorter than before: it ends soon, and not at once.
+    // A shorter TTL: the hold ends soon, but not immediately.
     let start = Instant::now();
     renew(&mut *claim, short).await;
     if leases {
@@ -272,8 +272,8 @@ pub async fn a_renewal_lasts_as_long_as_was_asked(subject: Subject) {
     subject.done(&[]).await;
 }
 
-/// What has ended has ended: a renewal does not bring it back, and a release did not hold it. If silence
-/// ends nothing, nothing has.
+/// An expired hold is neither renewed nor released. If the store has no expiry, the hold
+/// persists.
 pub async fn a_lease_that_ran_out_is_neither_renewed_nor_released(subject: Subject) {
     let (ttl, ended) = (subject.ttl, subject.ends_in_silence().await);
     let mut renewing = subject.claim("a", |spec| spec.ttl = ttl);

@@ -9,7 +9,7 @@ use tokio::sync::{Barrier, mpsc, oneshot};
 use super::{Subject, soon};
 use crate::history::History;
 
-/// Many tasks on one name: never two at once, and fences rise.
+/// Many tasks contend for one name: holders never overlap, and fences rise.
 pub async fn one_at_a_time_under_contention(subject: Subject) {
     let keepers = [subject.keeper(), subject.keeper()];
     let history = History::new();
@@ -35,7 +35,7 @@ pub async fn one_at_a_time_under_contention(subject: Subject) {
     subject.done(&[&keepers[0], &keepers[1]]).await;
 }
 
-/// What clients try for at the same moment: all that there is of it.
+/// A lock of which clients request everything at the same moment.
 #[derive(Debug, Clone, Copy)]
 enum Whole {
     Mutex,
@@ -51,7 +51,7 @@ impl Whole {
     }
 }
 
-/// A try is refused only if another holds: when all clients try a free lock at once, or all permits of a free
+/// A try is refused only if another client holds the lock: of clients that all try a free lock at once, or all permits of a free
 /// semaphore, one of them gets it.
 pub async fn of_clients_that_try_at_the_same_moment_exactly_one_gets_a_free_lock(subject: Subject) {
     let clients = subject.clients(4).await;
@@ -89,7 +89,7 @@ pub async fn of_clients_that_try_at_the_same_moment_exactly_one_gets_a_free_lock
     subject.done(&clients).await;
 }
 
-/// Two holds are two owners, always.
+/// Two guards are two owners, even of one lock object.
 pub async fn two_guards_of_one_mutex_exclude_each_other(subject: Subject) {
     let keeper = subject.keeper();
     let mutex = Arc::new(keeper.mutex(subject.name("a")));
@@ -103,7 +103,7 @@ pub async fn two_guards_of_one_mutex_exclude_each_other(subject: Subject) {
     subject.done(&[&keeper]).await;
 }
 
-/// Contention is `None` for a try, and `TimedOut` past `max_wait`.
+/// Contention is `None` for a try, and `TimedOut` after `max_wait`.
 pub async fn a_try_that_fails_is_none_and_a_bounded_wait_ends(subject: Subject) {
     let keeper = subject.keeper();
     let mutex = keeper.mutex(subject.name("a"));
@@ -122,7 +122,7 @@ pub async fn a_try_that_fails_is_none_and_a_bounded_wait_ends(subject: Subject) 
     subject.done(&[&keeper]).await;
 }
 
-/// Everybody who waits gets it; on a fair store in the order in which they asked.
+/// All waiters are granted the lock; on a fair store in FIFO order.
 pub async fn waiters_enter_and_in_order_where_declared(subject: Subject) {
     let keeper = subject.keeper();
     let mutex = keeper.mutex(subject.name("a"));
@@ -151,10 +151,10 @@ pub async fn waiters_enter_and_in_order_where_declared(subject: Subject) {
     subject.done(&[&keeper]).await;
 }
 
-/// A store that declares push wakes a waiter long before it would look by itself; any other lets it
-/// in when it looks.
+/// A store that declares push wakes a waiter long before its next poll; on other stores the waiter is granted
+/// the lock at its next poll.
 pub async fn a_waiter_is_handed_the_lock_when_it_is_released(subject: Subject) {
-    // A waiter looks by itself after a third of its ttl, which is longer than `soon` waits.
+    // A waiter polls after a third of its TTL, which is longer than `soon` waits.
     let keeper = subject.keeper();
     let mutex = keeper.mutex(subject.name("a"));
     for _ in 0..3 {
@@ -175,7 +175,7 @@ pub async fn a_waiter_is_handed_the_lock_when_it_is_released(subject: Subject) {
     subject.done(&[&keeper]).await;
 }
 
-/// The ttl is no limit on how long one may hold.
+/// The TTL does not limit how long a lock is held.
 pub async fn a_lock_is_renewed_for_as_long_as_it_is_held(subject: Subject) {
     let keeper = subject.keeper();
     let mutex = keeper.mutex(subject.name("a")).ttl(subject.ttl);
@@ -190,7 +190,7 @@ pub async fn a_lock_is_renewed_for_as_long_as_it_is_held(subject: Subject) {
     subject.done(&[&keeper]).await;
 }
 
-/// Dropping works everywhere.
+/// A guard can be dropped on a thread without a runtime.
 pub async fn a_guard_dropped_on_a_plain_thread_gives_its_lock_back(subject: Subject) {
     let keeper = subject.keeper();
     let mutex = keeper.mutex(subject.name("a"));
@@ -206,7 +206,7 @@ async fn no_shared_locks(subject: Subject, keeper: &Keeper) {
     subject.done(&[keeper]).await;
 }
 
-/// Readers hold together, a writer alone.
+/// Readers share the lock, a writer excludes all others.
 pub async fn readers_share_and_writers_exclude(subject: Subject) {
     let keeper = subject.keeper();
     if !subject.capabilities().shared {
@@ -233,8 +233,8 @@ pub async fn readers_share_and_writers_exclude(subject: Subject) {
     subject.done(&[&keeper]).await;
 }
 
-/// On a fair store readers wait behind a writer, and enter together after it; on any store everybody
-/// gets a turn.
+/// On a fair store readers queue behind a writer, and are granted together after it; on any store every waiter
+/// is served.
 pub async fn nobody_overtakes_a_waiting_writer(subject: Subject) {
     let keeper = subject.keeper();
     if !subject.capabilities().shared {
@@ -250,7 +250,7 @@ pub async fn nobody_overtakes_a_waiting_writer(subject: Subject) {
             let guard = if who == "writer" { lock.write().await } else { lock.read().await };
             let (leave, told) = oneshot::channel::<()>();
             entered.send((who, leave)).unwrap();
-            // Until it is told, or nobody can tell it any more.
+            // Until the sender signals or is dropped.
             let _ = told.await;
             guard.unwrap().release().await.unwrap();
         }));
@@ -266,7 +266,7 @@ pub async fn nobody_overtakes_a_waiting_writer(subject: Subject) {
         assert_eq!(who, "writer");
         assert!(order.try_recv().is_err(), "a reader beside a writer");
         drop(writer);
-        // Both are in before either is out: they entered together.
+        // Both hold before either releases: they were granted together.
         let together = [soon("a reader", order.recv()).await, soon("another", order.recv()).await];
         assert!(together.iter().flatten().all(|(who, _)| *who == "reader"));
     } else {
@@ -281,7 +281,7 @@ pub async fn nobody_overtakes_a_waiting_writer(subject: Subject) {
     subject.done(&[&keeper]).await;
 }
 
-/// A try leaves no trace that readers would have to wait for.
+/// A failed try leaves nothing that blocks readers.
 pub async fn a_failed_try_write_does_not_hold_up_readers(subject: Subject) {
     let keeper = subject.keeper();
     if !subject.capabilities().shared {
@@ -295,7 +295,7 @@ pub async fn a_failed_try_write_does_not_hold_up_readers(subject: Subject) {
     subject.done(&[&keeper]).await;
 }
 
-/// From write to read without a moment in which another writer could enter.
+/// A downgrade from write to read lets no other writer in between.
 pub async fn a_downgrade_leaves_no_gap(subject: Subject) {
     let keeper = subject.keeper();
     let lock = keeper.rw_lock(subject.name("a"));
@@ -328,7 +328,7 @@ pub async fn a_downgrade_leaves_no_gap(subject: Subject) {
     subject.done(&[&keeper]).await;
 }
 
-/// At most as many as there are permits, several at once or none.
+/// A semaphore never grants more permits than it has, and a set of permits as a whole or not at all.
 pub async fn a_semaphore_admits_as_many_as_it_has(subject: Subject) {
     let keeper = subject.keeper();
     let semaphore = keeper.semaphore(subject.name("a"), 3);
@@ -366,7 +366,7 @@ pub async fn a_semaphore_admits_as_many_as_it_has(subject: Subject) {
     subject.done(&[&keeper]).await;
 }
 
-/// They are two things.
+/// A semaphore and a mutex of one name are independent.
 pub async fn a_semaphore_and_a_mutex_of_one_name_do_not_meet(subject: Subject) {
     let keeper = subject.keeper();
     let mutex = keeper.mutex(subject.name("a")).lock().await.unwrap();

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use lockkeeper_core::{ErrorKind, Fences, Guard, Keeper, LossReason, ReleaseOutcome};
 
-use super::{Subject, eventually, soon};
+use super::{ShownWaiters, Subject, eventually, soon};
 use crate::faulty::{Fault, Faulty, Op};
 
-/// A lease that nobody renews ends, and not before its time. A store without leases says so.
+/// A lease that is not renewed ends, and not before its TTL. A store without leases reports `Unsupported`.
 pub async fn a_lease_ends_by_itself(subject: Subject) {
     let keeper = subject.keeper();
     let mutex = keeper.mutex(subject.name("a"));
@@ -31,8 +31,8 @@ pub async fn a_lease_ends_by_itself(subject: Subject) {
     subject.done(&[&keeper]).await;
 }
 
-/// A holder that is cut off from the store is told before the store gives the lock to another. If
-/// silence ends nothing, nobody else gets it.
+/// A holder without a connection is notified before the store grants the lock to another. If
+/// the store has no expiry, no other client is granted the lock.
 pub async fn a_hold_that_cannot_renew_is_lost_before_another_enters(subject: Subject) {
     let (store, faults) = Faulty::around(subject.backend.clone());
     let cut_off = Keeper::new(store).ttl(subject.ttl);
@@ -56,7 +56,7 @@ pub async fn a_hold_that_cannot_renew_is_lost_before_another_enters(subject: Sub
     subject.done(&[&cut_off, &keeper]).await;
 }
 
-/// A hold can be carried to another keeper as data, once.
+/// A ticket transfers a hold to another keeper, once.
 pub async fn a_ticket_carries_a_hold(subject: Subject) {
     let (one, two) = (subject.keeper(), subject.keeper());
     let guard = one.mutex(subject.name("a")).lock().await.unwrap();
@@ -78,7 +78,7 @@ pub async fn a_ticket_carries_a_hold(subject: Subject) {
     subject.done(&[&one, &two]).await;
 }
 
-/// The store obeys and its answer is lost: whatever was asked, nothing stays behind.
+/// The store processes a request and its response is lost: nothing is left behind.
 pub async fn answers_that_are_lost_leave_nothing(subject: Subject) {
     let (store, faults) = Faulty::around(subject.backend.clone());
     let keeper = Keeper::new(store).ttl(Duration::from_secs(600));
@@ -137,7 +137,7 @@ async fn polled(future: impl Future<Output = lockkeeper_core::Result<Guard>>, po
     }
 }
 
-/// A holder whose hold is taken away behind its back is told, and the next can enter.
+/// A holder whose hold is removed from the store is notified, and the next waiter is granted the lock.
 pub async fn a_severed_hold_is_told_and_another_enters(subject: Subject) {
     let keeper = subject.keeper();
     let mutex = keeper.mutex(subject.name("a")).ttl(subject.ttl);
@@ -238,7 +238,10 @@ pub async fn inspection_shows_holders_and_waiters(subject: Subject) {
     assert!(holder.owner.is_none_or(|owner| owner == guard.owner()));
     assert!(holder.fence.is_none() || holder.fence == guard.fence());
     let waiters: Vec<_> = shown[0].waiters.iter().map(lockkeeper_core::Participant::who).collect();
-    let expected: &[_] = if subject.shows_waiters { &["the waiter"] } else { &[] };
+    let expected: &[_] = match subject.shown_waiters {
+        ShownWaiters::All | ShownWaiters::OwnProcess => &["the waiter"],
+        ShownWaiters::None => &[],
+    };
     assert_eq!(waiters, expected);
     let listed = subject.left().await.unwrap();
     let of = |infos: &[lockkeeper_core::LockInfo]| {
@@ -253,12 +256,12 @@ pub async fn inspection_shows_holders_and_waiters(subject: Subject) {
     subject.done(&[&keeper]).await;
 }
 
-/// A lock can be taken away by force, and everybody learns of it. Where the store cannot be looked
-/// into, it says so.
+/// A lock can be broken, and its holder is notified. A store without inspection
+/// reports `Unsupported`.
 pub async fn a_broken_lock_is_lost_and_the_next_enters(subject: Subject) {
     let keeper = subject.keeper();
     let name = subject.name("a");
-    // A store that tells holders does so at once; in another the next renewal finds out.
+    // A store that pushes notifies holders immediately; otherwise the next renewal detects the loss.
     let push = subject.capabilities().push;
     let ttl = if push { Duration::from_secs(600) } else { subject.ttl };
     let guard = keeper.mutex(name.clone()).ttl(ttl).lock().await.unwrap();

@@ -1,4 +1,4 @@
-//! What "not acquired" leaves behind: nothing that the next attempt could notice.
+//! An acquire that ends without the lock leaves nothing that the next attempt could notice.
 
 use std::time::{Duration, Instant};
 
@@ -8,12 +8,12 @@ use super::{Subject, soon};
 
 /// How long a contended attempt waits in these cases.
 const WAIT: Duration = Duration::from_millis(5);
-/// An answer that took longer than this may have reached the engine's bound for leaving the queue, after which it
-/// answers first and leaves later. Such a round of a busy machine says nothing.
+/// A response that took longer than this may have reached the engine's limit for leaving the queue, after which it
+/// returns first and leaves later. Such a round, on a busy machine, is not conclusive.
 const PROMPT: Duration = Duration::from_millis(70);
 const ROUNDS: usize = 20;
 
-/// Runs rounds until enough of them were prompt. Each returns how long "not acquired" took, and whether
+/// Runs rounds until enough of them were prompt. Each returns how long the unsuccessful acquire took, and whether
 /// the lock was free afterwards.
 async fn rounds(what: &str, round: impl AsyncFn() -> (Duration, bool)) {
     let mut prompt = 0;

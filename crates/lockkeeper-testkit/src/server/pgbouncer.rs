@@ -38,7 +38,7 @@ impl PgBouncer {
     fn with_mode(server: &PostgresServer, mode: &'static str) -> Result<Self, StartError> {
         let mut program = Binaries::installed().find("pgbouncer", "pgbouncer");
         if program.is_err() {
-            // Debian keeps it where only root looks.
+            // Debian installs it outside of the `PATH` of ordinary users.
             program = Binaries::within([PathBuf::from("/usr/sbin")]).find("pgbouncer", "pgbouncer");
         }
         let (server, user) = (server.port(), user()?);
@@ -87,7 +87,7 @@ impl Recipe for Bouncer {
             self.mode,
             dir.join("pid").display()
         );
-        // If it cannot be written, the program says so.
+        // If the file cannot be written, the program reports it.
         let _ = fs::write(&config, text);
         let mut command = run_as(self.user, &self.program);
         command.arg(config);

@@ -208,7 +208,7 @@ impl Recipe for Postgres {
     }
 }
 
-/// Asks to be let in, and says whether that is considered: a server that starts up or recovers sends an
+/// Sends a startup message and returns whether the server starts to authenticate: a server that starts up or recovers sends an
 /// error instead.
 pub(super) fn knock(stream: &mut TcpStream) -> io::Result<bool> {
     let mut startup = Vec::from(196_608_u32.to_be_bytes()); // Version 3.0 of the protocol.

@@ -25,7 +25,7 @@ use rustix::process::{Pid, Signal};
 use super::{Binaries, PATIENCE, PAUSE, Ports, Recipe, Server, ServerClock, StartError};
 use resp::Client;
 
-/// A Redis server that keeps nothing on disk, unless told to. What it can do is at [`Server`].
+/// A Redis server without persistence by default. Its common methods are those of [`Server`].
 ///
 /// ```
 /// use lockkeeper_testkit::server::RedisServer;
@@ -229,7 +229,7 @@ impl RedisBuilder {
         self.args(&["--appendonly", "yes", "--appendfsync", "always"])
     }
 
-    /// Has it speak TLS, with a new certificate for `localhost` and 127.0.0.1, on a port of its own: the
+    /// Enables TLS, with a new certificate for `localhost` and 127.0.0.1, on a second port: the
     /// url is `rediss://localhost:PORT/`. Clients need no certificate.
     ///
     /// [`addr`](Server::addr) and [`port`](Server::port) are still those without TLS, which

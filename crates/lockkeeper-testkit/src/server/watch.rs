@@ -1,22 +1,22 @@
-//! Who ends a server whose test could not.
+//! A watchdog that ends a server if its test process died without doing so.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Pid, Signal};
 
-/// Its standard input ends with the process that started it, or when it is dismissed. In the first case it
-/// asks the server to end, then makes it, and removes what it had.
+/// The script's standard input ends when the test process ends. The script then
+/// terminates the server, kills it after ten seconds, and removes its directory.
 const SCRIPT: &str = "trap '' HUP INT TERM; read -r word && exit
 kill -\"$2\" \"$1\"; kill -CONT \"$1\"
 for _ in 1 2 3 4 5 6 7 8 9 10; do kill -0 \"$1\" || break; sleep 1; done
 kill -KILL \"$1\"; rm -rf \"$3\"";
 
-/// Ends a process when this one has ended without doing so. Dropped, it does nothing any more.
+/// Ends a process after the death of this one. Dropping it cancels that.
 pub(super) struct Watch(Option<Child>);
 
 impl Watch {
-    /// Watches over a process of this one's. If there is no shell, nobody does.
+    /// Starts a watchdog for a child process. Without a shell there is none.
     pub(super) fn over(pid: Pid, signal: Signal, dir: &Path) -> Self {
         let mut shell = Command::new("sh");
         shell.args(["-c", SCRIPT, "lockkeeper-watch"]);

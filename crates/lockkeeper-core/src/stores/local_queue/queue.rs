@@ -245,10 +245,8 @@ impl Queue {
                 passed = true;
             }
         }
-        match handoff {
-            Handoff::Local if passed => self.call(wakes),
-            Handoff::Store if passed => self.wake_unasked(wakes),
-            Handoff::Local | Handoff::Store => {}
+        if passed && handoff == Handoff::Local {
+            self.call(wakes);
         }
     }
 
@@ -402,12 +400,6 @@ impl Queues {
         all.retain(|(.., waiting): &(_, _, Vec<Participant>)| !waiting.is_empty());
         all
     }
-
-    #[cfg(test)]
-    pub(super) fn names(&self) -> usize {
-        let table = self.table();
-        table.locks.len() + table.semaphores.len()
-    }
 }
 
 /// What a claim has in the store.
@@ -538,6 +530,16 @@ impl Place {
     /// Leaves the queue without the lock.
     pub(super) fn give_up(&mut self) {
         self.leave(Leave::GaveUp);
+    }
+
+    /// Leaves the queue if the claim was never told that the lock is contended.
+    pub(super) fn give_up_unless_refused(&mut self) {
+        let is_refused = |queue: &mut Queue, number, _: &mut Wakes| {
+            queue.waiters.get(&number).is_some_and(|waiter| waiter.refused)
+        };
+        if !self.with(is_refused) {
+            self.give_up();
+        }
     }
 
     fn leave(&mut self, leave: Leave) {

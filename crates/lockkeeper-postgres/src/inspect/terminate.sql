@@ -1,0 +1,3 @@
+-- Ends sessions, and waits until each is gone. $1: their process ids. $2: the timeout in ms.
+-- Returns how many ended.
+SELECT count(*) FILTER (WHERE pg_terminate_backend(pid, $2)) AS ended FROM unnest($1::int[]) AS pid

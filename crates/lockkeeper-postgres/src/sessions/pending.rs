@@ -1,0 +1,340 @@
+//! A query about a lock that is in flight, and how it ends.
+//!
+//! It outlives its caller: a future that is dropped leaves the query where it was, and the next call finds its answer.
+//! So the client loses no answer, and in the end it knows whether the session holds the lock.
+
+use std::fmt;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use lockkeeper_core::{BoxFuture, Fence, Label, Release, Result};
+use tokio::time::Instant;
+use tokio_postgres::error::SqlState;
+
+use super::batch::{Try, TryAnswer};
+use super::connection::Connection;
+use super::pool::{SessionPool, SessionRequest};
+use super::session::{ReleaseInProgress, Session, SessionSlot};
+use super::statements::{Operation, Statement};
+use crate::error::{is_wait_over, translate, unavailable};
+use crate::names::{AdvisoryKey, Form, NO_KEY};
+
+/// The pause between two cancel requests for a wait: the first may have arrived before the wait did.
+const CANCEL_INTERVAL: Duration = Duration::from_millis(200);
+/// How many cancel requests are sent for a wait. If none ends it, the connection is dead.
+const MAX_CANCELS: usize = 5;
+/// How long the server may take to accept a cancel request, and for how long they are repeated.
+const CANCEL_TIMEOUT: Duration = Duration::from_secs(2);
+/// How often an unlock is sent that late cancel requests hit.
+const MAX_UNLOCK_ATTEMPTS: usize = 5;
+
+/// A lock that was granted.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Granted {
+    pub(crate) fence: Option<Fence>,
+    /// A moment at which the session was alive; its validity counts from here.
+    pub(crate) alive_at: Instant,
+}
+
+/// A query that has been sent, or is being sent. Its answer is an error only if the session does not hold the lock.
+pub(crate) struct PendingQuery {
+    pub(crate) slot: SessionSlot,
+    pub(crate) answer: BoxFuture<'static, Result<Option<Granted>>>,
+    /// Since when the server has not confirmed that it works on the query.
+    pub(crate) unconfirmed_since: Option<Instant>,
+}
+
+impl fmt::Debug for PendingQuery {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PendingQuery").field("slot", &self.slot).finish_non_exhaustive()
+    }
+}
+
+impl PendingQuery {
+    /// Tries to lock, without waiting for other holders.
+    pub(crate) fn attempt(slot: SessionSlot, shared: bool, fenced: bool) -> Self {
+        let (session, key) = (slot.session.clone(), slot.key);
+        let answer = Box::pin(async move {
+            let alive_at = Instant::now();
+            let answer = match key.0 {
+                Form::One(number) if fenced => {
+                    try_fenced(&session, Try { key: number, shared }).await?
+                }
+                _ => try_alone(&session.connection, key, shared, fenced).await?,
+            };
+            Ok(answer
+                .map(|xid| Granted { fence: xid.and_then(|xid| fence(&session, xid)), alive_at }))
+        });
+        Self { slot, answer, unconfirmed_since: None }
+    }
+
+    /// Waits for the lock on the server, for at most `limit` if there is one.
+    pub(crate) fn wait(
+        slot: SessionSlot,
+        shared: bool,
+        fenced: bool,
+        limit: Option<Duration>,
+    ) -> Self {
+        let (session, key) = (slot.session.clone(), slot.key);
+        let statement = Statement::new(Operation::Wait { fenced }, shared, key);
+        let answer = Box::pin(async move {
+            let connection = &session.connection;
+            // Zero would be without limit.
+            let limit = limit.map(|limit| {
+                limit.clamp(Duration::from_millis(1), Duration::from_millis(i32::MAX as u64))
+            });
+            connection.set_lock_timeout(limit.unwrap_or_default()).await?;
+            let (sent, answer) = connection.wait(statement, key).await?;
+            let error = match answer {
+                Ok(row) => {
+                    let row = row.ok_or_else(no_answer)?;
+                    let waited = Duration::try_from_secs_f64(row.get(0)).unwrap_or_default();
+                    let alive_at = connection.record_wait(sent, waited);
+                    let fence = if fenced { fence(&session, row.get(1)) } else { None };
+                    return Ok(Some(Granted { fence, alive_at }));
+                }
+                Err(error) => error,
+            };
+            // The server may end a wait with an error and have granted the lock.
+            unlock(connection, shared, key).await?;
+            if is_wait_over(&error) { Ok(None) } else { Err(translate(error)) }
+        });
+        Self { slot, answer, unconfirmed_since: None }
+    }
+
+    /// Sends the query now instead of when the answer is next polled.
+    pub(crate) fn send(mut self, context: &mut Context<'_>) -> Self {
+        if let Poll::Ready(answer) = self.answer.as_mut().poll(context) {
+            self.answer = Box::pin(std::future::ready(answer));
+        }
+        self
+    }
+
+    /// Ends a try so that the session does not hold the lock. Its answer comes at once if it comes at all.
+    pub(crate) async fn abandon_try(self, context: ReleaseContext) -> Result<Release> {
+        let Self { slot, answer, .. } = self;
+        if let Ok(Some(_)) = context.release_answer(&slot.session, answer).await? {
+            return release(slot, context, HeldModes::One).await;
+        }
+        slot.leave();
+        Ok(Release::WasNotHeld)
+    }
+
+    /// Cancels a wait so that the session does not hold the lock. The driver sends a cancel request and does not learn
+    /// when it arrives. One that has not ended the wait would end the next statement on the connection, so the
+    /// connection is used again only if every cancel request has ended a statement.
+    pub(crate) async fn abandon_wait(self, context: ReleaseContext) -> Result<Release> {
+        let Self { slot, mut answer, .. } = self;
+        let connection = slot.session.connection.clone();
+        let (mut sent, cancelled_before) = (0, connection.cancelled_statements());
+        // It may have ended already.
+        let mut ended = poll_once(&mut answer).await;
+        let started = Instant::now();
+        while ended.is_none() && sent < MAX_CANCELS && started.elapsed() < CANCEL_TIMEOUT {
+            sent += 1;
+            let cancel = context.pool.cancel(&connection);
+            let accepted = tokio::time::timeout(CANCEL_TIMEOUT, cancel).await;
+            ended = tokio::time::timeout(CANCEL_INTERVAL, &mut answer).await.ok();
+            if !matches!(accepted, Ok(Ok(()))) {
+                break;
+            }
+        }
+        let arrived = connection.cancelled_statements() - cancelled_before;
+        match ended {
+            Some(Ok(Some(_))) if sent == 0 => return release(slot, context, HeldModes::One).await,
+            Some(Ok(Some(_))) => {
+                // Granted in spite of the cancel request, which may still be on its way.
+                let unlock = unlock(&connection, context.shared, slot.key);
+                let held = context.release_answer(&slot.session, unlock).await??;
+                return Ok(if held { Release::Released } else { Release::WasNotHeld });
+            }
+            Some(Ok(None) | Err(_)) if arrived >= sent => slot.leave(),
+            // Dropping the slot closes the connection.
+            Some(_) => {}
+            // Neither the wait nor a cancel request was answered. The connection is dead, and the server may grant the
+            // wait without the client noticing.
+            None => context.end_session(&connection).await,
+        }
+        Ok(Release::WasNotHeld)
+    }
+}
+
+/// Tries to lock a key with a fence, together with other tries of the session. Returns the transaction id if the lock
+/// was granted.
+async fn try_fenced(session: &Session, item: Try) -> Result<Option<Option<i64>>> {
+    let (connection, key) = (&session.connection, AdvisoryKey::from_i64(item.key));
+    match session.tries.send(item).await {
+        Ok(TryAnswer::Granted(xid)) => return Ok(Some(Some(xid))),
+        Ok(TryAnswer::Contended) => return Ok(None),
+        // The lock may have been granted before the error.
+        Ok(TryAnswer::Failed(error)) => {
+            unlock(connection, item.shared, key).await?;
+            if error.code() != Some(&SqlState::QUERY_CANCELED) {
+                return Err(translate(error));
+            }
+        }
+        // Another key may be the reason. Sent alone, this try gets its own answer.
+        Ok(TryAnswer::SharedFailed) | Err(_) => {
+            unlock(connection, item.shared, key).await?;
+        }
+    }
+    try_alone(connection, key, item.shared, true).await
+}
+
+/// Tries to lock a key. Returns `Some` if the lock was granted, with the transaction id if a fence was asked for.
+async fn try_alone(
+    connection: &Connection,
+    key: AdvisoryKey,
+    shared: bool,
+    fenced: bool,
+) -> Result<Option<Option<i64>>> {
+    let statement = Statement::new(Operation::Try { fenced }, shared, key);
+    let mut cancels = 0;
+    loop {
+        let error = match connection.execute(statement, key).await? {
+            Ok(row) => {
+                let row = row.ok_or_else(no_answer)?;
+                return Ok(if fenced {
+                    row.get::<_, Option<i64>>(0).map(Some)
+                } else {
+                    row.get::<_, bool>(0).then_some(None)
+                });
+            }
+            Err(error) => error,
+        };
+        // The lock may have been granted before the error.
+        unlock(connection, shared, key).await?;
+        // A cancel is no answer. Nothing is held now, so the try is sent again.
+        if error.code() != Some(&SqlState::QUERY_CANCELED) || cancels == MAX_CANCELS {
+            return Err(translate(error));
+        }
+        cancels += 1;
+    }
+}
+
+fn no_answer() -> lockkeeper_core::Error {
+    unavailable("the server sent no answer")
+}
+
+/// What a release needs to know of its claim.
+pub(crate) struct ReleaseContext {
+    pub(crate) pool: Arc<SessionPool>,
+    pub(crate) ttl: Duration,
+    pub(crate) label: Label,
+    pub(crate) shared: bool,
+}
+
+impl ReleaseContext {
+    /// Awaits the answer to a release for as long as another claim relies on the session, and for some seconds if none
+    /// does; then ends the session. So a release returns some seconds after the server has stopped responding, and a
+    /// lease after that at the latest.
+    async fn release_answer<T>(
+        &self,
+        session: &Arc<Session>,
+        answer: impl Future<Output = T>,
+    ) -> Result<T> {
+        let _release = ReleaseInProgress::new(session);
+        let started = Instant::now();
+        let mut answer = std::pin::pin!(answer);
+        loop {
+            let timeout = session.release_timeout();
+            if let Ok(answer) = tokio::time::timeout(timeout, &mut answer).await {
+                return Ok(answer);
+            }
+            if session.can_be_ended() {
+                self.end_session(&session.connection).await;
+                return Err(unavailable(format!(
+                    "no answer to the release within {:.1?}: its session was ended",
+                    started.elapsed()
+                )));
+            }
+        }
+    }
+
+    async fn end_session(&self, connection: &Connection) {
+        let request = SessionRequest { key: NO_KEY, ttl: self.ttl, label: self.label.as_str() };
+        self.pool.end_session(connection, request).await;
+    }
+}
+
+/// Returns a future's output if it is ready.
+pub(crate) async fn poll_once<T>(future: &mut BoxFuture<'_, T>) -> Option<T> {
+    std::future::poll_fn(|cx| match future.as_mut().poll(cx) {
+        Poll::Ready(output) => Poll::Ready(Some(output)),
+        Poll::Pending => Poll::Ready(None),
+    })
+    .await
+}
+
+fn fence(session: &Session, xid: i64) -> Option<Fence> {
+    const XID_BITS: u32 = 48;
+    let xid = xid.cast_unsigned() & ((1 << XID_BITS) - 1);
+    Fence::new((session.connection.timeline & 0x7fff) << XID_BITS | xid)
+}
+
+/// Unlocks a key, and returns whether the session held it. On an error the session may still hold it, so the connection
+/// is closed.
+async fn unlock(connection: &Connection, shared: bool, key: AdvisoryKey) -> Result<bool> {
+    let statement = Statement::new(Operation::Unlock, shared, key);
+    for _ in 0..MAX_UNLOCK_ATTEMPTS {
+        let error = match connection.execute(statement, key).await {
+            Ok(Ok(row)) => return Ok(row.is_some_and(|row| row.get(0))),
+            // A cancel request that was meant for the wait before it.
+            Ok(Err(error)) if error.code() == Some(&SqlState::QUERY_CANCELED) => continue,
+            Ok(Err(error)) => translate(error),
+            // The statement could not be prepared.
+            Err(error) => error,
+        };
+        connection.close();
+        return Err(error);
+    }
+    connection.close();
+    Err(unavailable("the server cancels every unlock"))
+}
+
+/// In which modes a session may hold a lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum HeldModes {
+    /// In the mode of the claim.
+    One,
+    /// In either mode or in both, after a downgrade was sent.
+    Either,
+}
+
+/// Releases a lock.
+pub(crate) async fn release(
+    slot: SessionSlot,
+    context: ReleaseContext,
+    modes: HeldModes,
+) -> Result<Release> {
+    let connection = slot.session.connection.clone();
+    if connection.is_closed() || connection.has_expired() {
+        // The session is over, even if the server is late to end it.
+        return Ok(Release::WasNotHeld);
+    }
+    let unlocked = context.release_answer(&slot.session, async {
+        let mut held = unlock(&connection, context.shared, slot.key).await?;
+        if modes == HeldModes::Either {
+            held |= unlock(&connection, !context.shared, slot.key).await?;
+        }
+        Ok(held)
+    });
+    match unlocked.await? {
+        Ok(held) => {
+            slot.vacate();
+            Ok(if held { Release::Released } else { Release::WasNotHeld })
+        }
+        // The session is over, and its locks are free.
+        Err(_) if connection.is_closed() => Ok(Release::WasNotHeld),
+        Err(error) => Err(error),
+    }
+}
+
+/// Turns an exclusive lock into a shared one. Idempotent.
+pub(crate) async fn downgrade(slot: &SessionSlot) -> Result<()> {
+    let connection = &slot.session.connection;
+    let share = Statement::new(Operation::Share, true, slot.key);
+    connection.execute(share, slot.key).await?.map_err(translate)?;
+    unlock(connection, false, slot.key).await.map(drop)
+}

@@ -1,0 +1,189 @@
+//! Opening connections.
+
+use std::future::Future;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use lockkeeper_core::Result;
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
+use tokio_postgres::Config;
+use tokio_util::sync::CancellationToken;
+
+use super::super::connection::{Connection, connection_closed, idle_timeout_for};
+use super::super::pooled::PooledConnection;
+use super::super::session::{Purpose, Session};
+use super::super::transport::Transport;
+use super::{SessionPool, SessionRequest, Source, Table};
+use crate::error::unavailable;
+
+/// How often to check whether a pool's connection has closed: the pool runs its task and does not notify.
+const POOLED_CHECK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// A session that is being opened, by a task of its own: it does not depend on a claim being polled.
+#[derive(Clone)]
+pub(super) struct Opening {
+    done: watch::Receiver<Option<Result<()>>>,
+    started: Instant,
+}
+
+impl Opening {
+    pub(super) fn is_in_progress(&self) -> bool {
+        // An error if the task was dropped with its runtime.
+        self.done.has_changed().is_ok() && self.done.borrow().is_none()
+    }
+
+    /// Returns whether it takes so long that a claim of `ttl` should open another: if the server's first message was
+    /// lost, it is stuck until `connect_timeout`.
+    pub(super) fn is_late(&self, ttl: Duration) -> bool {
+        self.started.elapsed() >= idle_timeout_for(ttl) / 2
+    }
+
+    pub(super) async fn done(mut self) -> Result<()> {
+        match self.done.wait_for(Option::is_some).await {
+            Ok(done) => done.clone().unwrap_or(Ok(())),
+            Err(_) => Err(connection_closed()),
+        }
+    }
+}
+
+impl SessionPool {
+    /// Returns the task that opens a session and adds it to the pool. Until it ends, it counts towards the limit.
+    pub(super) fn open(
+        self: &Arc<Self>,
+        table: &mut Table,
+        request: SessionRequest<'_>,
+        purpose: Purpose,
+    ) -> (Opening, impl Future<Output = ()> + Send + use<>) {
+        let reservation = Reservation::new(self, table, purpose);
+        let (pool, ttl, label) = (self.clone(), request.ttl, self.label(&request).to_owned());
+        let (tell, done) = watch::channel(None);
+        let task = async move {
+            let limit = pool.options.connect_timeout;
+            let opened = tokio::time::timeout(limit, async {
+                let session = pool.connect(ttl, purpose).await?;
+                session.connection.configure_here(ttl, &label).await?;
+                Ok(session)
+            });
+            let opened = opened.await.unwrap_or_else(|_| {
+                Err(unavailable(format!("the server did not let us in within {limit:.1?}")))
+            });
+            let opened = opened.map(|session| pool.table().sessions.push(session));
+            drop(reservation);
+            tell.send_replace(Some(opened));
+        };
+        (Opening { done, started: Instant::now() }, task)
+    }
+
+    /// Opens a connection that is not in the pool and does not count towards its limit.
+    pub(in super::super) async fn connect(
+        self: &Arc<Self>,
+        ttl: Duration,
+        purpose: Purpose,
+    ) -> Result<Arc<Session>> {
+        let closed = CancellationToken::new();
+        let notifier = || CloseNotifier { closed: closed.clone(), freed: self.freed.clone() };
+        match &self.source {
+            Source::Server { config, tls } => {
+                let (client, connection) = tls.connect(&with_keepalives(config, ttl)).await?;
+                let notifier = notifier();
+                let task = tokio::spawn(async move {
+                    let _notifier = notifier;
+                    connection.await;
+                });
+                let transport = Transport::Direct(client, task.abort_handle());
+                let connection = Connection::handshake(transport, closed).await?;
+                Ok(Arc::new(Session::new(connection, self.freed.clone())))
+            }
+            Source::Pool(pool) => {
+                // A waiter that gets no connection polls instead, so it does not wait for the pool.
+                let timeout = match purpose {
+                    Purpose::Wait => Duration::ZERO,
+                    Purpose::Hold => self.options.connect_timeout,
+                };
+                let transport = Transport::Pooled(PooledConnection::get(pool, timeout).await?);
+                let notifier = notifier();
+                let connection = Connection::handshake(transport, closed).await?;
+                let session = Arc::new(Session::new(connection, self.freed.clone()));
+                let (pool, watched) = (Arc::downgrade(self), Arc::downgrade(&session));
+                tokio::spawn(async move {
+                    pooled_connection_closed(&watched).await;
+                    // It closes when it is dropped, and not before.
+                    if let Some(pool) = pool.upgrade() {
+                        pool.table().sessions.retain(|session| !session.connection.is_closed());
+                    }
+                    drop(notifier);
+                });
+                Ok(session)
+            }
+        }
+    }
+}
+
+/// Returns the configuration with keepalive probes about as frequent as those of the server. Settings of the user
+/// stay.
+pub(super) fn with_keepalives(config: &Config, ttl: Duration) -> Config {
+    const UNSET: Duration = Duration::from_secs(2 * 60 * 60);
+    let (mut config, idle_timeout) = (config.clone(), idle_timeout_for(ttl));
+    let clamped = |time: Duration| time.clamp(Duration::from_secs(1), UNSET);
+    if config.get_keepalives_idle() == UNSET {
+        config.keepalives_idle(clamped(idle_timeout / 2));
+    }
+    if config.get_keepalives_interval().is_none() {
+        config.keepalives_interval(clamped(idle_timeout / 6)).keepalives_retries(3);
+    }
+    if config.get_tcp_user_timeout().is_none() {
+        config.tcp_user_timeout(clamped(idle_timeout));
+    }
+    config
+}
+
+/// Waits until a pool's connection has closed or is no longer used, and cancels its token.
+async fn pooled_connection_closed(session: &Weak<Session>) {
+    while let Some(session) = session.upgrade() {
+        let closed = session.connection.closed.clone();
+        if session.connection.is_closed() {
+            return closed.cancel();
+        }
+        drop(session);
+        tokio::select! {
+            () = closed.cancelled() => return,
+            () = tokio::time::sleep(POOLED_CHECK_INTERVAL) => {}
+        }
+    }
+}
+
+/// Dropped when a connection has closed: the session is over, and another may be opened.
+struct CloseNotifier {
+    closed: CancellationToken,
+    freed: Arc<Notify>,
+}
+
+impl Drop for CloseNotifier {
+    fn drop(&mut self) {
+        self.closed.cancel();
+        self.freed.notify_one();
+    }
+}
+
+/// A session that is being opened counts towards the limit.
+struct Reservation {
+    pool: Arc<SessionPool>,
+    purpose: Purpose,
+}
+
+impl Reservation {
+    fn new(pool: &Arc<SessionPool>, table: &mut Table, purpose: Purpose) -> Self {
+        table.opening += 1;
+        table.opening_for_waiters += usize::from(purpose == Purpose::Wait);
+        Self { pool: pool.clone(), purpose }
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        let mut table = self.pool.table();
+        table.opening -= 1;
+        table.opening_for_waiters -= usize::from(self.purpose == Purpose::Wait);
+    }
+}

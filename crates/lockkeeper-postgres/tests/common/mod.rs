@@ -1,0 +1,138 @@
+//! A server for a whole test binary, and a client of its own.
+#![allow(dead_code, unreachable_pub, reason = "not every test binary needs everything")]
+
+use std::path::PathBuf;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use lockkeeper_core::Keeper;
+use lockkeeper_postgres::{AdvisoryKey, Postgres};
+use lockkeeper_testkit::server::PostgresServer;
+use lockkeeper_testkit::wait::no_longer_than;
+use tokio_postgres::{Client, NoTls};
+
+/// Longer than anything takes that works, even on a busy machine.
+pub const SOON: Duration = Duration::from_secs(30);
+
+/// Longer than all tests of a binary take together.
+const MAX_TEST_TIME: Duration = Duration::from_secs(600);
+
+/// The server that all tests of this binary share. Each uses names of its own.
+pub fn server() -> &'static PostgresServer {
+    static SERVER: OnceLock<PostgresServer> = OnceLock::new();
+    no_longer_than(MAX_TEST_TIME);
+    SERVER.get_or_init(|| {
+        let args = ["-c", "max_connections=400", "-c", "fsync=off"];
+        // A static is never dropped, but the server ends with the process.
+        PostgresServer::with_args(&args).unwrap_or_else(|error| panic!("{error}"))
+    })
+}
+
+pub fn url() -> String {
+    server().url()
+}
+
+/// The helper program, which cargo has built as an example.
+pub fn helper() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let helper = test.ancestors().nth(2).unwrap().join("examples/postgres_helper");
+    assert!(helper.exists(), "{} is missing: run `cargo build --examples`", helper.display());
+    helper
+}
+
+/// A plain connection.
+pub async fn client_at(url: &str) -> Client {
+    let (client, connection) = tokio_postgres::connect(url, NoTls).await.unwrap();
+    tokio::spawn(async move { drop(connection.await) });
+    client
+}
+
+pub async fn client() -> Client {
+    client_at(&url()).await
+}
+
+/// A key as `pg_locks` shows it: where clause.
+pub fn in_pg_locks(key: AdvisoryKey) -> String {
+    let text = key.to_string();
+    let numbers = text.strip_prefix("pg:").unwrap();
+    match numbers.split_once(',') {
+        Some((first, second)) => format!(
+            "locktype = 'advisory' AND objsubid = 2 AND classid::bigint = {first}::bigint & 4294967295 \
+             AND objid::bigint = {second}::bigint & 4294967295"
+        ),
+        None => format!(
+            "locktype = 'advisory' AND objsubid = 1 \
+             AND (classid::bigint << 32 | objid::bigint) = ({numbers})::bigint"
+        ),
+    }
+}
+
+/// Ends the sessions that hold a key.
+pub async fn terminate_holders(key: AdvisoryKey) {
+    let sql = format!(
+        "SELECT pg_terminate_backend(pid, 10000) FROM pg_locks WHERE granted AND {}",
+        in_pg_locks(key)
+    );
+    client().await.batch_execute(&sql).await.unwrap();
+}
+
+/// How many sessions hold a key, and how many wait for it.
+pub async fn holders_and_waiters(client: &Client, key: AdvisoryKey) -> (i64, i64) {
+    let sql = format!(
+        "SELECT count(*) FILTER (WHERE granted), count(*) FILTER (WHERE NOT granted) FROM pg_locks \
+         WHERE {}",
+        in_pg_locks(key)
+    );
+    let row = client.query_one(&sql, &[]).await.unwrap();
+    (row.get(0), row.get(1))
+}
+
+/// Awaits what should not take long.
+pub async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
+    let output = tokio::time::timeout(SOON, future).await;
+    output.unwrap_or_else(|_| panic!("{what}: not within {SOON:?}"))
+}
+
+/// Waits until something is so.
+pub async fn eventually(what: &str, mut so: impl AsyncFnMut() -> bool) {
+    soon(what, async {
+        while !so().await {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
+}
+
+/// A name that no other test has.
+pub fn name(what: &str) -> String {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    no_longer_than(MAX_TEST_TIME);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    format!("{what}-{}-{count}", std::process::id())
+}
+
+/// A store with connections of its own, on the shared server.
+pub fn store(parameters: &str) -> Postgres {
+    Postgres::new(&format!("{}?{parameters}", url())).unwrap()
+}
+
+pub fn keeper(parameters: &str) -> Keeper {
+    Keeper::new(store(parameters))
+}
+
+/// How many connections there are under a name.
+pub async fn sessions(client: &Client, application: &str) -> i64 {
+    let sql = "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1";
+    client.query_one(sql, &[&application]).await.unwrap().get(0)
+}
+
+/// Ends a server as a crash would, and starts it again.
+pub async fn crash_and_restart(mut server: PostgresServer) -> PostgresServer {
+    let restarted = tokio::task::spawn_blocking(move || {
+        server.kill9();
+        server.restart().unwrap();
+        server
+    });
+    restarted.await.unwrap()
+}

@@ -1,0 +1,308 @@
+//! The server may give a wait up and have granted it all the same.
+//!
+//! A real server does so in a window of microseconds. Here the moment is made: by a server that is slow to
+//! commit, by a line that is frozen, and by one in between who replaces the answer.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use lockkeeper_core::Keeper;
+use lockkeeper_postgres::{AdvisoryKey, Postgres};
+use lockkeeper_testkit::proxy::Proxy;
+use lockkeeper_testkit::server::PostgresServer;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_postgres::Client;
+
+use crate::common::{
+    client, client_at, eventually, holders_and_waiters, keeper, name, server, soon,
+};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_granted_while_a_cancel_is_on_its_way_is_given_back() {
+    let name = name("frozen");
+    let proxy = Proxy::start(server().addr()).await.unwrap();
+    let url = format!("postgres://postgres@{}/postgres", proxy.addr());
+    let far = Keeper::new(Postgres::new(&url).unwrap()).ttl(Duration::from_secs(600));
+    let near = keeper("");
+    let guard = near.mutex(name.clone()).lock().await.unwrap();
+    let mutex = far.mutex(name.clone());
+    let waiter = tokio::spawn(async move { mutex.lock().await });
+    let (client, key) = (client().await, AdvisoryKey::of(&name));
+    eventually("it waits", async || holders_and_waiters(&client, key).await == (1, 1)).await;
+    proxy.freeze();
+    guard.release().await.unwrap();
+    // It has the lock, and does not know it.
+    eventually("it is granted", async || holders_and_waiters(&client, key).await == (1, 0)).await;
+    waiter.abort();
+    assert!(waiter.await.unwrap_err().is_cancelled());
+    proxy.heal();
+    soon("close", far.close()).await;
+    // Not a moment later: whoever has released has released.
+    assert_eq!(holders_and_waiters(&client, key).await, (0, 0));
+}
+
+/// Returns how many sessions wait for a standby to confirm their commit.
+async fn await_a_standby(client: &Client) -> i64 {
+    let sql = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
+    client.query_one(sql, &[]).await.unwrap().get(0)
+}
+
+/// Waits until commits wait for a standby. It is the checkpointer that turns this on for all sessions, and it may read
+/// the settings later than they do.
+async fn commits_wait(client: &Client, other: &Client) {
+    let commit = "SET synchronous_commit = on; SELECT pg_logical_emit_message(true, 'test', '')";
+    eventually("commits wait for a standby", async || {
+        let waits = eventually("it waits", async || await_a_standby(client).await == 1);
+        tokio::select! {
+            committed = other.batch_execute(commit) => {
+                committed.unwrap();
+                false
+            }
+            () = waits => true,
+        }
+    })
+    .await;
+    let cancel = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
+    client.batch_execute(cancel).await.unwrap();
+    eventually("it does not", async || await_a_standby(client).await == 0).await;
+}
+
+/// A commit that waits for a standby which never comes: the lock is granted and not yet answered. Told to
+/// cancel, the server gives up that wait, and not the lock.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_granted_in_spite_of_a_cancel_is_given_back() {
+    let server = PostgresServer::start_or_panic();
+    let client = client_at(&server.url()).await;
+    client.batch_execute("SET synchronous_commit = off").await.unwrap();
+    let at = |parameters: &str| {
+        Keeper::new(Postgres::new(&format!("{}?{parameters}", server.url())).unwrap())
+    };
+    for bounded in [false, true] {
+        let (holder, other) = (at("fence=off"), at(""));
+        let key = AdvisoryKey::of("a");
+        let guard = holder.mutex("a").lock().await.unwrap();
+        // Before the waiter starts: a bounded wait must not end while the server reads its settings. Nothing but a grant
+        // with a fence waits for the standby.
+        for sql in
+            ["ALTER SYSTEM SET synchronous_standby_names = 'nobody'", "SELECT pg_reload_conf()"]
+        {
+            client.batch_execute(sql).await.unwrap();
+        }
+        let set = "SELECT current_setting('synchronous_standby_names')";
+        eventually("the setting is read", async || {
+            client.query_one(set, &[]).await.unwrap().get::<_, &str>(0) == "nobody"
+        })
+        .await;
+        commits_wait(&client, &client_at(&server.url()).await).await;
+        let mutex = other.mutex("a");
+        let waiter = tokio::spawn(async move {
+            if bounded {
+                mutex.try_lock_for(Duration::from_secs(4)).await
+            } else {
+                mutex.lock().await.map(Some)
+            }
+        });
+        eventually("it waits", async || holders_and_waiters(&client, key).await == (1, 1)).await;
+        guard.release().await.unwrap();
+        eventually("it is granted, and not answered", async || {
+            await_a_standby(&client).await == 1 && holders_and_waiters(&client, key).await == (1, 0)
+        })
+        .await;
+        if bounded {
+            assert!(soon("the end of its wait", waiter).await.unwrap().unwrap().is_none());
+        } else {
+            waiter.abort();
+            assert!(waiter.await.unwrap_err().is_cancelled());
+        }
+        soon("close", other.close()).await;
+        assert_eq!(holders_and_waiters(&client, key).await, (0, 0), "bounded: {bounded}");
+        for sql in ["ALTER SYSTEM RESET synchronous_standby_names", "SELECT pg_reload_conf()"] {
+            client.batch_execute(sql).await.unwrap();
+        }
+        eventually("the setting is read", async || {
+            client.query_one(set, &[]).await.unwrap().get::<_, &str>(0).is_empty()
+        })
+        .await;
+    }
+}
+
+/// Somebody between client and server who replaces answers by errors.
+struct Liar {
+    addr: SocketAddr,
+    /// How many rows are still to be replaced.
+    lies: Arc<AtomicUsize>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Liar {
+    /// Replaces rows of so many columns or more; if that is none, the answers to preparations. After a row, also the
+    /// answer to a preparation on the same connection.
+    async fn before(target: SocketAddr, code: &'static str, columns: u16) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (addr, lies) = (listener.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
+        let told = lies.clone();
+        let task = tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                let Ok(server) = TcpStream::connect(target).await else { return };
+                let (mut from_client, to_client) = client.into_split();
+                let (from_server, mut to_server) = server.into_split();
+                tokio::spawn(
+                    async move { tokio::io::copy(&mut from_client, &mut to_server).await },
+                );
+                tokio::spawn(lie(from_server, to_client, told.clone(), (code, columns)));
+            }
+        });
+        Self { addr, lies, task }
+    }
+}
+
+impl Drop for Liar {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Passes messages on, but for rows that are to be replaced: their command has failed.
+async fn lie(
+    mut from: OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+    lies: Arc<AtomicUsize>,
+    (code, columns): (&str, u16),
+) -> io::Result<()> {
+    let (mut lying, mut after_row) = (false, false);
+    loop {
+        let mut head = [0; 5];
+        from.read_exact(&mut head).await?;
+        let length = u32::from_be_bytes([head[1], head[2], head[3], head[4]]) as usize;
+        let mut body = vec![0; length - 4];
+        from.read_exact(&mut body).await?;
+        let take = |count: usize| count.checked_sub(1);
+        let replaced = match head[0] {
+            b't' => columns == 0 || after_row,
+            b'D' => columns > 0 && u16::from_be_bytes([body[0], body[1]]) >= columns,
+            _ => false,
+        };
+        if replaced && lies.fetch_update(Ordering::SeqCst, Ordering::SeqCst, take).is_ok() {
+            (lying, after_row) = (true, true);
+            let fields = format!("SERROR\0VERROR\0C{code}\0Mnot in time\0\0");
+            to.write_all(b"E").await?;
+            to.write_u32(u32::try_from(fields.len() + 4).unwrap()).await?;
+            to.write_all(fields.as_bytes()).await?;
+            continue;
+        }
+        // A command that has failed is not complete, and a statement that was not prepared has no columns.
+        if lying && [b'C', b'T', b'n'].contains(&head[0]) {
+            lying = false;
+            continue;
+        }
+        to.write_all(&head).await?;
+        to.write_all(&body).await?;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_granted_in_spite_of_an_error_is_given_back() {
+    // Its time was over; it was cancelled; the server is out of memory.
+    for code in ["55P03", "57014", "53200"] {
+        let name = name("liar");
+        let liar = Liar::before(server().addr(), code, 1).await;
+        let url = format!("postgres://postgres@{}/postgres?fence=off&sslmode=disable", liar.addr);
+        let far = Keeper::new(Postgres::new(&url).unwrap()).ttl(Duration::from_secs(600));
+        let near = keeper("");
+        let guard = near.mutex(name.clone()).lock().await.unwrap();
+        let mutex = far.mutex(name.clone());
+        let waiter = tokio::spawn(async move { mutex.lock().await });
+        let (client, key) = (client().await, AdvisoryKey::of(&name));
+        eventually("it waits", async || holders_and_waiters(&client, key).await == (1, 1)).await;
+        liar.lies.store(1, Ordering::SeqCst);
+        guard.release().await.unwrap();
+        // The error is borne: asked again, the lock is had once, and not a second time on top.
+        let held = soon("the lock", waiter).await.unwrap().unwrap();
+        assert_eq!(liar.lies.load(Ordering::SeqCst), 0, "nobody was lied to");
+        assert_eq!(holders_and_waiters(&client, key).await, (1, 0));
+        held.release().await.unwrap();
+        assert_eq!(holders_and_waiters(&client, key).await, (0, 0), "after {code}");
+        // A try that fails leaves nothing, either. A cancel is no answer: the try is sent again.
+        liar.lies.store(1, Ordering::SeqCst);
+        let tried = soon("try_lock", far.mutex(name.clone()).try_lock()).await;
+        assert_eq!(liar.lies.load(Ordering::SeqCst), 0, "nobody was lied to");
+        if code == "57014" {
+            let held = tried.unwrap().expect("it is free");
+            assert_eq!(holders_and_waiters(&client, key).await, (1, 0));
+            held.release().await.unwrap();
+        } else {
+            tried.unwrap_err();
+        }
+        assert_eq!(holders_and_waiters(&client, key).await, (0, 0), "a try, after {code}");
+    }
+}
+
+/// A session that may hold a lock and cannot unlock it is not used again: it would be granted the lock a second time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_that_cannot_prepare_its_unlock_ends() {
+    let name = name("unlock");
+    // The server is out of memory: for the wait that it has granted, and for the preparation of the unlock.
+    let liar = Liar::before(server().addr(), "53200", 1).await;
+    let url = format!("postgres://postgres@{}/postgres?fence=off&sslmode=disable", liar.addr);
+    let far = Keeper::new(Postgres::new(&url).unwrap()).ttl(Duration::from_secs(600));
+    let guard = keeper("").mutex(name.clone()).lock().await.unwrap();
+    let mutex = far.mutex(name.clone());
+    let waiter = tokio::spawn(async move { mutex.lock().await });
+    let (client, key) = (client().await, AdvisoryKey::of(&name));
+    eventually("it waits", async || holders_and_waiters(&client, key).await == (1, 1)).await;
+    liar.lies.store(2, Ordering::SeqCst);
+    guard.release().await.unwrap();
+    let held = soon("the lock", waiter).await.unwrap().unwrap();
+    assert_eq!(liar.lies.load(Ordering::SeqCst), 0, "the unlock was prepared");
+    held.release().await.unwrap();
+    eventually("it is free", async || holders_and_waiters(&client, key).await == (0, 0)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn those_who_ask_together_do_not_fail_together() {
+    let names: Vec<String> = (0..16).map(|_| name("together")).collect();
+    // The row that answers several has three columns, and no other that is asked for here.
+    let liar = Liar::before(server().addr(), "53200", 3).await;
+    let url = format!("postgres://postgres@{}/postgres?sslmode=disable", liar.addr);
+    let keeper = Keeper::new(Postgres::new(&url).unwrap());
+    keeper.mutex(name("warm")).lock().await.unwrap().release().await.unwrap();
+    liar.lies.store(1, Ordering::SeqCst);
+    let asked = names.iter().map(|name| {
+        let mutex = keeper.mutex(name.clone());
+        tokio::spawn(async move { mutex.lock().await })
+    });
+    let mut guards = Vec::new();
+    for asked in asked.collect::<Vec<_>>() {
+        guards.push(soon("the lock", asked).await.unwrap().unwrap());
+    }
+    assert_eq!(liar.lies.load(Ordering::SeqCst), 0, "nobody was lied to");
+    // What had been granted before it failed is not held twice.
+    let client = client().await;
+    for (guard, name) in guards.into_iter().zip(&names) {
+        assert_eq!(holders_and_waiters(&client, AdvisoryKey::of(name)).await, (1, 0));
+        guard.release().await.unwrap();
+        assert_eq!(holders_and_waiters(&client, AdvisoryKey::of(name)).await, (0, 0));
+    }
+}
+
+/// A cancel that is late may hit the preparation of a statement, on a connection that sends it for the first time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_preparation_that_is_cancelled_is_sent_again() {
+    let (name, client) = (name("prepared"), client().await);
+    let liar = Liar::before(server().addr(), "57014", 0).await;
+    let url = format!("postgres://postgres@{}/postgres?fence=off&sslmode=disable", liar.addr);
+    let store = Postgres::connect(&url).await.unwrap();
+    let keeper = Keeper::new(store);
+    liar.lies.store(1, Ordering::SeqCst);
+    let guard = soon("try_lock", keeper.mutex(name.clone()).try_lock()).await.unwrap().unwrap();
+    assert_eq!(liar.lies.load(Ordering::SeqCst), 0, "the try was not prepared");
+    liar.lies.store(1, Ordering::SeqCst);
+    soon("release", guard.release()).await.unwrap();
+    assert_eq!(liar.lies.load(Ordering::SeqCst), 0, "the unlock was not prepared");
+    assert_eq!(holders_and_waiters(&client, AdvisoryKey::of(&name)).await, (0, 0));
+}
