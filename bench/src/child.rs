@@ -1,4 +1,4 @@
-//! What this program does in a process of its own, to be looked at or killed from outside.
+//! Child processes of the benchmark, which hold locks or wait for one, and which the parent watches or kills.
 
 use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::path::Path;
@@ -10,171 +10,180 @@ use rustix::process::{
 };
 use tokio::task::{JoinHandle, spawn_blocking};
 
+use crate::implementation::{Held, Implementation, Mode, Outcome, one_line};
+use crate::implementations;
 use crate::load;
-use crate::make::{Held, Make, Mode, Outcome, told};
-use crate::makes;
 
-/// How long a child may take to do what it is told.
-const PATIENCE: Duration = Duration::from_secs(90);
+/// How long a child may take to get ready or to answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(90);
 
-/// What a child is to do.
+/// What a child does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Role {
     /// Holds locks.
     Hold,
-    /// Holds one lock, for which so many others wait.
+    /// Holds one lock, for which `count` tasks wait.
     Wait,
 }
 
-/// What a child is told on its command line.
+/// The command line of a child.
 #[derive(Debug, Clone, clap::Args)]
-pub(crate) struct Orders {
+pub(crate) struct ChildArgs {
     pub(crate) role: Role,
     /// `redis`, `postgres` or `file`.
     pub(crate) store: String,
-    /// Its address or directory.
-    pub(crate) place: String,
-    /// Which make, by its label.
-    pub(crate) make: String,
+    /// The address or directory of the store.
+    pub(crate) address: String,
+    /// The label of the implementation.
+    pub(crate) implementation: String,
     pub(crate) ttl_ms: u64,
-    /// The name of the lock, or how the names of many begin.
+    /// The name of the lock, or the prefix of the names of several locks.
     pub(crate) key: String,
     pub(crate) count: usize,
 }
 
-/// Does it, says so, and goes on until it is killed. What fails is said as well.
-pub(crate) async fn obey(orders: Orders) -> Outcome<()> {
-    // Whatever becomes of who started it.
-    set_parent_process_death_signal(Some(Signal::KILL)).map_err(told)?;
+/// Runs a child: acquires its locks, reports on standard output, and keeps running until it is killed.
+pub(crate) async fn run_child(args: ChildArgs) -> Outcome<()> {
+    // The child does not outlive its parent.
+    set_parent_process_death_signal(Some(Signal::KILL)).map_err(one_line)?;
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).map_err(told)?;
-    match serve(&orders).await {
+    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).map_err(one_line)?;
+    match serve(&args).await {
         Ok(()) => Ok(()),
-        Err(error) => say(&format!("failed {error}")),
+        Err(error) => write_line(&format!("failed {error}")),
     }
 }
 
-async fn serve(orders: &Orders) -> Outcome<()> {
-    let makes = of(&orders.store, &orders.place, Duration::from_millis(orders.ttl_ms)).await?;
-    let make = makes.into_iter().find(|make| make.label() == orders.make);
-    let make = make.ok_or_else(|| format!("no make {:?}", orders.make))?;
+async fn serve(args: &ChildArgs) -> Outcome<()> {
+    let implementations =
+        implementations_on(&args.store, &args.address, Duration::from_millis(args.ttl_ms)).await?;
+    let implementation = implementations
+        .into_iter()
+        .find(|implementation| implementation.label() == args.implementation);
+    let implementation = implementation
+        .ok_or_else(|| format!("unknown implementation {:?}", args.implementation))?;
     let before = load::memory();
-    let (held, waiting) = match orders.role {
-        Role::Hold => (hold(&make, orders).await?, Vec::new()),
-        Role::Wait => wait(&make, orders).await?,
+    let (held, waiting) = match args.role {
+        Role::Hold => (hold(&implementation, args).await?, Vec::new()),
+        Role::Wait => wait(&implementation, args).await?,
     };
-    // What was needed only to get there comes back, and tasks have their final size.
+    // Wait until memory used only for the setup is freed and the tasks have their final size.
     tokio::time::sleep(Duration::from_millis(100)).await;
-    say(&format!("ready {}", load::memory() - before))?;
+    write_line(&format!("ready {}", load::memory() - before))?;
     spawn_blocking(|| io::stdin().read_line(&mut String::new()))
         .await
-        .map_err(told)?
-        .map_err(told)?;
-    let (over, waiting): (Vec<_>, Vec<_>) = waiting.into_iter().partition(JoinHandle::is_finished);
-    let mut why = String::new();
-    for task in over {
-        if let Err(error) = task.await.map_err(told).flatten() {
-            why = error;
+        .map_err(one_line)?
+        .map_err(one_line)?;
+    let (finished, waiting): (Vec<_>, Vec<_>) =
+        waiting.into_iter().partition(JoinHandle::is_finished);
+    let mut first_error = String::new();
+    for task in finished {
+        if let Err(error) = task.await.map_err(one_line).flatten() {
+            first_error = error;
             break;
         }
     }
-    say(&format!("waiting {} {why}", waiting.len()))?;
+    write_line(&format!("waiting {} {first_error}", waiting.len()))?;
     std::future::pending::<()>().await;
     drop(held);
     Ok(())
 }
 
-fn say(line: &str) -> Outcome<()> {
+fn write_line(line: &str) -> Outcome<()> {
     let mut out = io::stdout();
-    writeln!(out, "{line}").and_then(|()| out.flush()).map_err(told)
+    writeln!(out, "{line}").and_then(|()| out.flush()).map_err(one_line)
 }
 
-async fn hold(make: &Make, orders: &Orders) -> Outcome<Vec<Box<dyn Held>>> {
-    if orders.count == 1 {
-        return Ok(vec![make.lock(&orders.key, 0).await?.acquire(Mode::Exclusive).await?]);
+async fn hold(implementation: &Implementation, args: &ChildArgs) -> Outcome<Vec<Box<dyn Held>>> {
+    if args.count == 1 {
+        return Ok(vec![implementation.lock(&args.key, 0).await?.acquire(Mode::Exclusive).await?]);
     }
-    let mut held = Vec::with_capacity(orders.count);
-    while held.len() < orders.count {
-        let asks = (held.len()..orders.count.min(held.len() + 100)).map(|number| {
-            let (make, key) = (make.clone(), format!("{}-{number}", orders.key));
-            tokio::spawn(
-                async move { make.lock(&key, number).await?.acquire(Mode::Exclusive).await },
-            )
+    let mut held = Vec::with_capacity(args.count);
+    while held.len() < args.count {
+        let asks = (held.len()..args.count.min(held.len() + 100)).map(|number| {
+            let (implementation, key) = (implementation.clone(), format!("{}-{number}", args.key));
+            tokio::spawn(async move {
+                implementation.lock(&key, number).await?.acquire(Mode::Exclusive).await
+            })
         });
         for ask in asks.collect::<Vec<_>>() {
-            held.push(ask.await.map_err(told)??);
+            held.push(ask.await.map_err(one_line)??);
         }
-        // Not all at one moment: they will be renewed as they were taken.
-        tokio::time::sleep(Duration::from_millis(orders.ttl_ms) / 600).await;
+        // Spread the acquisitions, because renewals keep the same distances.
+        tokio::time::sleep(Duration::from_millis(args.ttl_ms) / 600).await;
     }
     Ok(held)
 }
 
-/// The one that is held, and those who wait for it.
+/// The held lock, and the tasks that wait for it.
 type Waiting = (Vec<Box<dyn Held>>, Vec<JoinHandle<Outcome<()>>>);
 
-async fn wait(make: &Make, orders: &Orders) -> Outcome<Waiting> {
-    let holder = make.lock(&orders.key, orders.count).await?;
+async fn wait(implementation: &Implementation, args: &ChildArgs) -> Outcome<Waiting> {
+    let holder = implementation.lock(&args.key, args.count).await?;
     let held = holder.acquire(Mode::Exclusive).await?;
-    let locks = make.locks(&orders.key, orders.count).await?;
+    let locks = implementation.locks_on_one_key(&args.key, args.count).await?;
     let waiting = locks
         .into_iter()
         .map(|lock| tokio::spawn(async move { lock.acquire(Mode::Exclusive).await.map(drop) }));
     Ok((vec![held], waiting.collect()))
 }
 
-/// The makes on a store.
-pub(crate) async fn of(store: &str, place: &str, ttl: Duration) -> Outcome<Vec<Make>> {
+/// Returns the implementations for a store.
+pub(crate) async fn implementations_on(
+    store: &str,
+    address: &str,
+    ttl: Duration,
+) -> Outcome<Vec<Implementation>> {
     match store {
-        "redis" => makes::on_redis(place, ttl).await,
-        "postgres" => makes::on_postgres(place, ttl).await,
-        "file" => makes::on_files(Path::new(place), ttl).await,
-        _ => Err(format!("no store {store:?}")),
+        "redis" => implementations::on_redis(address, ttl).await,
+        "postgres" => implementations::on_postgres(address, ttl).await,
+        "file" => implementations::on_files(Path::new(address), ttl).await,
+        _ => Err(format!("unknown store {store:?}")),
     }
 }
 
-/// A process that holds locks or waits for one. It is killed when this is dropped.
+/// A child process. Dropping it kills the process.
 pub(crate) struct Process {
     child: Child,
     output: Option<BufReader<ChildStdout>>,
-    /// How much memory it took to get there.
+    /// How much memory the locks or waiters of the child take.
     pub(crate) bytes: f64,
 }
 
 impl Process {
-    /// Starts one, and waits until it has done what it was told.
-    pub(crate) async fn start(orders: &Orders) -> Outcome<Self> {
-        let role = if orders.role == Role::Hold { "hold" } else { "wait" };
-        let (ttl, count) = (orders.ttl_ms.to_string(), orders.count.to_string());
-        let mut command = Command::new(std::env::current_exe().map_err(told)?);
-        command.args(["child", role, &orders.store, &orders.place, &orders.make, &ttl]);
-        command.args([&orders.key, &count]).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = command.spawn().map_err(told)?;
+    /// Starts a child and waits until it is ready.
+    pub(crate) async fn start(args: &ChildArgs) -> Outcome<Self> {
+        let role = if args.role == Role::Hold { "hold" } else { "wait" };
+        let (ttl, count) = (args.ttl_ms.to_string(), args.count.to_string());
+        let mut command = Command::new(std::env::current_exe().map_err(one_line)?);
+        command.args(["child", role, &args.store, &args.address, &args.implementation, &ttl]);
+        command.args([&args.key, &count]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().map_err(one_line)?;
         let output = child.stdout.take().map(BufReader::new);
         let mut process = Self { child, output, bytes: 0.0 };
         process.bytes = process.answer("ready ").await?.0;
         Ok(process)
     }
 
-    /// How many still wait, and why one does not, if it failed. Asked once.
+    /// Returns how many tasks still wait, and the first error of those that do not. Can be called once.
     pub(crate) async fn waiting(&mut self) -> Outcome<(f64, String)> {
         drop(self.child.stdin.take());
         self.answer("waiting ").await
     }
 
-    /// The number in its next line, which begins so, and what stands behind it.
+    /// Reads the next line, which starts with `start`, and returns the number in it and the text after the number.
     async fn answer(&mut self, start: &str) -> Outcome<(f64, String)> {
-        let mut output = self.output.take().ok_or("a child does not speak any more")?;
+        let mut output = self.output.take().ok_or("the child's output is closed")?;
         let reading = spawn_blocking(move || {
             let mut line = String::new();
             output.read_line(&mut line).map(|_| (line, output))
         });
-        let Ok(read) = tokio::time::timeout(PATIENCE, reading).await else {
-            // That also ends the reading.
+        let Ok(read) = tokio::time::timeout(ANSWER_TIMEOUT, reading).await else {
+            // The kill closes the pipe, which ends the read.
             self.kill();
-            return Err(format!("a child did not answer within {PATIENCE:?}"));
+            return Err(format!("the child did not answer within {ANSWER_TIMEOUT:?}"));
         };
-        let (line, output) = read.map_err(told)?.map_err(told)?;
+        let (line, output) = read.map_err(one_line)?.map_err(one_line)?;
         self.output = Some(output);
         let line = line.trim();
         if let Some(error) = line.strip_prefix("failed ") {
@@ -184,14 +193,14 @@ impl Process {
             let (number, rest) = answer.split_once(' ').unwrap_or((answer, ""));
             Some((number.parse().ok()?, rest.to_owned()))
         });
-        answer.ok_or_else(|| format!("a child said {line:?}"))
+        answer.ok_or_else(|| format!("unexpected line from a child: {line:?}"))
     }
 
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Ends it as a crash would.
+    /// Kills the process with SIGKILL.
     pub(crate) fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

@@ -1,19 +1,19 @@
-//! What a run costs: requests, connections and processor time.
+//! Costs: requests, connections and CPU time.
 
 use std::collections::BTreeMap;
 use std::fs;
 
 use lockkeeper_testkit::server::{PostgresServer, RedisServer};
 
-use crate::make::Make;
+use crate::implementation::Implementation;
 
 /// What a server has done so far.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Load {
     pub(crate) requests: f64,
-    /// How many connections it has now.
+    /// The number of open connections.
     pub(crate) connections: f64,
-    /// Seconds of processor time, by process. One that ends takes along what it has done since it was last looked at.
+    /// CPU seconds by process. The time that a process used after the last sample is lost when it exits.
     processes: BTreeMap<u32, f64>,
 }
 
@@ -28,30 +28,30 @@ impl Load {
     }
 }
 
-/// A server whose load is read.
+/// A server whose load is sampled.
 #[derive(Clone, Copy)]
 pub(crate) enum Meter<'a> {
     Redis(&'a RedisServer),
-    /// All its processes.
+    /// All processes of the server.
     Postgres(&'a PostgresServer),
-    /// Those that serve one database, and what its log says of that. The server logs all statements, behind the database's
-    /// name: PostgreSQL's own counters are up to ten seconds late.
+    /// The processes that serve one database, and its statements in the log. The server logs all statements with the database's
+    /// name as prefix: PostgreSQL's statistics views lag by up to ten seconds.
     Database(&'a PostgresServer, &'a str),
 }
 
 impl Meter<'_> {
-    /// Whether it can tell requests within a short time.
+    /// Returns whether requests can be counted over a short time.
     pub(crate) fn counts_requests(self) -> bool {
         !matches!(self, Self::Postgres(_))
     }
 
-    /// What the server has done for the clients of a make.
-    pub(crate) fn read(self, make: &Make) -> Load {
+    /// Samples the load that the clients of an implementation cause.
+    pub(crate) fn read(self, implementation: &Implementation) -> Load {
         match self {
-            Self::Redis(server) => of_redis(server, make),
+            Self::Redis(server) => of_redis(server, implementation),
             Self::Postgres(server) => Load { processes: processes(server, ""), ..Load::default() },
             Self::Database(server, database) => {
-                // As they are called in lists of processes.
+                // The process title of a backend.
                 let processes = processes(server, &format!("postgres: postgres {database} "));
                 let connections = processes.len() as f64;
                 Load { requests: statements(server, database), connections, processes }
@@ -60,25 +60,25 @@ impl Meter<'_> {
     }
 }
 
-fn of_redis(server: &RedisServer, make: &Make) -> Load {
+fn of_redis(server: &RedisServer, implementation: &Implementation) -> Load {
     let stats = server.command(&["INFO", "commandstats"]);
     let calls = |command: &str| {
         let start = format!("cmdstat_{command}:calls=");
         let line = stats.lines().find_map(|line| line.strip_prefix(&start))?;
         line.split(',').next()?.parse::<f64>().ok()
     };
-    let requests = make.commands.iter().filter_map(|command| calls(command)).sum();
+    let requests = implementation.commands.iter().filter_map(|command| calls(command)).sum();
     let info = server.command(&["INFO"]);
     let value = |name: &str| {
         info.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<f64>().ok())
     };
     let seconds = value("used_cpu_user:").unwrap_or(0.0) + value("used_cpu_sys:").unwrap_or(0.0);
-    // Without the one that asks.
+    // Without the connection that asks.
     let connections = value("connected_clients:").unwrap_or(1.0) - 1.0;
     Load { requests, connections, processes: [(server.pid(), seconds)].into() }
 }
 
-/// Processor time of the processes of a server whose command line begins so.
+/// Returns the CPU time of the server's processes whose command line starts with `start`.
 fn processes(server: &PostgresServer, start: &str) -> BTreeMap<u32, f64> {
     let pid = server.pid();
     let children = text(&format!("/proc/{pid}/task/{pid}/children"));
@@ -86,7 +86,7 @@ fn processes(server: &PostgresServer, start: &str) -> BTreeMap<u32, f64> {
     let is_meant =
         |pid: &u32| start.is_empty() || text(&format!("/proc/{pid}/cmdline")).starts_with(start);
     let seconds = |pid| {
-        // In nanoseconds, where `stat` has hundredths: there may be hundreds of processes, each with next to nothing.
+        // In nanoseconds; `stat` has a resolution of 10 ms, which is too coarse for hundreds of nearly idle processes.
         let spent = text(&format!("/proc/{pid}/schedstat"));
         let spent = spent.split_whitespace().next().and_then(|spent| spent.parse::<f64>().ok());
         (pid, spent.unwrap_or(0.0) / 1e9)
@@ -94,7 +94,7 @@ fn processes(server: &PostgresServer, start: &str) -> BTreeMap<u32, f64> {
     children.filter(is_meant).map(seconds).collect()
 }
 
-/// How many statements a server has logged for a database. An empty one, as a sign of life, is one of them.
+/// Returns how many statements a server has logged for a database, empty ones (heartbeats) included.
 fn statements(server: &PostgresServer, database: &str) -> f64 {
     let log = fs::read(server.dir().join("server.log")).unwrap_or_default();
     let log = String::from_utf8_lossy(&log);
@@ -106,21 +106,21 @@ fn text(path: &str) -> String {
     fs::read_to_string(path).unwrap_or_default()
 }
 
-/// Seconds of processor time that a process has used.
+/// Returns the CPU seconds that a process has used.
 pub(crate) fn processor_time(pid: u32) -> f64 {
     let stat = text(&format!("/proc/{pid}/stat"));
-    // The program's name comes first, in brackets, and may itself contain brackets and blanks.
+    // The second field is the program's name in brackets, which may itself contain brackets and blanks.
     let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
     let ticks = fields.split_whitespace().skip(11).take(2);
     ticks.filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>() / 100.0
 }
 
-/// How much memory this process has, in bytes.
+/// Returns the resident memory of this process, in bytes.
 pub(crate) fn memory() -> f64 {
     status(std::process::id(), "VmRSS:").unwrap_or(0.0) * 1024.0
 }
 
-/// How many threads a process has.
+/// Returns the number of threads of a process.
 pub(crate) fn threads(pid: u32) -> Option<f64> {
     status(pid, "Threads:")
 }
@@ -131,15 +131,15 @@ fn status(pid: u32, name: &str) -> Option<f64> {
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// How many files a process has locked, by the kernel's word.
+/// Returns how many file locks a process holds, by `/proc/locks`.
 pub(crate) fn locked_files(pid: u32) -> f64 {
-    // Such as `7: FLOCK  ADVISORY  WRITE 1234 fe:00:5678 0 EOF`; whoever waits has an arrow there.
+    // Such as `7: FLOCK  ADVISORY  WRITE 1234 fe:00:5678 0 EOF`. Lines of waiters have `->` as second field.
     let pid = pid.to_string();
     let is_its = |line: &&str| line.split_whitespace().nth(4) == Some(&pid);
     text("/proc/locks").lines().filter(is_its).count() as f64
 }
 
-/// The load average of the last minute.
+/// Returns the load average of the last minute.
 pub(crate) fn average() -> f64 {
     text("/proc/loadavg")
         .split_whitespace()

@@ -1,4 +1,4 @@
-//! What it was measured on.
+//! The machine: its description, and CPU affinity.
 
 use std::fs;
 use std::process::Command;
@@ -8,28 +8,28 @@ use std::sync::OnceLock;
 use lockkeeper_testkit::server::Binaries;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-use crate::make::{Outcome, told};
+use crate::implementation::{Outcome, one_line};
 
-/// Starts a server on one processor, and keeps this thread, and those that it starts, on another from then on. Where there
-/// is only one, they share it.
-pub(crate) fn apart<T>(start: impl FnOnce() -> T) -> Outcome<T> {
+/// Starts a server pinned to one CPU, and pins this thread and its children to another. On a machine with one CPU, they
+/// share it.
+pub(crate) fn on_separate_cpus<T>(start: impl FnOnce() -> T) -> Outcome<T> {
     static ALLOWED: OnceLock<Vec<usize>> = OnceLock::new();
-    let allowed = sched_getaffinity(None).map_err(told)?;
+    let allowed = sched_getaffinity(None).map_err(one_line)?;
     let allowed = ALLOWED
-        .get_or_init(|| (0..CpuSet::MAX_CPU).filter(|place| allowed.is_set(*place)).collect());
-    stay_on(allowed.last())?;
+        .get_or_init(|| (0..CpuSet::MAX_CPU).filter(|index| allowed.is_set(*index)).collect());
+    pin_to_cpu(allowed.last())?;
     let server = start();
-    stay_on(allowed.first())?;
+    pin_to_cpu(allowed.first())?;
     Ok(server)
 }
 
-fn stay_on(place: Option<&usize>) -> Outcome<()> {
+fn pin_to_cpu(index: Option<&usize>) -> Outcome<()> {
     let mut set = CpuSet::new();
-    set.set(*place.ok_or("no processor is allowed")?);
-    sched_setaffinity(None, &set).map_err(told)
+    set.set(*index.ok_or("the affinity mask has no CPU")?);
+    sched_setaffinity(None, &set).map_err(one_line)
 }
 
-/// Processor, memory, kernel, and the versions of what was measured.
+/// Describes CPU, memory, kernel, and the versions of everything measured.
 pub(crate) fn describe() -> Vec<(String, String)> {
     let mut facts = Vec::new();
     let mut add = |name: &str, value: String| facts.push((name.to_owned(), value));
@@ -37,7 +37,7 @@ pub(crate) fn describe() -> Vec<(String, String)> {
     let model = cpu.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
     let model = model.map_or("unknown", |(_, model)| model);
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
-    add("processor", format!("{model}, {cores} of its threads"));
+    add("CPU", format!("{model}, {cores} threads"));
     let memory = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let total = memory.lines().find_map(|line| line.strip_prefix("MemTotal:"));
     let total = total.and_then(|total| total.split_whitespace().next()?.parse::<f64>().ok());
@@ -48,7 +48,7 @@ pub(crate) fn describe() -> Vec<(String, String)> {
     add("PostgreSQL", version("postgres", "postgresql"));
     add("Rust", output(Command::new("rustc").arg("--version")));
     add("built", if cfg!(debug_assertions) { "WITHOUT optimisation" } else { "--release" }.into());
-    for (name, version) in locked() {
+    for (name, version) in dependency_versions() {
         add(&name, version);
     }
     facts
@@ -68,8 +68,8 @@ fn output(command: &mut Command) -> String {
     output.lines().next().unwrap_or("unknown").trim().to_owned()
 }
 
-/// What the lock file says of the crates that are compared.
-fn locked() -> Vec<(String, String)> {
+/// Returns the versions of the compared crates, from the lock file.
+fn dependency_versions() -> Vec<(String, String)> {
     const NAMES: &[&str] = &[
         "distkit",
         "distributed-lock-file",

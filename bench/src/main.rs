@@ -1,28 +1,28 @@
-//! Lockkeeper side by side with its peers.
+//! Compares Lockkeeper with its peers.
 //!
-//! `cargo run --release -p lockkeeper-bench -- --help`. Starts servers of its own, measures every make at the same works in one run,
-//! interleaved in small slices, and says who is fast, who is not, and who breaks. `docs/performance.md` is written by it.
+//! `cargo run --release -p lockkeeper-bench -- --help`. Starts its own servers, measures all implementations in the same scenarios in one run,
+//! interleaved in short slices, and reports speed, cost and violations of mutual exclusion. It writes `docs/performance.md`.
 #![allow(
     clippy::print_stdout,
     clippy::cast_precision_loss,
     reason = "a program that counts to some thousands, and prints"
 )]
 
-mod bars;
 mod bench;
 mod child;
 mod figures;
+mod implementation;
+mod implementations;
 mod load;
 mod machine;
-mod make;
-mod makes;
+mod overlap_detector;
 mod page;
 mod plots;
-mod referee;
 mod report;
+mod scenarios;
 mod slice;
 mod stores;
-mod work;
+mod thresholds;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -33,48 +33,48 @@ use lockkeeper_testkit::server::RedisServer;
 use tokio::runtime::Builder;
 
 use crate::bench::{Bench, REPETITIONS};
-use crate::make::{Outcome, told};
+use crate::implementation::{Outcome, one_line};
 use crate::report::Report;
 
-/// How many tasks may wait in a thread of their own: those of makes that block.
+/// The maximum number of tasks that wait in a thread each, for implementations that block.
 pub(crate) const THREADS: usize = 1024;
 
-/// Measures Lockkeeper and its peers at the same work, in one run.
+/// Measures Lockkeeper and its peers in the same scenarios, in one run.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// A look in less than two minutes, with less to rely on
+    /// Take less than two minutes, with less reliable figures
     #[arg(long)]
     quick: bool,
 
-    /// Only some works: redis, redlock, postgres, file, memory, or one such as redis/queue-8
-    #[arg(long, value_name = "WORK", value_delimiter = ',')]
+    /// Run only these scenarios: all of a store (redis, redlock, postgres, file, memory), or one, such as redis/queue-8
+    #[arg(long, value_name = "SCENARIO", value_delimiter = ',')]
     only: Vec<String>,
 
-    /// Writes everything that was measured, each repetition, as JSON
+    /// Write all measured values, of each repetition, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 
-    /// Writes a page of Markdown, and its plots into a directory of the same name without its end
+    /// Write a Markdown page, and its plots into a directory named like the file without its extension
     #[arg(long, value_name = "FILE.md")]
     report: Option<PathBuf>,
 
     #[command(subcommand)]
-    child: Option<Role>,
+    child: Option<ChildCommand>,
 }
 
 #[derive(Debug, Subcommand)]
-enum Role {
-    /// Holds locks in a process of its own
+enum ChildCommand {
+    /// Hold locks or wait for one, in a child process of the benchmark
     #[command(hide = true)]
-    Child(child::Orders),
+    Child(child::ChildArgs),
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let runtime =
         Builder::new_multi_thread().max_blocking_threads(THREADS + 32).enable_all().build();
-    let outcome = runtime.map_err(told).and_then(|runtime| match arguments.child {
-        Some(Role::Child(orders)) => runtime.block_on(child::obey(orders)),
+    let outcome = runtime.map_err(one_line).and_then(|runtime| match arguments.child {
+        Some(ChildCommand::Child(args)) => runtime.block_on(child::run_child(args)),
         None => run(&runtime, &arguments),
     });
     match outcome {
@@ -89,62 +89,65 @@ fn main() -> ExitCode {
 fn run(runtime: &tokio::runtime::Runtime, arguments: &Arguments) -> Outcome<()> {
     let (start, load_before) = (Instant::now(), load::average());
     if cfg!(debug_assertions) {
-        eprintln!("built without --release: the figures are worth nothing");
+        eprintln!("built without --release: the figures are meaningless");
     }
-    // Before anything else: it would be a pity to find out at the end.
+    // Check the output files before the run, not after it.
     if let Some(file) = &arguments.report
         && file.extension().is_none()
     {
-        return Err(format!("--report {}: a file whose name ends in .md", file.display()));
+        return Err(format!(
+            "--report {}: the file name needs an extension, such as .md",
+            file.display()
+        ));
     }
     for file in arguments.json.iter().chain(&arguments.report) {
         let opened = std::fs::OpenOptions::new().append(true).create(true).open(file);
         opened.map_err(|error| format!("{}: {error}", file.display()))?;
     }
     let machine = machine::describe();
-    let weather = RedisServer::start().map_err(told)?;
-    let connection = runtime.block_on(makes::connect(&weather.url()))?;
+    let noise = RedisServer::start().map_err(one_line)?;
+    let connection = runtime.block_on(implementations::connect(&noise.url()))?;
     let mut bench = Bench::new(arguments.quick, arguments.only.clone(), connection);
     runtime.block_on(measure(&mut bench))?;
-    let single = Builder::new_current_thread().enable_all().build().map_err(told)?;
-    single.block_on(stores::alone(&mut bench))?;
+    let single = Builder::new_current_thread().enable_all().build().map_err(one_line)?;
+    single.block_on(stores::single_threaded(&mut bench))?;
     if bench.sections.is_empty() {
-        return Err(format!("nothing is called {:?}", arguments.only));
+        return Err(format!("no scenario matches --only {:?}", arguments.only));
     }
-    // By store; what was measured first or last does not matter.
-    bench.sections.sort_by_key(|section| report::place(&section.id));
+    // Sections are sorted by store, not by the order of measurement.
+    bench.sections.sort_by_key(|section| report::sort_key(&section.id));
     let mut report = Report {
         quick: arguments.quick,
         repetitions: REPETITIONS,
         machine,
-        part: !arguments.only.is_empty(),
+        partial: !arguments.only.is_empty(),
         seconds: start.elapsed().as_secs_f64(),
         load_before,
         sections: bench.sections,
-        bars: Vec::new(),
+        thresholds: Vec::new(),
     };
-    report.bars = bars::all(&report);
-    hand_in(&report, arguments)
+    report.thresholds = thresholds::check(&report);
+    write_report(&report, arguments)
 }
 
 async fn measure(bench: &mut Bench) -> Outcome<()> {
-    work::honest().await?;
+    scenarios::check_overlap_detection().await?;
     stores::in_memory(bench).await?;
-    if bench.wants("redis") {
+    if bench.is_selected("redis") {
         stores::on_redis(bench).await?;
     }
     stores::on_redlock(bench).await?;
-    if bench.wants("file") {
+    if bench.is_selected("file") {
         stores::on_files(bench).await?;
     }
-    if bench.wants("postgres") {
+    if bench.is_selected("postgres") {
         stores::on_postgres(bench).await?;
     }
-    stores::at_rest(bench).await
+    stores::idle_and_held(bench).await
 }
 
-/// Prints the report, and writes what was asked for.
-fn hand_in(report: &Report, arguments: &Arguments) -> Outcome<()> {
+/// Prints the report and writes the requested files.
+fn write_report(report: &Report, arguments: &Arguments) -> Outcome<()> {
     let plots = plots::of(report);
     let mut command = "cargo run --release -p lockkeeper-bench --".to_owned();
     for argument in std::env::args().skip(1) {
@@ -157,12 +160,12 @@ fn hand_in(report: &Report, arguments: &Arguments) -> Outcome<()> {
     let page = page::page(report, &command, drawn, &name.to_string_lossy());
     println!("{page}");
     if let Some(file) = &arguments.json {
-        let json = serde_json::to_string_pretty(report).map_err(told)?;
-        std::fs::write(file, json).map_err(told)?;
+        let json = serde_json::to_string_pretty(report).map_err(one_line)?;
+        std::fs::write(file, json).map_err(one_line)?;
     }
     if let (Some(file), Some(dir)) = (&arguments.report, &dir) {
         plots::write(&plots, dir)?;
-        std::fs::write(file, &page).map_err(told)?;
+        std::fs::write(file, &page).map_err(one_line)?;
     }
     Ok(())
 }

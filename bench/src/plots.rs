@@ -9,19 +9,19 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 use plotters::style::{FontStyle, register_font};
 
 use crate::figures::short;
-use crate::make::{Outcome, told};
+use crate::implementation::{Outcome, one_line};
 use crate::report::{Report, Row};
 
 const WIDTH: u32 = 1100;
-/// Of a plot with lines.
+/// The height of a line plot.
 const HEIGHT: u32 = 640;
-/// Of a bar, with what is around it; and what is above all of them.
+/// The height of a bar with its margin, and of the header above the bars.
 const BAR: i32 = 46;
 const TOP: i32 = 84;
 const FONT: &str = "sans-serif";
 const OURS: RGBColor = RGBColor(200, 30, 60);
 const GREY: RGBColor = RGBColor(120, 120, 120);
-/// Told apart by most eyes.
+/// Colours that most readers can distinguish, with colour blindness too.
 const PEERS: [RGBColor; 6] = [
     RGBColor(0, 114, 178),
     RGBColor(230, 159, 0),
@@ -31,9 +31,9 @@ const PEERS: [RGBColor; 6] = [
     RGBColor(150, 110, 60),
 ];
 
-/// One plot.
+/// A plot.
 pub(crate) struct Plot {
-    /// Its file's name, without an end.
+    /// The file name without its extension.
     pub(crate) file: &'static str,
     pub(crate) title: String,
     shape: Shape,
@@ -52,18 +52,18 @@ impl Plot {
 }
 
 enum Shape {
-    /// Lines over a number, both on a logarithmic scale.
+    /// Lines over a number, with logarithmic axes.
     Lines { x: &'static str, y: &'static str, lines: Vec<Line> },
-    /// A bar for each.
+    /// One bar per implementation.
     Bars { what: &'static str, bars: Vec<Bar>, logarithmic: bool },
 }
 
 struct Line {
     label: String,
     colour: RGBColor,
-    /// Of several of one crate, which have one colour, the last is solid.
+    /// Variants of one crate share a colour; all but the last are dashed.
     dashed: bool,
-    /// Number, median, least, most.
+    /// Number, median, minimum, maximum.
     points: Vec<(f64, f64, f64, f64)>,
 }
 
@@ -71,11 +71,11 @@ struct Bar {
     label: String,
     colour: RGBColor,
     median: f64,
-    least: f64,
-    most: f64,
+    min: f64,
+    max: f64,
 }
 
-/// The plots for which there are figures.
+/// Returns the plots for which there are figures.
 pub(crate) fn of(report: &Report) -> Vec<Plot> {
     let mut plots = Vec::new();
     let mut lines = |section: &str, file, title: &str, x, y| {
@@ -85,12 +85,12 @@ pub(crate) fn of(report: &Report) -> Vec<Plot> {
             plots.push(Plot { file, title: title.into(), shape });
         }
     };
-    let (x, y) = ("waiters", "hand-overs per second");
-    let title = "Redis: hand-overs per second, by number of waiters";
+    let (x, y) = ("waiters", "hand-offs per second");
+    let title = "Redis: hand-offs per second, by number of waiters";
     lines("redis/scaling-waiters", "waiters", title, x, y);
-    let title = "PostgreSQL: hand-overs per second, by number of waiters";
+    let title = "PostgreSQL: hand-offs per second, by number of waiters";
     lines("postgres/scaling-waiters", "postgres-waiters", title, x, y);
-    let title = "Files: hand-overs per second, by number of waiters";
+    let title = "Files: hand-offs per second, by number of waiters";
     lines("file/scaling-waiters", "files-waiters", title, x, y);
     let (x, y) = ("keys", "locks per second");
     let title = "Redis: locks per second, by number of keys and tasks";
@@ -115,21 +115,21 @@ pub(crate) fn of(report: &Report) -> Vec<Plot> {
         "p50, in units of two PINGs",
         false,
     );
-    let title = "Redis: requests per hand-over, 64 tasks (shorter is better)";
+    let title = "Redis: requests per hand-off, 64 tasks (shorter is better)";
     bars("redis/queue-64", "requests", "requests", title, "requests, logarithmic", true);
-    let title = "PostgreSQL: hand-overs, 64 tasks (longer is better)";
-    bars("postgres/queue-64", "rate", "postgres", title, "hand-overs per second", false);
-    let title = "Files: hand-overs, 64 tasks (longer is better)";
-    bars("file/queue-64", "rate", "files", title, "hand-overs per second", false);
+    let title = "PostgreSQL: hand-offs, 64 tasks (longer is better)";
+    bars("postgres/queue-64", "rate", "postgres", title, "hand-offs per second", false);
+    let title = "Files: hand-offs, 64 tasks (longer is better)";
+    bars("file/queue-64", "rate", "files", title, "hand-offs per second", false);
     plots
 }
 
-/// The crate.
+/// Returns the crate of a row.
 fn name(row: &Row) -> &str {
-    row.make.split(',').next().unwrap_or_default()
+    row.implementation.split(',').next().unwrap_or_default()
 }
 
-/// The same for all variants of a crate. Those that are known by then have their places.
+/// Returns the colour of a crate, which all its variants share.
 fn colour(row: &Row, peers: &mut Vec<String>) -> RGBColor {
     if row.is_ours() {
         return OURS;
@@ -137,29 +137,29 @@ fn colour(row: &Row, peers: &mut Vec<String>) -> RGBColor {
     if row.is_raw() {
         return GREY;
     }
-    let place = peers.iter().position(|peer| peer == name(row)).unwrap_or_else(|| {
+    let index = peers.iter().position(|peer| peer == name(row)).unwrap_or_else(|| {
         peers.push(name(row).to_owned());
         peers.len() - 1
     });
-    PEERS[place % PEERS.len()]
+    PEERS[index % PEERS.len()]
 }
 
 fn lines(report: &Report, section: &str) -> Vec<Line> {
     let Some(section) = report.section(section) else { return Vec::new() };
     let mut peers = Vec::new();
-    let line = |(place, row): (usize, &Row)| {
+    let line = |(index, row): (usize, &Row)| {
         let points = section.columns.iter().filter_map(|column| {
             let figure = row.figures.get(&column.key)?;
             let number = column.key.parse().ok()?;
-            let (median, least, most) = (figure.median()?, figure.least()?, figure.most()?);
-            (median > 0.0).then_some((number, median, least.max(1.0), most))
+            let (median, min, max) = (figure.median()?, figure.min()?, figure.max()?);
+            (median > 0.0).then_some((number, median, min.max(1.0), max))
         });
         let points = points.collect();
-        let mut label = row.make.clone();
+        let mut label = row.implementation.clone();
         if row.overlaps > 0 {
             label.push_str(" (granted twice)");
         }
-        let dashed = section.rows[place + 1..].iter().any(|other| name(other) == name(row));
+        let dashed = section.rows[index + 1..].iter().any(|other| name(other) == name(row));
         Line { label, colour: colour(row, &mut peers), dashed, points }
     };
     section.rows.iter().enumerate().map(line).collect()
@@ -170,15 +170,15 @@ fn bars(report: &Report, section: &str, key: &str, longer: bool) -> Vec<Bar> {
     let mut peers = Vec::new();
     let bar = |row: &Row| {
         let figure = row.figures.get(key)?;
-        let (median, least, most) = (figure.median()?, figure.least()?, figure.most()?);
-        let mut label = row.make.clone();
+        let (median, min, max) = (figure.median()?, figure.min()?, figure.max()?);
+        let mut label = row.implementation.clone();
         if row.overlaps > 0 {
             label.push_str(" (granted twice)");
         }
-        Some(Bar { label, colour: colour(row, &mut peers), median, least, most })
+        Some(Bar { label, colour: colour(row, &mut peers), median, min, max })
     };
     let mut bars: Vec<_> = section.rows.iter().filter_map(bar).collect();
-    // The best first.
+    // Best first.
     bars.sort_by(|a, b| a.median.total_cmp(&b.median));
     if longer {
         bars.reverse();
@@ -186,40 +186,40 @@ fn bars(report: &Report, section: &str, key: &str, longer: bool) -> Vec<Bar> {
     bars
 }
 
-/// Writes them into a directory, each as SVG and as PNG.
+/// Writes the plots into a directory, each as SVG and as PNG.
 pub(crate) fn write(plots: &[Plot], dir: &Path) -> Outcome<()> {
     let light = epaint_default_fonts::UBUNTU_LIGHT;
     register_font(FONT, FontStyle::Normal, light).map_err(|_| "the font cannot be read")?;
-    fs::create_dir_all(dir).map_err(told)?;
+    fs::create_dir_all(dir).map_err(one_line)?;
     for plot in plots {
         let mut text = String::new();
         let size = (WIDTH, plot.height());
         draw(plot, &SVGBackend::with_string(&mut text, size).into_drawing_area())?;
-        fs::write(dir.join(format!("{}.svg", plot.file)), text).map_err(told)?;
+        fs::write(dir.join(format!("{}.svg", plot.file)), text).map_err(one_line)?;
         let mut pixels = vec![0; size.0 as usize * size.1 as usize * 3];
         draw(plot, &BitMapBackend::with_buffer(&mut pixels, size).into_drawing_area())?;
-        let file = fs::File::create(dir.join(format!("{}.png", plot.file))).map_err(told)?;
+        let file = fs::File::create(dir.join(format!("{}.png", plot.file))).map_err(one_line)?;
         let mut encoder = png::Encoder::new(std::io::BufWriter::new(file), size.0, size.1);
         encoder.set_color(png::ColorType::Rgb);
         encoder.set_compression(png::Compression::High);
-        let mut writer = encoder.write_header().map_err(told)?;
-        writer.write_image_data(&pixels).map_err(told)?;
+        let mut writer = encoder.write_header().map_err(one_line)?;
+        writer.write_image_data(&pixels).map_err(one_line)?;
     }
     Ok(())
 }
 
 fn draw<B: DrawingBackend>(plot: &Plot, area: &DrawingArea<B, Shift>) -> Outcome<()> {
-    area.fill(&WHITE).map_err(told)?;
+    area.fill(&WHITE).map_err(one_line)?;
     match &plot.shape {
         Shape::Lines { x, y, lines } => draw_lines(area, &plot.title, (x, y), lines),
         Shape::Bars { what, bars, logarithmic } => {
             draw_bars(area, &plot.title, what, bars, *logarithmic)
         }
     }?;
-    area.present().map_err(told)
+    area.present().map_err(one_line)
 }
 
-/// A power of ten beside a number: only those have labels.
+/// Returns the power of ten next to a number: only those have labels.
 fn decade(value: f64, side: fn(f64) -> f64) -> f64 {
     10_f64.powf(side(value.log10()))
 }
@@ -245,9 +245,9 @@ fn draw_lines<B: DrawingBackend>(
             (least_x * 0.9..most_x * 1.1).log_scale(),
             (decade(least_y, f64::floor)..decade(most_y, f64::ceil)).log_scale(),
         )
-        .map_err(told)?;
+        .map_err(one_line)?;
     let numbers = |value: &f64| short(*value).replace(".00", "").replace(".0", "");
-    // The others have no room beside each other.
+    // More labels would overlap.
     let some = |value: &f64| {
         let text = numbers(value);
         if text.starts_with(['1', '2', '5']) { text } else { String::new() }
@@ -262,48 +262,48 @@ fn draw_lines<B: DrawingBackend>(
         .axis_desc_style((FONT, 20))
         .light_line_style(BLACK.mix(0.04))
         .draw()
-        .map_err(told)?;
+        .map_err(one_line)?;
     for line in lines {
         let width = if line.colour == OURS { 4 } else { 2 };
         let style = line.colour.stroke_width(width);
         let spread = line.points.iter().map(|point| {
             PathElement::new(vec![(point.0, point.2), (point.0, point.3)], line.colour.mix(0.6))
         });
-        chart.draw_series(spread).map_err(told)?;
+        chart.draw_series(spread).map_err(one_line)?;
         let dots = line
             .points
             .iter()
             .map(|point| Circle::new((point.0, point.1), 4, line.colour.filled()));
-        chart.draw_series(dots).map_err(told)?;
+        chart.draw_series(dots).map_err(one_line)?;
         let path = line.points.iter().map(|point| (point.0, point.1));
         if line.dashed {
-            chart.draw_series(DashedLineSeries::new(path, 9, 6, style)).map_err(told)?;
+            chart.draw_series(DashedLineSeries::new(path, 9, 6, style)).map_err(one_line)?;
         } else {
-            chart.draw_series(LineSeries::new(path, style)).map_err(told)?;
+            chart.draw_series(LineSeries::new(path, style)).map_err(one_line)?;
         }
     }
     draw_legend(&right, lines)
 }
 
-/// What is which, in the order in which the lines end on the right.
+/// Draws the legend, in the order of the lines' right ends.
 fn draw_legend<B: DrawingBackend>(area: &DrawingArea<B, Shift>, lines: &[Line]) -> Outcome<()> {
     let last = |line: &Line| line.points.last().map_or(0.0, |point| point.1);
     let mut lines: Vec<&Line> = lines.iter().collect();
     lines.sort_by(|a, b| last(b).total_cmp(&last(a)));
-    for (place, line) in (0..).zip(lines) {
-        let y = 90 + place * 58;
+    for (index, line) in (0..).zip(lines) {
+        let y = 90 + index * 58;
         let width = if line.colour == OURS { 4 } else { 2 };
         let parts = if line.dashed { vec![(0, 9), (15, 24)] } else { vec![(0, 26)] };
         for (from, to) in parts {
             let style = line.colour.stroke_width(width);
-            area.draw(&PathElement::new(vec![(from, y), (to, y)], style)).map_err(told)?;
+            area.draw(&PathElement::new(vec![(from, y), (to, y)], style)).map_err(one_line)?;
         }
         let style: TextStyle<'_> = (FONT, 17).into();
         let style = style.color(&BLACK).pos(Pos::new(HPos::Left, VPos::Center));
-        // The variant comes under the name: the strip is narrow.
+        // The variant goes below the name, because the legend is narrow.
         let (name, variant) = line.label.split_once(", ").unwrap_or((&line.label, ""));
-        area.draw(&Text::new(name.to_owned(), (36, y), style.clone())).map_err(told)?;
-        area.draw(&Text::new(variant.to_owned(), (36, y + 21), style)).map_err(told)?;
+        area.draw(&Text::new(name.to_owned(), (36, y), style.clone())).map_err(one_line)?;
+        area.draw(&Text::new(variant.to_owned(), (36, y + 21), style)).map_err(one_line)?;
     }
     Ok(())
 }
@@ -318,32 +318,32 @@ fn draw_bars<B: DrawingBackend>(
 ) -> Outcome<()> {
     const LEFT: i32 = 480;
     let width = WIDTH.cast_signed();
-    let text = |size: i32, place: HPos| {
+    let text = |size: i32, index: HPos| {
         let style: TextStyle<'_> = (FONT, size).into();
-        style.color(&BLACK).pos(Pos::new(place, VPos::Center))
+        style.color(&BLACK).pos(Pos::new(index, VPos::Center))
     };
-    let label = |label: &str, at: (i32, i32), size: i32, place: HPos| {
-        area.draw(&Text::new(label.to_owned(), at, text(size, place))).map_err(told)
+    let label = |label: &str, at: (i32, i32), size: i32, index: HPos| {
+        area.draw(&Text::new(label.to_owned(), at, text(size, index))).map_err(one_line)
     };
     label(title, (width / 2, 30), 28, HPos::Center)?;
-    label(&format!("{what}; black: least to most"), (LEFT, 64), 18, HPos::Left)?;
+    label(&format!("{what}; black: minimum to maximum"), (LEFT, 64), 18, HPos::Left)?;
     let scale = |value: f64| if logarithmic { (value.max(1.0) * 1.3).ln() } else { value };
-    let most = bars.iter().map(|bar| scale(bar.most)).fold(f64::MIN_POSITIVE, f64::max);
+    let max = bars.iter().map(|bar| scale(bar.max)).fold(f64::MIN_POSITIVE, f64::max);
     let along =
-        |value: f64| LEFT + (scale(value) / most * f64::from(width - LEFT - 110)).max(1.0) as i32;
-    for (place, bar) in (0..).zip(bars) {
-        let top = TOP + place * BAR;
+        |value: f64| LEFT + (scale(value) / max * f64::from(width - LEFT - 110)).max(1.0) as i32;
+    for (index, bar) in (0..).zip(bars) {
+        let top = TOP + index * BAR;
         let middle = top + BAR / 2;
         let corners = [(LEFT, top + BAR / 6), (along(bar.median), top + BAR - BAR / 6)];
-        area.draw(&Rectangle::new(corners, bar.colour.filled())).map_err(told)?;
-        // From the least to the most, with ends that can be seen where they meet.
-        let (least, most) = (along(bar.least), along(bar.most));
+        area.draw(&Rectangle::new(corners, bar.colour.filled())).map_err(one_line)?;
+        // A line from minimum to maximum, with ends that stay visible where they meet.
+        let (min, max) = (along(bar.min), along(bar.max));
         let across = |x: i32| vec![(x, middle - 6), (x, middle + 6)];
-        for path in [vec![(least, middle), (most, middle)], across(least), across(most)] {
-            area.draw(&PathElement::new(path, BLACK.stroke_width(2))).map_err(told)?;
+        for path in [vec![(min, middle), (max, middle)], across(min), across(max)] {
+            area.draw(&PathElement::new(path, BLACK.stroke_width(2))).map_err(one_line)?;
         }
         label(&bar.label, (LEFT - 10, middle), 18, HPos::Right)?;
-        label(&short(bar.median), (most + 10, middle), 18, HPos::Left)?;
+        label(&short(bar.median), (max + 10, middle), 18, HPos::Left)?;
     }
     Ok(())
 }

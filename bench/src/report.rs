@@ -1,49 +1,49 @@
-//! What came of it: sections of rows of figures.
+//! The results of a run: sections of rows of figures.
 
 use std::collections::BTreeMap;
 
 use serde::Serialize;
 
 use crate::figures::Figure;
-use crate::make::{Kind, Make, Outcome};
-use crate::slice::{Alone, Slice};
+use crate::implementation::{Implementation, Kind, Outcome};
+use crate::slice::{Slice, UncontendedSlice};
 
-/// All that a run has found.
+/// The results of a run.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
     pub(crate) quick: bool,
-    /// Whether only some works were asked for.
-    pub(crate) part: bool,
+    /// Whether only some scenarios were selected.
+    pub(crate) partial: bool,
     pub(crate) repetitions: usize,
     pub(crate) machine: Vec<(String, String)>,
     pub(crate) seconds: f64,
-    /// The load average before it began.
+    /// The load average before the run.
     pub(crate) load_before: f64,
     pub(crate) sections: Vec<Section>,
-    pub(crate) bars: Vec<Bar>,
+    pub(crate) thresholds: Vec<Threshold>,
 }
 
-/// One kind of work.
+/// The results of one scenario on one store.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Section {
-    /// Such as `redis/queue-8`; what `--only` names.
+    /// Such as `redis/queue-8`; the argument of `--only`.
     pub(crate) id: String,
     pub(crate) title: String,
-    /// What was done, and how to read it.
+    /// What is measured, and how to read it.
     pub(crate) text: String,
     pub(crate) columns: Vec<Column>,
     pub(crate) rows: Vec<Row>,
-    /// The weather before it: PING in µs, and the load average.
+    /// The machine's noise before the section: a PING in µs, and the load average.
     pub(crate) ping: Option<f64>,
     pub(crate) load_average: f64,
     /// How long it took, with what was measured at the same time.
     pub(crate) seconds: f64,
 }
 
-/// Where a section stands in the report: by store, and then by work, whatever was measured first.
-pub(crate) fn place(id: &str) -> [Option<usize>; 2] {
+/// Returns the position of a section in the report: by store, then by scenario.
+pub(crate) fn sort_key(id: &str) -> [Option<usize>; 2] {
     const STORES: &[&str] = &["redis", "redlock", "postgres", "file", "memory"];
-    const WORKS: &[&str] = &[
+    const SCENARIOS: &[&str] = &[
         "uncontended",
         "keys",
         "queue-8",
@@ -55,13 +55,14 @@ pub(crate) fn place(id: &str) -> [Option<usize>; 2] {
         "held",
         "takeover",
         "readers",
-        "manners",
+        "semantics",
         "scaling-keys",
         "scaling-waiters",
         "five",
     ];
-    let (store, work) = id.split_once('/').unwrap_or((id, ""));
-    [(STORES, store), (WORKS, work)].map(|(all, one)| all.iter().position(|known| *known == one))
+    let (store, scenario) = id.split_once('/').unwrap_or((id, ""));
+    [(STORES, store), (SCENARIOS, scenario)]
+        .map(|(all, one)| all.iter().position(|known| *known == one))
 }
 
 #[derive(Debug, Clone, Serialize)]
@@ -71,7 +72,7 @@ pub(crate) struct Column {
     pub(crate) better: Better,
 }
 
-/// Which figures are good ones. The first column that says it is the one that makes are compared by.
+/// Which direction of a figure is better. Implementations are compared by the first column that has one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub(crate) enum Better {
     Low,
@@ -81,7 +82,7 @@ pub(crate) enum Better {
 
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Row {
-    pub(crate) make: String,
+    pub(crate) implementation: String,
     pub(crate) kind: String,
     pub(crate) figures: BTreeMap<String, Figure>,
     pub(crate) notes: Vec<String>,
@@ -90,10 +91,10 @@ pub(crate) struct Row {
     pub(crate) first_error: Option<String>,
 }
 
-/// What was promised, and what is.
+/// A limit that Lockkeeper is measured against, and the measured figure.
 #[derive(Debug, Clone, Serialize)]
-pub(crate) struct Bar {
-    pub(crate) what: String,
+pub(crate) struct Threshold {
+    pub(crate) name: String,
     pub(crate) figure: Figure,
     /// Such as `≤ 2`.
     pub(crate) limit: String,
@@ -119,41 +120,42 @@ impl Section {
         self
     }
 
-    /// The row of a make, which is added if it is not there.
-    pub(crate) fn row(&mut self, make: &Make) -> &mut Row {
-        let label = make.label();
-        let place = self.rows.iter().position(|row| row.make == label).unwrap_or_else(|| {
-            self.rows.push(Row {
-                make: label,
-                kind: format!("{:?}", make.kind),
-                figures: BTreeMap::new(),
-                notes: make.caveats.iter().map(ToString::to_string).collect(),
-                overlaps: 0,
-                errors: 0,
-                first_error: None,
+    /// Returns the row of an implementation, and adds it if it is missing.
+    pub(crate) fn row(&mut self, implementation: &Implementation) -> &mut Row {
+        let label = implementation.label();
+        let index =
+            self.rows.iter().position(|row| row.implementation == label).unwrap_or_else(|| {
+                self.rows.push(Row {
+                    implementation: label,
+                    kind: format!("{:?}", implementation.kind),
+                    figures: BTreeMap::new(),
+                    notes: implementation.caveats.iter().map(ToString::to_string).collect(),
+                    overlaps: 0,
+                    errors: 0,
+                    first_error: None,
+                });
+                self.rows.len() - 1
             });
-            self.rows.len() - 1
-        });
-        &mut self.rows[place]
+        &mut self.rows[index]
     }
 
-    pub(crate) fn find(&self, make: &str) -> Option<&Row> {
-        self.rows.iter().find(|row| row.make == make)
+    pub(crate) fn find(&self, implementation: &str) -> Option<&Row> {
+        self.rows.iter().find(|row| row.implementation == implementation)
     }
 
-    /// Lockkeeper's row; where there are several, the one with its defaults.
+    /// Returns Lockkeeper's row; of several, the one with the defaults.
     pub(crate) fn ours(&self) -> Option<&Row> {
         let mut ours = self.rows.iter().filter(|row| row.is_ours());
-        let default = ours.clone().find(|row| row.make.ends_with("(default)"));
+        let default = ours.clone().find(|row| row.implementation.ends_with("(default)"));
         default.or_else(|| ours.next())
     }
 
-    /// The column that makes are compared by.
+    /// Returns the column that implementations are compared by.
     pub(crate) fn main_column(&self) -> Option<&Column> {
         self.columns.iter().find(|column| column.better != Better::Neither)
     }
 
-    /// Adds a column with what each has, in units of what one of them has.
+    /// Adds a column with a figure of each row divided by that of the row `unit`.
     pub(crate) fn in_units_of(&mut self, key: &str, unit: &str, title: &str) {
         let Some(unit) = self.find(unit).and_then(|row| row.figures.get(key)).cloned() else {
             return;
@@ -161,7 +163,7 @@ impl Section {
         let ratio = format!("{key}-ratio");
         for row in &mut self.rows {
             if let Some(figure) = row.figures.get(key) {
-                let figure = figure.per(&unit);
+                let figure = figure.divided_by(&unit);
                 row.figures.insert(ratio.clone(), figure);
             }
         }
@@ -171,14 +173,14 @@ impl Section {
 }
 
 impl Row {
-    /// Takes down what a repetition came to, if it did.
-    pub(crate) fn put(&mut self, key: &str, repetition: usize, value: Option<f64>) {
-        self.figures.entry(key.to_owned()).or_default().put(repetition, value);
+    /// Records the value of a repetition, if it succeeded.
+    pub(crate) fn record(&mut self, key: &str, repetition: usize, value: Option<f64>) {
+        self.figures.entry(key.to_owned()).or_default().record(repetition, value);
     }
 
-    /// The same for what is measured once.
-    pub(crate) fn put_once(&mut self, key: &str, value: Option<f64>) {
-        self.put(key, 0, value);
+    /// Records a value that is measured once.
+    pub(crate) fn record_once(&mut self, key: &str, value: Option<f64>) {
+        self.record(key, 0, value);
     }
 
     pub(crate) fn note(&mut self, note: impl Into<String>) {
@@ -188,21 +190,21 @@ impl Row {
         }
     }
 
-    /// Takes over what went wrong in a slice.
-    pub(crate) fn wrongs_of(&mut self, slice: &Slice) {
+    /// Adds the errors and overlaps of a slice.
+    pub(crate) fn add_errors(&mut self, slice: &Slice) {
         self.overlaps += slice.overlaps;
         self.errors += slice.errors;
         self.first_error = self.first_error.take().or_else(|| slice.first_error.clone());
     }
 
-    /// The same for one that was alone.
-    pub(crate) fn wrongs_of_alone(&mut self, alone: &Alone) {
-        self.errors += alone.errors;
-        self.first_error = self.first_error.take().or_else(|| alone.first_error.clone());
+    /// Adds the errors of an uncontended slice.
+    pub(crate) fn add_uncontended_errors(&mut self, slice: &UncontendedSlice) {
+        self.errors += slice.errors;
+        self.first_error = self.first_error.take().or_else(|| slice.first_error.clone());
     }
 
-    /// What came of a try. What went wrong is taken down.
-    pub(crate) fn worked<T>(&mut self, outcome: Outcome<T>) -> Option<T> {
+    /// Returns the value, or records the error in the row.
+    pub(crate) fn ok_or_record<T>(&mut self, outcome: Outcome<T>) -> Option<T> {
         outcome.map_err(|error| self.failed(error)).ok()
     }
 
@@ -211,7 +213,7 @@ impl Row {
         self.first_error.get_or_insert(error);
     }
 
-    /// All that must be said beside its figures.
+    /// Returns all notes of the row: overlaps and errors first.
     pub(crate) fn all_notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
         if self.overlaps > 0 {
@@ -239,8 +241,8 @@ impl Report {
         self.sections.iter().find(|section| section.id == id)
     }
 
-    pub(crate) fn figure(&self, section: &str, make: &str, key: &str) -> Option<&Figure> {
-        let figure = self.section(section)?.find(make)?.figures.get(key)?;
+    pub(crate) fn figure(&self, section: &str, implementation: &str, key: &str) -> Option<&Figure> {
+        let figure = self.section(section)?.find(implementation)?.figures.get(key)?;
         figure.median().map(|_| figure)
     }
 }

@@ -1,59 +1,59 @@
-//! A slice: one make, at one work, for a short time.
+//! A slice: one implementation in one scenario, for a short time.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::implementation::{Implementation, Lock, Mode, Outcome};
 use crate::load::{self, Meter};
-use crate::make::{Lock, Make, Mode, Outcome};
-use crate::referee::{Phase, Referee};
+use crate::overlap_detector::{OverlapDetector, Phase};
 
-/// The longest that the tasks of a slice may take to come to their end before they are dropped.
-const GRACE: Duration = Duration::from_millis(200);
+/// How long the tasks of a slice may take to finish before they are aborted.
+const MAX_GRACE: Duration = Duration::from_millis(200);
 
-/// What came of a slice.
+/// The results of a slice.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Slice {
     pub(crate) took: Duration,
     /// Confirmed releases, by task.
-    pub(crate) turns: Vec<u64>,
-    /// Those of readers among them.
+    pub(crate) acquisitions: Vec<u64>,
+    /// How many of them were readers.
     pub(crate) reads: u64,
-    /// From one task to another, in µs: from before the release was called to when the other had its guard.
-    pub(crate) hand_overs: Vec<f64>,
-    /// The longest that a task waited, also in vain.
+    /// Times of hand-offs between tasks in µs, from before the call of release to the guard of the next task.
+    pub(crate) hand_offs: Vec<f64>,
+    /// The longest wait of a task, also if it was not served.
     pub(crate) longest: Duration,
-    /// How often somebody entered beside another.
+    /// How many holders entered while another held the lock.
     pub(crate) overlaps: u64,
     pub(crate) errors: u64,
     pub(crate) first_error: Option<String>,
-    /// What it cost the server: requests, and seconds of processor time.
+    /// The cost for the server: requests, and CPU seconds.
     pub(crate) requests: Option<f64>,
     pub(crate) server: Option<f64>,
-    /// Seconds of processor time of this process.
+    /// CPU seconds of this process.
     pub(crate) client: f64,
 }
 
 impl Slice {
-    pub(crate) fn all_turns(&self) -> u64 {
-        self.turns.iter().sum()
+    pub(crate) fn total_acquisitions(&self) -> u64 {
+        self.acquisitions.iter().sum()
     }
 
     #[expect(clippy::cast_precision_loss, reason = "counts of some thousands")]
-    pub(crate) fn turns_per_second(&self) -> f64 {
-        self.all_turns() as f64 / self.took.as_secs_f64()
+    pub(crate) fn acquisitions_per_second(&self) -> f64 {
+        self.total_acquisitions() as f64 / self.took.as_secs_f64()
     }
 
     #[expect(clippy::cast_precision_loss, reason = "counts of some thousands")]
-    pub(crate) fn hand_overs_per_second(&self) -> f64 {
-        self.hand_overs.len() as f64 / self.took.as_secs_f64()
+    pub(crate) fn hand_offs_per_second(&self) -> f64 {
+        self.hand_offs.len() as f64 / self.took.as_secs_f64()
     }
 }
 
 #[derive(Default)]
 struct Shared {
-    turns: Vec<AtomicU64>,
-    /// Since when each task waits, in ns since the start, plus one; 0 while it does not.
+    acquisitions: Vec<AtomicU64>,
+    /// Since when each task waits, in ns since the start, plus one; 0 while it does not wait.
     waiting: Vec<AtomicU64>,
     longest: AtomicU64,
     sums: Mutex<Sums>,
@@ -62,19 +62,19 @@ struct Shared {
 #[derive(Default)]
 struct Sums {
     reads: u64,
-    hand_overs: Vec<f64>,
+    hand_offs: Vec<f64>,
     errors: u64,
     first_error: Option<String>,
 }
 
 impl Shared {
-    fn add(&self, task: usize, mode: Mode, outcome: Outcome<Option<Duration>>, counts: bool) {
+    fn add(&self, task: usize, mode: Mode, outcome: Outcome<Option<Duration>>, is_counted: bool) {
         let mut sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
         match outcome {
-            Ok(handed_over) if counts => {
-                self.turns[task].fetch_add(1, Ordering::Relaxed);
+            Ok(since_release) if is_counted => {
+                self.acquisitions[task].fetch_add(1, Ordering::Relaxed);
                 sums.reads += u64::from(mode == Mode::Shared);
-                sums.hand_overs.extend(handed_over.map(|time| time.as_secs_f64() * 1e6));
+                sums.hand_offs.extend(since_release.map(|time| time.as_secs_f64() * 1e6));
             }
             Ok(_) => {}
             Err(error) => {
@@ -87,75 +87,79 @@ impl Shared {
 
 /// What the tasks of a slice contend for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Contend {
-    /// All for one lock.
-    One,
-    /// Each has a lock of its own.
-    Each,
+pub(crate) enum Contention {
+    /// All tasks contend for one lock.
+    SharedLock,
+    /// Each task has a lock of its own.
+    OwnLock,
 }
 
-/// How a slice is run.
+/// The options of a slice.
 #[derive(Clone, Copy)]
-pub(crate) struct Plan<'a> {
-    pub(crate) contend: Contend,
-    /// How many of a hundred turns are readers'.
+pub(crate) struct SliceOptions<'a> {
+    pub(crate) contention: Contention,
+    /// The percentage of acquisitions that are readers'.
     pub(crate) readers: u8,
-    /// How long it runs before it counts.
+    /// The warm-up before acquisitions are counted.
     pub(crate) warm: Duration,
     pub(crate) time: Duration,
-    /// Whose load is read, and for whom.
-    pub(crate) meter: Option<(Meter<'a>, &'a Make)>,
+    /// The server whose load is sampled, and the implementation that causes it.
+    pub(crate) meter: Option<(Meter<'a>, &'a Implementation)>,
 }
 
-/// Runs a task for each lock: acquire, be inside for a moment, release, again.
-pub(crate) async fn run(locks: Vec<Box<dyn Lock>>, plan: Plan<'_>) -> Slice {
+/// Runs a task per lock that acquires, yields and releases in a loop.
+pub(crate) async fn run(locks: Vec<Box<dyn Lock>>, options: SliceOptions<'_>) -> Slice {
     let count = locks.len();
     let start = Instant::now();
-    let one = Arc::new(Referee::new(start));
+    let one = Arc::new(OverlapDetector::new(start));
     let shared = Arc::new(Shared {
-        turns: (0..count).map(|_| AtomicU64::new(0)).collect(),
+        acquisitions: (0..count).map(|_| AtomicU64::new(0)).collect(),
         waiting: (0..count).map(|_| AtomicU64::new(0)).collect(),
         ..Shared::default()
     });
-    let mut referees = vec![one.clone()];
+    let mut detectors = vec![one.clone()];
     let mut tasks = Vec::with_capacity(count);
     for (number, lock) in locks.into_iter().enumerate() {
-        let referee = match plan.contend {
-            Contend::One => one.clone(),
-            Contend::Each => {
-                referees.push(Arc::new(Referee::new(start)));
-                referees[referees.len() - 1].clone()
+        let detector = match options.contention {
+            Contention::SharedLock => one.clone(),
+            Contention::OwnLock => {
+                detectors.push(Arc::new(OverlapDetector::new(start)));
+                detectors[detectors.len() - 1].clone()
             }
         };
-        let task = take_turns(lock, number, plan.readers, start, referee, shared.clone());
+        let task = run_task(lock, number, options.readers, start, detector, shared.clone());
         tasks.push(tokio::spawn(task));
     }
-    tokio::time::sleep(plan.warm).await;
-    let read = || plan.meter.map(|(meter, make)| meter.read(make));
+    tokio::time::sleep(options.warm).await;
+    let read = || options.meter.map(|(meter, implementation)| meter.read(implementation));
     let before = read();
     let client = load::processor_time(std::process::id());
     let counted = Instant::now();
-    begin(&referees, Phase::Counted);
-    tokio::time::sleep(plan.time).await;
-    begin(&referees, Phase::Over);
+    begin(&detectors, Phase::Counted);
+    tokio::time::sleep(options.time).await;
+    begin(&detectors, Phase::Over);
     let took = counted.elapsed();
     let client = load::processor_time(std::process::id()) - client;
     let now = nanos(start);
     let load = read().zip(before);
     let waiting = shared.waiting.iter().map(|since| since.load(Ordering::Relaxed));
-    let in_vain = waiting.filter(|since| *since > 0).map(|since| now.saturating_sub(since));
-    let longest = shared.longest.load(Ordering::Relaxed).max(in_vain.max().unwrap_or(0));
-    // Many take longer, even if each is short.
-    let grace = if count > 64 { plan.time * 2 } else { plan.time };
-    end(tasks, grace.min(GRACE)).await;
+    let unserved = waiting.filter(|since| *since > 0).map(|since| now.saturating_sub(since));
+    let longest = shared.longest.load(Ordering::Relaxed).max(unserved.max().unwrap_or(0));
+    // Many tasks take longer to finish.
+    let grace = if count > 64 { options.time * 2 } else { options.time };
+    end(tasks, grace.min(MAX_GRACE)).await;
     let sums = std::mem::take(&mut *shared.sums.lock().unwrap_or_else(PoisonError::into_inner));
     Slice {
         took,
-        turns: shared.turns.iter().map(|turns| turns.load(Ordering::Relaxed)).collect(),
+        acquisitions: shared
+            .acquisitions
+            .iter()
+            .map(|acquisitions| acquisitions.load(Ordering::Relaxed))
+            .collect(),
         reads: sums.reads,
-        hand_overs: sums.hand_overs,
+        hand_offs: sums.hand_offs,
         longest: Duration::from_nanos(longest),
-        overlaps: referees.iter().map(|referee| referee.overlaps()).sum(),
+        overlaps: detectors.iter().map(|detector| detector.overlaps()).sum(),
         errors: sums.errors,
         first_error: sums.first_error,
         requests: load.as_ref().map(|(now, before)| now.requests_since(before)),
@@ -164,13 +168,13 @@ pub(crate) async fn run(locks: Vec<Box<dyn Lock>>, plan: Plan<'_>) -> Slice {
     }
 }
 
-fn begin(referees: &[Arc<Referee>], phase: Phase) {
-    for referee in referees {
-        referee.begin(phase);
+fn begin(detectors: &[Arc<OverlapDetector>], phase: Phase) {
+    for detector in detectors {
+        detector.begin(phase);
     }
 }
 
-/// Lets the tasks come to their end; drops those that do not in time.
+/// Waits for the tasks to finish, and aborts those that do not finish in time.
 async fn end(tasks: Vec<tokio::task::JoinHandle<()>>, grace: Duration) {
     let deadline = tokio::time::Instant::now() + grace;
     for mut task in tasks {
@@ -185,81 +189,85 @@ fn nanos(start: Instant) -> u64 {
     u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
-async fn take_turns(
+async fn run_task(
     lock: Box<dyn Lock>,
     number: usize,
     readers: u8,
     start: Instant,
-    referee: Arc<Referee>,
+    detector: Arc<OverlapDetector>,
     shared: Arc<Shared>,
 ) {
-    while referee.phase() != Phase::Over {
+    while detector.phase() != Phase::Over {
         let mode = if fastrand::u8(0..100) < readers { Mode::Shared } else { Mode::Exclusive };
         let asked = nanos(start);
         shared.waiting[number].store(asked + 1, Ordering::Relaxed);
-        let turn = turn(&*lock, number, mode, &referee, || {
+        let cycle = acquire_and_release(&*lock, number, mode, &detector, || {
             shared.waiting[number].store(0, Ordering::Relaxed);
-            if referee.phase() == Phase::Counted {
+            if detector.phase() == Phase::Counted {
                 shared.longest.fetch_max(nanos(start) - asked, Ordering::Relaxed);
             }
         });
-        let outcome = turn.await;
-        let counts = referee.phase() == Phase::Counted;
+        let outcome = cycle.await;
+        let is_counted = detector.phase() == Phase::Counted;
         let failed = outcome.is_err();
-        shared.add(number, mode, outcome, counts);
+        shared.add(number, mode, outcome, is_counted);
         if failed {
-            // One that fails at once must not keep the others from the processor.
+            // Keeps an implementation that fails immediately from occupying the CPU.
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
 }
 
-async fn turn(
+async fn acquire_and_release(
     lock: &dyn Lock,
     number: usize,
     mode: Mode,
-    referee: &Referee,
+    detector: &OverlapDetector,
     granted: impl FnOnce(),
 ) -> Outcome<Option<Duration>> {
     let held = lock.acquire(mode).await?;
-    let inside = referee.enter(number, mode);
+    let inside = detector.enter(number, mode);
     granted();
-    // Long enough for another to be seen beside.
+    // Gives another task the chance to overlap.
     tokio::task::yield_now().await;
-    let handed_over = inside.handed_over;
+    let since_release = inside.since_release;
     drop(inside);
     held.release().await?;
-    Ok(handed_over)
+    Ok(since_release)
 }
 
-/// What one after the other takes.
+/// The results of an uncontended slice.
 #[derive(Debug, Default, Clone)]
-pub(crate) struct Alone {
-    /// In µs each.
+pub(crate) struct UncontendedSlice {
+    /// Each lock and release, in µs.
     pub(crate) times: Vec<f64>,
     pub(crate) first_error: Option<String>,
     pub(crate) errors: u64,
 }
 
-/// Locks and releases for so long, alone. At least once, if it takes longer.
-pub(crate) async fn alone(lock: &dyn Lock, time: Duration, patience: Duration) -> Alone {
-    let mut alone = Alone::default();
+/// Locks and releases for the given time, at least once.
+pub(crate) async fn run_uncontended(
+    lock: &dyn Lock,
+    time: Duration,
+    timeout: Duration,
+) -> UncontendedSlice {
+    let mut slice = UncontendedSlice::default();
     let end = Instant::now() + time;
     loop {
         let start = Instant::now();
         let step = async { lock.acquire(Mode::Exclusive).await?.release().await };
-        match tokio::time::timeout(patience, step).await {
-            Ok(Ok(())) => alone.times.push(start.elapsed().as_secs_f64() * 1e6),
+        match tokio::time::timeout(timeout, step).await {
+            Ok(Ok(())) => slice.times.push(start.elapsed().as_secs_f64() * 1e6),
             Ok(Err(error)) => {
-                alone.errors += 1;
-                alone.first_error.get_or_insert(error);
-                if alone.errors > 100 {
+                slice.errors += 1;
+                slice.first_error.get_or_insert(error);
+                if slice.errors > 100 {
                     break;
                 }
             }
             Err(_) => {
-                alone.errors += 1;
-                alone.first_error.get_or_insert(format!("no answer within {patience:?}"));
+                slice.errors += 1;
+                slice.first_error.get_or_insert(format!("no answer within {timeout:?}"));
                 break;
             }
         }
@@ -267,5 +275,5 @@ pub(crate) async fn alone(lock: &dyn Lock, time: Duration, patience: Duration) -
             break;
         }
     }
-    alone
+    slice
 }

@@ -63,10 +63,10 @@ impl Moment {
     }
 }
 
-/// Sleeps until a moment; for ever if there is none.
+/// Sleeps until a moment; without end if there is none.
 ///
-/// After the machine slept, the timer is late by as much: whoever waits for a deadline must also
-/// listen to the keeper, whose steward notices.
+/// After a suspension of the machine the timer is late by as much: a task that waits for a deadline must also listen to the
+/// keeper's maintenance task, which notices.
 pub(crate) async fn sleep_until(moment: Option<Moment>) {
     let Some(moment) = moment else { return std::future::pending().await };
     loop {

@@ -59,7 +59,6 @@
 //! # }
 //! ```
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -75,8 +74,10 @@ use tokio::time::Instant;
 use crate::error::{Error, ErrorKind, Result};
 
 mod batch;
+mod queue;
 
 pub use batch::Batch;
+use queue::Queue;
 
 /// Makes the calls of a [`Coalescer`]. Implemented by a store.
 pub trait BatchSender: Sized + Send + Sync + 'static {
@@ -144,8 +145,7 @@ struct Shared<S: BatchSender> {
 
 struct State<S: BatchSender> {
     /// The requests that have not been sent, in the order of their arrival.
-    queue: BTreeMap<u64, Waiting<S>>,
-    next_id: u64,
+    queue: Queue<Waiting<S>>,
     /// When the queue is to be sent; `None` is at once.
     due: Option<Instant>,
     /// How many requests are in flight that were sent directly.
@@ -175,8 +175,7 @@ impl<S: BatchSender> Coalescer<S> {
         limits.max_in_flight = limits.max_in_flight.max(1);
         limits.max_batch = limits.max_batch.max(1);
         let state = State {
-            queue: BTreeMap::new(),
-            next_id: 0,
+            queue: Queue::new(),
             due: None,
             direct: 0,
             has_task: false,
@@ -216,9 +215,9 @@ impl<S: BatchSender> Coalescer<S> {
     pub async fn send_within(&self, item: S::Item, linger: Duration) -> Result<S::Answer> {
         match self.admit(item, linger) {
             Admitted::Direct(item, direct) => direct.send(item).await,
-            Admitted::Queued(queued, answered) => {
+            Admitted::Queued(mut queued, answered) => {
                 let answer = answered.await;
-                drop(queued);
+                queued.id = None;
                 answer.unwrap_or_else(|_| Err(shut_down()))
             }
         }
@@ -233,20 +232,18 @@ impl<S: BatchSender> Coalescer<S> {
             return Admitted::Direct(item, Direct(shared));
         }
         let (answer, answered) = oneshot::channel();
-        let id = state.next_id;
-        state.next_id += 1;
         let due = if linger.is_zero() { None } else { Instant::now().checked_add(linger) };
         // `None` comes before every instant.
         let is_earlier = state.queue.is_empty() || due < state.due;
         if is_earlier {
             state.due = due;
         }
-        state.queue.insert(id, Waiting { item, answer });
+        let id = state.queue.push(Waiting { item, answer });
         let spawns = !std::mem::replace(&mut state.has_task, true);
         let wakes = state.has_room
             && (is_earlier || state.due.is_none() || state.queue.len() >= limits.max_batch);
         drop(state);
-        let queued = Queued { shared, id };
+        let queued = Queued { shared, id: Some(id) };
         if spawns {
             // Created before anything can fail: dropped, it lets the next request spawn another.
             let task = BatchTask { shared: self.shared.clone(), has_ended: false };
@@ -332,14 +329,17 @@ impl<S: BatchSender> Drop for Direct<'_, S> {
 /// A request in the queue. Dropped while it is there, it leaves.
 struct Queued<'a, S: BatchSender> {
     shared: &'a Shared<S>,
-    id: u64,
+    /// `None` when it was answered.
+    id: Option<u64>,
 }
 
 impl<S: BatchSender> Drop for Queued<'_, S> {
     fn drop(&mut self) {
-        let removed = self.shared.state().queue.remove(&self.id);
-        // With the state unlocked: dropping a request may run any code.
-        drop(removed);
+        if let Some(id) = self.id {
+            let removed = self.shared.state().queue.remove(id);
+            // With the state unlocked: dropping a request may run any code.
+            drop(removed);
+        }
     }
 }
 
@@ -367,6 +367,7 @@ impl<S: BatchSender> BatchTask<S> {
             let due = {
                 let mut state = self.shared.state();
                 if calls.is_empty() && state.queue.is_empty() {
+                    state.queue.shrink();
                     state.has_task = false;
                     self.has_ended = true;
                     return;
@@ -390,7 +391,7 @@ impl<S: BatchSender> Drop for BatchTask<S> {
         }
         let mut state = self.shared.state();
         (state.has_task, state.is_open) = (false, false);
-        let waiting = std::mem::take(&mut state.queue);
+        let waiting = state.queue.take_all();
         drop(state);
         // With the state unlocked: their callers wake, and may send again at once.
         drop(waiting);

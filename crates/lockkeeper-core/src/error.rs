@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::loss::LossReason;
-use crate::name::Name;
 use crate::text::visible;
 
 /// The result of everything that can fail here.
@@ -27,7 +26,7 @@ pub struct Error(Arc<Inner>);
 struct Inner {
     kind: ErrorKind,
     place: Option<(&'static str, &'static str)>,
-    name: Option<Name>,
+    name: Option<Arc<str>>,
     message: String,
     waited: Option<Duration>,
     loss: Option<LossReason>,
@@ -78,11 +77,16 @@ impl Error {
 
     /// Says where it happened, unless that was said before.
     #[must_use]
-    pub(crate) fn at(mut self, store: &'static str, operation: &'static str, name: &Name) -> Self {
+    pub(crate) fn at(
+        mut self,
+        store: &'static str,
+        operation: &'static str,
+        name: impl Into<Arc<str>>,
+    ) -> Self {
         if self.0.place.is_none() {
             let inner = Arc::make_mut(&mut self.0);
             inner.place = Some((store, operation));
-            inner.name = Some(name.clone());
+            inner.name = Some(name.into());
         }
         self
     }

@@ -10,7 +10,7 @@
 //! - the engine (private): ask, wait, hold, renew, release or lose;
 //! - the contract: [`Backend`], [`Claim`], [`Inspector`];
 //! - stores: [`Memory`] here, the others in crates of their own;
-//! - around them: [`Prefixed`], [`Slots`], [`Quorum`].
+//! - around them: [`Prefixed`], [`Slots`], [`LocalQueue`], [`Quorum`].
 
 mod background;
 mod backoff;
@@ -103,6 +103,7 @@ pub use recipes::fence_register::{FenceCheck, FenceRegister, FenceStore};
 pub use recipes::locked;
 pub use recipes::plugin;
 pub use recipes::scope::{ScopedGuard, scope};
+pub use stores::local_queue::LocalQueue;
 pub use stores::memory::Memory;
 pub use stores::prefixed::Prefixed;
 pub use stores::quorum::Quorum;

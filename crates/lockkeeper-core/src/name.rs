@@ -58,6 +58,12 @@ impl Deref for Name {
     }
 }
 
+impl From<&Name> for Arc<str> {
+    fn from(name: &Name) -> Self {
+        name.0.clone()
+    }
+}
+
 impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)

@@ -7,11 +7,11 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::name::Label;
 
 /// The longest ttl that is taken: a thousand years. Stores count in milliseconds, in 53 bits.
-const LONGEST_TTL: Duration = Duration::from_secs(1000 * 366 * 24 * 60 * 60);
+const MAX_TTL: Duration = Duration::from_secs(1000 * 366 * 24 * 60 * 60);
 
 /// The shortest ttl that is taken. Drift alone takes more than 2 ms of it, and tokio's timers are as
 /// fine as a millisecond: with less, a renewal could not be in time on a perfect store.
-const SHORTEST_TTL: Duration = Duration::from_millis(10);
+const MIN_TTL: Duration = Duration::from_millis(10);
 
 /// What is taken off every lease, because this machine's clock and the store's do not run at quite
 /// the same speed: 1 % and 2 ms.
@@ -56,8 +56,8 @@ impl Options {
 pub(crate) fn check_lease(ttl: Duration, max_hold: Option<Duration>) -> Result<Duration> {
     let lease = check_ttl(ttl)?;
     match max_hold {
-        Some(max_hold) if max_hold < SHORTEST_TTL => Err(invalid(format!(
-            "a max_hold of {max_hold:?} is too short: {SHORTEST_TTL:?} is the least"
+        Some(max_hold) if max_hold < MIN_TTL => Err(invalid(format!(
+            "a max_hold of {max_hold:?} is too short: {MIN_TTL:?} is the least"
         ))),
         Some(max_hold) => Ok(lease.min(max_hold)),
         None => Ok(lease),
@@ -66,12 +66,10 @@ pub(crate) fn check_lease(ttl: Duration, max_hold: Option<Duration>) -> Result<D
 
 /// A ttl that leaves something after drift is taken off.
 pub(crate) fn check_ttl(ttl: Duration) -> Result<Duration> {
-    if ttl < SHORTEST_TTL {
-        return Err(invalid(format!(
-            "a ttl of {ttl:?} is too short: {SHORTEST_TTL:?} is the least"
-        )));
+    if ttl < MIN_TTL {
+        return Err(invalid(format!("a ttl of {ttl:?} is too short: {MIN_TTL:?} is the least")));
     }
-    if ttl > LONGEST_TTL {
+    if ttl > MAX_TTL {
         return Err(invalid("a ttl of more than a thousand years is too long"));
     }
     Ok(ttl)
@@ -135,11 +133,11 @@ mod tests {
 
     #[test]
     fn a_ttl_is_at_least_ten_milliseconds_and_at_most_a_thousand_years() {
-        for bad in [Duration::ZERO, Duration::from_millis(9), LONGEST_TTL * 2, Duration::MAX] {
+        for bad in [Duration::ZERO, Duration::from_millis(9), MAX_TTL * 2, Duration::MAX] {
             assert_eq!(check_ttl(bad).unwrap_err().kind(), ErrorKind::InvalidOption, "{bad:?}");
         }
         let century = Duration::from_secs(100 * 366 * 24 * 60 * 60);
-        for good in [SHORTEST_TTL, Duration::from_secs(30), century, LONGEST_TTL] {
+        for good in [MIN_TTL, Duration::from_secs(30), century, MAX_TTL] {
             assert_eq!(check_ttl(good).unwrap(), good);
         }
     }

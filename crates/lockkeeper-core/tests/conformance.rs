@@ -5,8 +5,9 @@ mod common;
 
 use std::sync::Arc;
 
+use common::unordered::Unordered;
 use common::{Uncounting, millis};
-use lockkeeper_core::{Backend, Inspector, Memory, Name, Prefixed, Quorum, Slots};
+use lockkeeper_core::{Backend, Inspector, LocalQueue, Memory, Name, Prefixed, Quorum, Slots};
 use lockkeeper_testkit::conformance::{Held, Subject};
 use lockkeeper_testkit::{Fault, Faulty, Op};
 
@@ -65,6 +66,38 @@ async fn slots() -> Subject {
     })
 }
 
+async fn local_queue() -> Subject {
+    let store = Memory::new();
+    subject(LocalQueue::new(Arc::new(store.clone())), vec![store], "")
+}
+
+/// A store that does not hand over by itself.
+fn unordered_subject(backend: impl Backend, store: Unordered) -> Subject {
+    Subject::new(Arc::new(backend), move |held: Held| {
+        let store = store.clone();
+        async move {
+            let broken = store.break_lock(&Name::new(held.name).unwrap()).await.unwrap();
+            assert_eq!(broken, 1, "it was held");
+        }
+    })
+}
+
+async fn unordered() -> Subject {
+    let store = Unordered::default();
+    unordered_subject(store.clone(), store).without_waiters()
+}
+
+async fn local_queue_unordered() -> Subject {
+    let store = Unordered::default();
+    unordered_subject(LocalQueue::new(Arc::new(store.clone())), store)
+}
+
+async fn slots_of_local_queue() -> Subject {
+    let store = Unordered::default();
+    let queue = LocalQueue::new(Arc::new(store.clone()));
+    unordered_subject(Slots::new(Arc::new(queue)), store)
+}
+
 mod on_memory {
     lockkeeper_testkit::conformance!(super::memory);
 }
@@ -83,4 +116,20 @@ mod on_uncounting {
 
 mod on_slots {
     lockkeeper_testkit::conformance!(super::slots);
+}
+
+mod on_local_queue {
+    lockkeeper_testkit::conformance!(super::local_queue);
+}
+
+mod on_unordered {
+    lockkeeper_testkit::conformance!(super::unordered);
+}
+
+mod on_local_queue_unordered {
+    lockkeeper_testkit::conformance!(super::local_queue_unordered);
+}
+
+mod on_slots_of_local_queue {
+    lockkeeper_testkit::conformance!(super::slots_of_local_queue);
 }

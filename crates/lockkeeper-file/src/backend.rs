@@ -9,20 +9,22 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lockkeeper_core::{
-    Backend, Capabilities, Claim, ClaimSpec, Error, ErrorKind, Fences, Inspector, Result, Slots,
+    Backend, Capabilities, Claim, ClaimSpec, Error, ErrorKind, Fences, Inspector, LocalQueue,
+    Result, Slots,
 };
 
 use crate::claim::FileClaim;
 use crate::dir::{Dir, Opened};
-use crate::line::Lines;
 use crate::names;
 use crate::watch::Watcher;
 
 /// What the names of files begin with that are no locks and that nobody misses.
 const TEMPORARY: &str = ".tmp-";
-/// How long to wait for others who look into the directory: much longer than a look takes, even on a
-/// busy machine.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
+/// How long another process may inspect the directory before it counts as stopped: much longer than that takes, even on
+/// a busy machine.
+pub(crate) const MAX_LOOK: Duration = Duration::from_secs(1);
+/// The pause between two looks of [`eventually`].
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// A store in a directory: locks between the processes of one machine.
 ///
@@ -163,8 +165,9 @@ impl Options {
             watcher.watch_dir(dir.path());
         }
         let (fence, inherit, watcher) = (self.fence, self.inherit, watcher.map(Arc::new));
-        let store = Store { dir: Arc::new(dir), fence, inherit, watcher, lines: Arc::default() };
-        Ok(File { slots: Slots::new(Arc::new(store.clone())), store })
+        let store = Store { dir: Arc::new(dir), fence, inherit, watcher };
+        let queue = LocalQueue::new(Arc::new(store.clone()));
+        Ok(File { slots: Slots::new(Arc::new(queue)), store })
     }
 }
 
@@ -246,7 +249,6 @@ pub(crate) struct Store {
     pub(crate) fence: bool,
     pub(crate) inherit: bool,
     pub(crate) watcher: Option<Arc<Watcher>>,
-    pub(crate) lines: Arc<Lines>,
 }
 
 impl Store {
@@ -281,28 +283,42 @@ impl Store {
         }
     }
 
-    /// Keeps those away who lock files only to look at them or to tidy up: see [`FileClaim`]. `None` if
-    /// one is at it now.
-    pub(crate) fn bystanders_kept_out(&self) -> io::Result<Option<LockFile>> {
+    /// Keeps processes out that lock files only to inspect them or to tidy up: see [`FileClaim`]. `None` if
+    /// one is inside now.
+    pub(crate) fn keep_bystanders_out(&self) -> io::Result<Option<LockFile>> {
         let dir = self.dir.to_lock()?;
         Ok(locked(dir.try_lock_shared())?.then_some(dir))
     }
 
-    /// To be held by whoever locks files only to look at them or to tidy up. `None` if the directory is missing:
-    /// then there is nothing to look at.
+    /// Returns the lock to hold while files are locked only to inspect them or to tidy up. `None` if the directory is
+    /// missing: then there is nothing to inspect.
     pub(crate) async fn as_bystander(&self) -> Result<Option<LockFile>> {
         let dir = self.reopen_dir().and_then(|()| self.dir.to_lock());
         let Some(dir) = found(dir).map_err(unavailable)? else { return Ok(None) };
-        let start = Instant::now();
-        while !locked(dir.try_lock()).map_err(unavailable)? {
-            if start.elapsed() > PATIENCE {
-                let message = "another process is looking into the directory and does not end: \
-                               is it stopped?";
-                return Err(Error::new(ErrorKind::Unavailable, message));
-            }
-            tokio::time::sleep(Duration::from_millis(1)).await;
+        if eventually(MAX_LOOK, || locked(dir.try_lock())).await.map_err(unavailable)? {
+            return Ok(Some(dir));
         }
-        Ok(Some(dir))
+        let message =
+            "another process is looking into the directory and does not end: is it stopped?";
+        Err(Error::new(ErrorKind::Unavailable, message))
+    }
+}
+
+/// Repeats a question of inspection until the answer is yes, for a bounded time. Claims do not use this: the engine waits
+/// for them.
+pub(crate) async fn eventually(
+    limit: Duration,
+    mut is_so: impl FnMut() -> io::Result<bool>,
+) -> io::Result<bool> {
+    let start = Instant::now();
+    loop {
+        if is_so()? {
+            return Ok(true);
+        }
+        if start.elapsed() > limit {
+            return Ok(false);
+        }
+        tokio::time::sleep(PAUSE).await;
     }
 }
 

@@ -3,42 +3,42 @@
 use std::io;
 use std::path::PathBuf;
 use std::pin::pin;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use lockkeeper_core::{
     Attempt, BoxFuture, Change, Claim, ClaimSpec, Error, ErrorKind, Fence, Grant, Holder,
     LossReason, Mode, Release, Renewal, Result, Retry,
 };
+use tokio::time::Instant;
 
-use crate::backend::{Id, LockFile, PATIENCE, Store, locked, unavailable};
+use crate::backend::{Id, LockFile, MAX_LOOK, Store, locked, unavailable};
 use crate::dir::id_at;
-use crate::line::Place;
 use crate::names;
 use crate::record::{self, Record, Records};
 use crate::turnstile::Turnstile;
-use crate::watch::{Listener, Wake};
+use crate::watch::Listener;
 
-/// How often the file of a claim may be removed under its hands before it says so.
-const MOST_REMOVED: u32 = 1000;
+/// How often the file of a claim may be removed between opening and locking before the attempt fails.
+const MAX_REMOVED: u32 = 1000;
 /// How long a reader leaves a free lock to a writer that has the turnstile: its process may be stopped.
 const WRITER_GRACE: Duration = Duration::from_millis(50);
-/// The same where nothing tells the writer that the lock is free. The engine polls at least every half second.
+/// The same where the writer is not notified that the lock is free. The engine polls at least every half second.
 const POLLING_WRITER_GRACE: Duration = Duration::from_secs(1);
 
-/// The way of one owner to one file.
+/// The claim of one owner on one file.
 ///
-/// Its file is opened with the first attempt and stays open until the release. So each claim has a lock
+/// The file is opened with the first attempt and stays open until the release. So each claim has a lock
 /// of its own, also against others of its process; and a waiter that looks again does not close the file,
-/// which would wake all the other waiters, and they it.
+/// which would wake all other waiters, and they it.
 ///
 /// A file may be removed or replaced at any time. So a lock counts only if its file is the one at the
-/// path *after* it was locked and written to: whoever removes a file that is not locked has locked it
-/// before, and whoever replaces one that is reads its fence afterwards.
+/// path *after* it was locked and written to: a process that removes an idle file has locked it
+/// before, and a process that replaces a held one reads its fence afterwards.
 ///
 /// A writer that waits for readers keeps new ones out: see [`Turnstile`].
 ///
-/// Those who lock a file only to look at it or to tidy up hold a lock on the directory meanwhile. A try
-/// that fails keeps them out and tries once more, so that it is never refused because of them.
+/// A process that locks a file only to inspect it or to tidy up holds a lock on the directory meanwhile. A try
+/// that fails keeps such processes out and tries once more, so that it is never refused because of them.
 pub(crate) struct FileClaim {
     store: Store,
     spec: ClaimSpec,
@@ -50,18 +50,15 @@ pub(crate) struct FileClaim {
     file: Option<Open>,
     /// What it was granted, for as long as it holds.
     held: Option<Grant>,
-    /// Not lower than this is any fence that it is granted.
+    /// The lowest fence that it may be granted.
     floor: Option<Fence>,
     listener: Option<Listening>,
-    /// While it waits to have the lock for itself: its place among those of this process who do.
-    place: Option<Place>,
-    /// For how long it leaves the lock to another of this process, whose turn it was when it last looked. It must look
-    /// again after that: nobody else may.
-    left_to_another: Option<Duration>,
-    /// Since when a reader has waited for a writer that has the turnstile, without hearing that a holder has left.
-    behind_writer: Option<tokio::time::Instant>,
-    /// Whether that reader found readers inside, and listens: it looks again when one of them leaves, and needs no timer.
+    /// Since when a reader has waited for a writer that has the turnstile, without a notice that a holder has left.
+    behind_writer: Option<Instant>,
+    /// That reader found readers inside, and listens: it asks again when one of them leaves, and needs no timer.
     readers_inside: bool,
+    /// Since when a try could not be decided because another process inspects the directory.
+    undecided: Option<Instant>,
 }
 
 struct Open {
@@ -69,11 +66,11 @@ struct Open {
     id: Id,
 }
 
-/// Hears of the claim's file.
+/// Hears of changes to the claim's file.
 struct Listening {
     listener: Listener,
     id: Id,
-    /// How often it had rung when the claim asked last; `None` if the claim did not listen yet.
+    /// The number of notices when the claim asked last; `None` if the claim did not listen yet.
     heard: Option<u64>,
 }
 
@@ -91,10 +88,9 @@ impl FileClaim {
             held: None,
             floor: None,
             listener: None,
-            place: None,
-            left_to_another: None,
             behind_writer: None,
             readers_inside: false,
+            undecided: None,
         }
     }
 
@@ -104,8 +100,6 @@ impl FileClaim {
         self.turnstile = None;
         // That unlocks it, too.
         self.file = None;
-        // After that: it may call the next.
-        self.place = None;
         self.held.take()
     }
 
@@ -117,11 +111,11 @@ impl FileClaim {
         }
     }
 
-    /// Looks whether the hold is still there.
-    fn still_held(&mut self) -> io::Result<bool> {
+    /// Returns whether the hold is still there.
+    fn is_still_held(&mut self) -> io::Result<bool> {
         if self.held.is_some() && !self.is_in_place()? {
             if let Some(open) = self.file.as_mut().filter(|_| self.store.inherit) {
-                // The process that broke the lock waits for them: see `throw_out`.
+                // The process that broke the lock waits for them: see `Store::break_hold`.
                 open.file.leave_to_programs();
             }
             self.close();
@@ -132,7 +126,7 @@ impl FileClaim {
     /// Asks once: `None` if others hold it.
     fn ask(&mut self) -> io::Result<Option<Grant>> {
         self.raise()?;
-        if self.still_held()? {
+        if self.is_still_held()? {
             return Ok(self.held);
         }
         let asked = self.lock();
@@ -143,21 +137,9 @@ impl FileClaim {
     }
 
     fn lock(&mut self) -> io::Result<Option<Grant>> {
-        for _ in 0..MOST_REMOVED {
-            if self.file.is_some() && !self.is_in_place()? {
-                self.close();
-                // The directory may have been removed or replaced, too.
-                self.store.refresh_dir()?;
-            }
-            self.open()?;
-            self.left_to_another = self.left_to_another();
-            if self.left_to_another.is_some() {
-                return Ok(None);
-            }
+        for _ in 0..MAX_REMOVED {
+            self.open_in_place()?;
             if self.yields_to_writer()? || !(self.try_lock()? || self.keeps_readers_out()?) {
-                if let Some(place) = &self.place {
-                    place.came_in_vain();
-                }
                 return Ok(None);
             }
             let fence = self.fence()?;
@@ -165,13 +147,20 @@ impl FileClaim {
                 let grant = Grant { fence, valid_for: None };
                 self.held = Some(grant);
                 self.turnstile = None;
-                if let Some(place) = self.place.take() {
-                    place.served();
-                }
                 return Ok(Some(grant));
             }
         }
         Err(io::Error::other("the lock file is removed again and again"))
+    }
+
+    /// Opens the claim's file, unless it is open and still in place.
+    fn open_in_place(&mut self) -> io::Result<()> {
+        if self.file.is_some() && !self.is_in_place()? {
+            self.close();
+            // The directory may have been removed or replaced, too.
+            self.store.refresh_dir()?;
+        }
+        self.open()
     }
 
     /// Opens the claim's file, unless it is open.
@@ -193,9 +182,9 @@ impl FileClaim {
         })
     }
 
-    /// Whether a reader has to wait, since a writer waits for the readers inside to leave.
+    /// Returns whether a reader has to wait, since a writer waits for the readers inside to leave.
     ///
-    /// A reader that finds nobody inside may enter if it does not wait, or if the writer has not come for a while. To
+    /// A reader that finds no one inside may enter if it does not wait, or if the writer has not come for a while. To
     /// find out it takes the exclusive lock, which [`try_lock`](Self::try_lock) then turns into a shared one.
     fn yields_to_writer(&mut self) -> io::Result<bool> {
         if self.spec.mode != Mode::Shared {
@@ -208,7 +197,11 @@ impl FileClaim {
             self.behind_writer = None;
             return Ok(false);
         }
-        let now = tokio::time::Instant::now();
+        let now = Instant::now();
+        if self.has_news() {
+            // A holder has left: now the writer may come.
+            self.behind_writer = None;
+        }
         let since = *self.behind_writer.get_or_insert(now);
         if self.spec.queue && now - since < self.writer_grace() {
             return Ok(true);
@@ -229,7 +222,7 @@ impl FileClaim {
     /// Takes the turnstile if this is a writer that waits and there are readers inside. Returns whether the
     /// writer got the lock itself meanwhile.
     fn keeps_readers_out(&mut self) -> io::Result<bool> {
-        let Some(open) = self.file.as_ref().filter(|_| self.waits_alone()) else {
+        let Some(open) = self.file.as_ref().filter(|_| self.is_waiting_writer()) else {
             return Ok(false);
         };
         if self.turnstile.is_some() || !locked(open.file.try_lock_shared())? {
@@ -247,23 +240,8 @@ impl FileClaim {
         Ok(false)
     }
 
-    /// Whether it waits to have the lock for itself.
-    fn waits_alone(&self) -> bool {
+    fn is_waiting_writer(&self) -> bool {
         self.held.is_none() && self.spec.queue && self.spec.mode != Mode::Shared
-    }
-
-    /// Gets in line with others of this process who wait for the same.
-    fn get_in_line(&mut self) {
-        let Some(open) = self.file.as_ref().filter(|_| self.waits_alone()) else { return };
-        if self.place.as_ref().is_none_or(|place| place.id != open.id) {
-            self.place = Some(self.store.lines.join(open.id));
-        }
-    }
-
-    /// For how long it should leave the lock to another of this process, whose turn it is.
-    fn left_to_another(&self) -> Option<Duration> {
-        let open = self.file.as_ref().filter(|_| self.waits_alone())?;
-        self.store.lines.left_to_another(open.id, self.place.as_ref())
     }
 
     /// The fence of a lock that was just had, written down if it is exclusive.
@@ -301,29 +279,60 @@ impl FileClaim {
         Ok(())
     }
 
-    /// As [`ask`](Self::ask), for a try: never refused because of somebody who only looks.
-    async fn try_once(&mut self) -> io::Result<Option<Grant>> {
-        let asked = self.ask()?;
-        if asked.is_some() || self.spec.queue {
-            return Ok(asked);
+    /// Asks for a claim that does not wait. It is never refused because of a process that only inspects the lock.
+    fn try_once(&mut self) -> io::Result<Attempt> {
+        if let Some(grant) = self.ask()? {
+            return Ok(Attempt::Granted(grant));
         }
-        let start = Instant::now();
-        while start.elapsed() < PATIENCE {
-            if let Some(_kept_out) = self.store.bystanders_kept_out()? {
-                return self.ask();
-            }
-            tokio::time::sleep(Duration::from_millis(1)).await;
+        if let Some(_kept_out) = self.store.keep_bystanders_out()? {
+            self.undecided = None;
+            return Ok(self.ask()?.map_or(CONTENDED, Attempt::Granted));
         }
-        Ok(None)
+        let since = *self.undecided.get_or_insert_with(Instant::now);
+        Ok(if since.elapsed() < MAX_LOOK { Attempt::Undecided } else { CONTENDED })
     }
 
-    /// Starts to listen to the file, if that can be.
+    /// Asks for a claim that waits. If the answer is "contended", the claim has listened since before the store was asked.
+    fn ask_or_listen(&mut self) -> io::Result<Attempt> {
+        let notices = self.notices();
+        let mut asked = self.ask()?;
+        let mut retry = Retry::OnNotify;
+        if asked.is_none() && self.store.watcher.is_some() {
+            match (self.is_listening(), self.listen()) {
+                (true, Ok(())) => self.heard(notices),
+                (_, Err(_)) => retry = Retry::Poll,
+                (false, Ok(())) => {
+                    let notices = self.notices();
+                    asked = self.ask()?;
+                    self.heard(notices);
+                }
+            }
+        }
+        if let Some(grant) = asked {
+            return Ok(Attempt::Granted(grant));
+        }
+        if let (Some(since), false, Retry::OnNotify) =
+            (self.behind_writer, self.readers_inside, retry)
+        {
+            retry = Retry::After(self.writer_grace().saturating_sub(since.elapsed()));
+        }
+        Ok(Attempt::Contended { retry, holder: Holder::Unknown })
+    }
+
+    /// Returns whether it listens to the file that it has open.
+    fn is_listening(&self) -> bool {
+        let open = self.file.as_ref().map(|open| open.id);
+        self.listener
+            .as_ref()
+            .is_some_and(|listening| Some(listening.id) == open && !listening.listener.is_deaf())
+    }
+
+    /// Starts to listen to the file, if that is possible.
     fn listen(&mut self) -> io::Result<()> {
         let (Some(open), Some(watcher)) = (&self.file, &self.store.watcher) else {
             return Err(io::ErrorKind::Unsupported.into());
         };
-        let stale = |listening: &Listening| listening.id != open.id || listening.listener.is_deaf();
-        if self.listener.as_ref().is_none_or(stale) {
+        if !self.is_listening() {
             self.listener = None;
             let listener = watcher.listen(&self.path)?;
             self.listener = Some(Listening { listener, id: open.id, heard: None });
@@ -331,89 +340,74 @@ impl FileClaim {
         Ok(())
     }
 
-    fn rings(&self) -> Option<u64> {
-        self.listener.as_ref().map(|listening| listening.listener.bell().rings())
+    fn notices(&self) -> Option<u64> {
+        self.listener.as_ref().map(|listening| listening.listener.bell().notices())
     }
 
-    /// Whether there is something to tell. Called only after it was made sure that the next ring is heard.
-    fn look(&mut self) -> Option<Change> {
-        // What fails here is told by the next attempt or renewal.
-        if self.held.is_some() {
-            return matches!(self.still_held(), Ok(false))
-                .then_some(Change::Lost(LossReason::Broken));
+    /// Remembers the notices that came before the claim asked.
+    fn heard(&mut self, notices: Option<u64>) {
+        if let Some(listening) = &mut self.listener {
+            listening.heard = notices;
         }
-        if self.spec.queue {
-            return match self.ask() {
-                Ok(granted) => granted.map(Change::Granted),
-                // It may be free: the engine asks again, and again after a pause if that fails too.
-                Err(_) => Some(Change::LookAgain),
-            };
-        }
+    }
+
+    /// Returns whether something has happened to the file since the claim last asked.
+    fn has_news(&self) -> bool {
         let heard = self.listener.as_ref().and_then(|listening| listening.heard);
-        (heard.is_none() || heard != self.rings()).then_some(Change::LookAgain)
+        heard.is_some() && heard != self.notices()
     }
 
+    /// Waits for a notice. A claim that waits may do so before its first attempt.
     async fn wait(&mut self) -> Change {
         loop {
-            self.get_in_line();
-            let listened = self.listener.is_some();
-            match self.listen() {
+            let was_listening = self.listener.is_some();
+            let listening = match self.open_unless_held() {
+                Ok(()) => self.listen(),
+                failed => failed,
+            };
+            match listening {
                 Ok(()) => {}
-                // The file was removed under its hands.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => return Change::LookAgain,
-                // It has become deaf: the next attempt says so, and how long to wait then.
-                Err(_) if listened => return Change::LookAgain,
-                Err(_) => break,
+                // The file was removed, or there are no more notices: the next attempt says what to do then.
+                Err(error) if was_listening || error.kind() == io::ErrorKind::NotFound => {
+                    return Change::LookAgain;
+                }
+                Err(_) => return std::future::pending().await,
             }
-            let Some(listening) = &self.listener else { break };
+            let Some(listening) = &mut self.listener else { return Change::LookAgain };
             let bell = listening.listener.bell().clone();
-            let mut rung = pin!(bell.rung(if self.waits_alone() { Wake::One } else { Wake::All }));
-            rung.as_mut().enable();
+            let mut notified = pin!(bell.notified());
+            // From here on no notice is missed.
+            notified.as_mut().enable();
             if listening.listener.is_deaf() {
                 continue;
             }
-            if let Some(change) = self.look() {
-                if let Some(listening) = &mut self.listener {
-                    listening.heard = Some(bell.rings());
+            if self.held.is_some() {
+                // An error is reported by the next renewal.
+                if let Ok(false) = self.is_still_held() {
+                    return Change::Lost(LossReason::Broken);
                 }
-                return change;
-            }
-            // The look may have found another file at the path.
-            let file = self.file.as_ref().map(|open| open.id);
-            if file == self.listener.as_ref().map(|listening| listening.id) {
-                let has_left = tokio::select! {
-                    () = rung => true,
-                    () = self.turn() => false,
-                };
-                if let Some(since) = self.behind_writer.as_mut().filter(|_| has_left) {
-                    // A holder has left: now the writer may come.
-                    *since = tokio::time::Instant::now();
-                    self.readers_inside = false;
+            } else {
+                let notices = bell.notices();
+                let heard = listening.heard.replace(notices);
+                let is_new = if self.spec.queue { heard.is_some() } else { true };
+                if is_new && heard != Some(notices) {
+                    return Change::LookAgain;
                 }
             }
+            notified.await;
         }
-        self.turn().await;
-        Change::LookAgain
     }
 
-    /// Waits until its turn has come, or that of another is over.
-    async fn turn(&self) {
-        let called = async {
-            match &self.place {
-                Some(place) => place.called().await,
-                None => std::future::pending().await,
-            }
-        };
-        let since = self.behind_writer.filter(|_| !self.readers_inside);
-        let grace = since.map(|since| self.writer_grace().saturating_sub(since.elapsed()));
-        match self.left_to_another.or(grace) {
-            Some(left) => {
-                let _ = tokio::time::timeout(left, called).await;
-            }
-            None => called.await,
+    /// Opens the file of a claim that listens before its first attempt.
+    fn open_unless_held(&mut self) -> io::Result<()> {
+        if self.held.is_none() && self.spec.queue && self.file.is_none() {
+            return self.open();
         }
+        Ok(())
     }
 }
+
+const CONTENDED: Attempt = Attempt::Contended { retry: Retry::OnNotify, holder: Holder::Unknown };
 
 fn open(file_name: &str, store: &Store, spec: &ClaimSpec) -> io::Result<Open> {
     let opened = store.make(file_name)?;
@@ -427,20 +421,8 @@ fn open(file_name: &str, store: &Store, spec: &ClaimSpec) -> io::Result<Open> {
 impl Claim for FileClaim {
     fn attempt(&mut self, floor: Option<Fence>) -> BoxFuture<'_, Result<Attempt>> {
         self.floor = floor;
-        Box::pin(async move {
-            let rings = self.rings();
-            let asked = self.try_once().await;
-            if let Some(listening) = &mut self.listener {
-                listening.heard = rings;
-            }
-            if let Some(grant) = asked.map_err(unavailable)? {
-                return Ok(Attempt::Granted(grant));
-            }
-            // Whoever waits and cannot listen has to look.
-            let deaf = self.spec.queue && self.store.watcher.is_some() && self.listen().is_err();
-            let retry = if deaf { Retry::Poll } else { Retry::OnNotify };
-            Ok(Attempt::Contended { retry, holder: Holder::Unknown })
-        })
+        let answer = if self.spec.queue { self.ask_or_listen() } else { self.try_once() };
+        Box::pin(std::future::ready(answer.map_err(unavailable)))
     }
 
     fn changed(&mut self) -> BoxFuture<'_, Change> {
@@ -448,7 +430,7 @@ impl Claim for FileClaim {
     }
 
     fn renew(&mut self, _ttl: Duration) -> BoxFuture<'_, Result<Renewal>> {
-        let held = self.still_held();
+        let held = self.is_still_held();
         let lost = Renewal::Lost(LossReason::Broken);
         let answer = held.map(|held| if held { Renewal::Held } else { lost });
         Box::pin(std::future::ready(answer.map_err(unavailable)))
@@ -460,22 +442,15 @@ impl Claim for FileClaim {
     }
 
     fn release(&mut self) -> BoxFuture<'_, Result<Release>> {
-        // A file without a name was removed or replaced. Whatever it is, closing frees it.
+        // A file without a name was removed or replaced. In any case, closing frees it.
         let stat = self.file.as_ref().map(|open| rustix::fs::fstat(&*open.file));
         let removed = matches!(stat, Some(Ok(stat)) if stat.st_nlink == 0);
-        let id = self.file.as_ref().map(|open| open.id);
         let held = self.close().is_some() && !removed;
         if held && self.store.inherit {
             // Programs that inherited the file have it open still, so that close woke no waiter. This one does.
             let _ = self.store.dir.find(&self.file_name);
         }
-        if let Some(id) = id.filter(|_| held) {
-            self.store.lines.call(id);
-        }
         let answer = if held { Release::Released } else { Release::WasNotHeld };
         Box::pin(std::future::ready(Ok(answer)))
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -2,11 +2,11 @@
 
 use std::fs;
 use std::io;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use lockkeeper_core::{BoxFuture, Inspector, Kind, LockInfo, Mode, Name, Participant, Result};
 
-use crate::backend::{self, File, LockFile, Store, found, locked, unavailable};
+use crate::backend::{self, File, LockFile, Store, eventually, found, locked, unavailable};
 use crate::dir::{Dir, id_at};
 use crate::names::{self, Told};
 use crate::record::{self, Record, Records};
@@ -100,15 +100,12 @@ impl Store {
         }))
     }
 
-    async fn throw_out(&self, name: &Name) -> Result<usize> {
+    async fn break_hold(&self, name: &Name) -> Result<usize> {
         let Some(bystander) = self.as_bystander().await? else { return Ok(0) };
         let Some((old, new)) = self.replace(name).map_err(unavailable)? else { return Ok(0) };
         drop(bystander);
-        // The holder is told by now, if it can be. Until it has let go, the new file stays locked.
-        let start = Instant::now();
-        while !locked(old.try_lock()).map_err(unavailable)? && start.elapsed() < GRACE {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
+        // The holder has been notified, if it listens. Until it has released, the new file stays locked.
+        eventually(GRACE, || locked(old.try_lock())).await.map_err(unavailable)?;
         drop(new);
         Ok(1)
     }
@@ -216,7 +213,7 @@ impl Inspector for Store {
 
     fn break_lock(&self, name: &Name) -> BoxFuture<'_, Result<usize>> {
         let name = name.clone();
-        Box::pin(async move { self.throw_out(&name).await })
+        Box::pin(async move { self.break_hold(&name).await })
     }
 
     fn changed(&self) -> BoxFuture<'_, ()> {

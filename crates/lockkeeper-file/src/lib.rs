@@ -32,7 +32,6 @@ mod diagnose;
 mod dir;
 mod inspect;
 mod lifetime;
-mod line;
 mod names;
 mod record;
 mod turnstile;

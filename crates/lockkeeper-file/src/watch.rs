@@ -11,53 +11,29 @@ use tokio::sync::futures::Notified;
 
 pub(crate) use system::{Listener, Watcher};
 
-/// Rung when something happened to a file. All claims of this process that listen to it share one.
+/// The notices of one file. All claims of this process that listen to the file share it.
 #[derive(Debug, Default)]
 pub(crate) struct Bell {
-    /// For those who wait for the lock alone: one of them may have it, so one of them is woken. One that
-    /// finds it taken knows that whoever has it will ring when it is done; one that finds another file at
-    /// the path closes this one, which wakes the next; one that leaves it to another of this process looks
-    /// again in a moment.
-    one: Notify,
-    /// For all others: readers enter together, and holders want to know whether they still hold.
-    all: Notify,
-    rings: AtomicU64,
-}
-
-/// Who is woken by a ring.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Wake {
-    One,
-    All,
+    notify: Notify,
+    notices: AtomicU64,
 }
 
 impl Bell {
-    /// The next ring, as heard by one of those.
-    pub(crate) fn rung(&self, wake: Wake) -> Notified<'_> {
-        match wake {
-            Wake::One => self.one.notified(),
-            Wake::All => self.all.notified(),
-        }
+    /// Ready at the next notice.
+    pub(crate) fn notified(&self) -> Notified<'_> {
+        self.notify.notified()
     }
 
-    /// How often it was rung.
-    pub(crate) fn rings(&self) -> u64 {
-        self.rings.load(Ordering::Acquire)
+    /// Returns how many notices there were.
+    pub(crate) fn notices(&self) -> u64 {
+        self.notices.load(Ordering::Acquire)
     }
 
-    /// Something happened: the file was closed, perhaps by its holder, or is no longer at its path.
-    #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "nobody rings"))]
+    /// Notifies all listeners: the file was closed, perhaps by its holder, or is no longer at its path, or there will
+    /// be no more notices.
+    #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "there are no notices"))]
     fn ring(&self) {
-        self.rings.fetch_add(1, Ordering::AcqRel);
-        self.all.notify_waiters();
-        self.one.notify_one();
-    }
-
-    /// Nobody will ring any more: all are woken, also those of whom a ring wakes one.
-    #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "nobody rings"))]
-    fn ring_all(&self) {
-        self.rings.fetch_add(1, Ordering::AcqRel);
-        self.all.notify_waiters();
-        self.one.notify_waiters();
+        self.notices.fetch_add(1, Ordering::AcqRel);
+        self.notify.notify_waiters();
     }
 }

@@ -304,7 +304,9 @@ async fn a_turnstile_that_others_planted_stands_in_nobodys_way() {
         async move { lock.write().await.unwrap() }
     });
     tokio::time::sleep(Duration::from_millis(20)).await;
-    lock.read().await.unwrap().release().await.unwrap();
+    // Another process: readers of this one queue behind the writer.
+    let elsewhere = keeper(&File::open(dir.path()).unwrap()).rw_lock("a");
+    soon("a reader elsewhere", elsewhere.read()).await.unwrap().release().await.unwrap();
     inside.release().await.unwrap();
     soon("the writer", writer).await.unwrap().release().await.unwrap();
     assert_eq!(fs::read(&victim).unwrap(), b"mine");

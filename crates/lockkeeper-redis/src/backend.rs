@@ -8,12 +8,18 @@ use lockkeeper_core::{
 };
 
 use crate::claim::RedisClaim;
-use crate::cluster::Nodes;
+use crate::claim::node::LockNode;
+use crate::claim::peers::Peer;
+use crate::claim::store::Store;
+use crate::client::node::Node as _;
+use crate::client::topology::Topology;
 use crate::config::Config;
-use crate::peers::Peer;
 
-/// The longest ttl: a thousand years. Far more, and the server's clock would overflow.
-const LONGEST_TTL: Duration = Duration::from_secs(1000 * 366 * 24 * 60 * 60);
+pub(crate) mod fences;
+pub(crate) mod redlock;
+
+/// The longest ttl: a thousand years. A longer one would overflow the server's clock.
+const MAX_TTL: Duration = Duration::from_secs(1000 * 366 * 24 * 60 * 60);
 
 /// Locks on Redis: one node, Sentinel or Cluster. Cheap to clone; clones share their connections.
 ///
@@ -21,19 +27,6 @@ const LONGEST_TTL: Duration = Duration::from_secs(1000 * 366 * 24 * 60 * 60);
 #[derive(Debug, Clone)]
 pub struct Redis {
     pub(crate) store: Arc<Store>,
-}
-
-#[derive(Debug)]
-pub(crate) struct Store {
-    pub(crate) prefix: Arc<str>,
-    pub(crate) min_replicas: u32,
-    /// Whether a release tells those who listen without a place in the queue.
-    pub(crate) tells: bool,
-    pub(crate) nodes: Nodes,
-    /// The place among the nodes of a quorum, for one of those.
-    pub(crate) peer: Option<Peer>,
-    /// Whether servers can tell us anything.
-    hears: bool,
 }
 
 impl Redis {
@@ -45,38 +38,37 @@ impl Redis {
     /// [`Unavailable`](ErrorKind::Unavailable) if it does not answer within the connect timeout or is a
     /// replica.
     pub async fn connect(config: Config) -> Result<Self> {
-        let mut made = Self::lazy(config);
-        let hears = made.reach().await.map_err(|error| {
+        let mut made = Self::lazy(config, None);
+        let receives_messages = made.connect_all().await.map_err(|error| {
             Error::new(error.kind(), format!("redis: connect: {error}")).with_source(error)
         })?;
         if let Some(store) = Arc::get_mut(&mut made.store) {
-            store.hears = hears;
+            store.receives_messages = receives_messages;
         }
         Ok(made)
     }
 
-    /// Connects when first needed.
-    pub(crate) fn lazy(config: Config) -> Self {
-        let (prefix, min_replicas, tells) =
-            (config.prefix.clone(), config.min_replicas, config.tells);
-        let peer = config.peer.clone();
-        let nodes = Nodes::new(config);
-        Self { store: Arc::new(Store { prefix, min_replicas, tells, nodes, peer, hears: true }) }
+    /// Connects when first needed. `peer` is the place among the nodes of a quorum, for one of them.
+    pub(crate) fn lazy(config: Config, peer: Option<Peer>) -> Self {
+        let Config { servers, client, prefix, min_replicas, .. } = config;
+        let (settings, node_peer) = (Arc::new(client), peer.clone());
+        let topology = Topology::new(
+            servers,
+            Box::new(move |target, sharing| {
+                LockNode::new(settings.clone(), target, sharing, node_peer.clone(), min_replicas)
+            }),
+        );
+        let store = Store { prefix, min_replicas, topology, peer, receives_messages: true };
+        Self { store: Arc::new(store) }
     }
 
-    /// Connects to the server of a store that has one.
-    pub(crate) async fn reach_one(&self) -> Result<()> {
-        let link = self.store.nodes.link(0).await?;
-        link.connection().await.map(drop)
-    }
-
-    /// Connects to all servers; whether they can tell us anything.
-    async fn reach(&self) -> Result<bool> {
-        let mut hears = true;
-        for link in self.store.nodes.all().await? {
-            hears &= link.connection().await?.hears();
+    /// Connects to all servers. Returns whether all of them can send messages.
+    pub(crate) async fn connect_all(&self) -> Result<bool> {
+        let mut receives_messages = true;
+        for node in self.store.topology.nodes().await? {
+            receives_messages &= node.client().session().await?.receives_messages();
         }
-        Ok(hears)
+        Ok(receives_messages)
     }
 }
 
@@ -89,7 +81,7 @@ impl Backend for Redis {
         Capabilities {
             leases: true,
             fair: true,
-            push: self.store.hears,
+            push: self.store.receives_messages,
             shared: true,
             permits: true,
             downgrade: true,
@@ -98,7 +90,7 @@ impl Backend for Redis {
     }
 
     fn claim(&self, spec: ClaimSpec) -> Result<Box<dyn Claim>> {
-        if spec.ttl > LONGEST_TTL {
+        if spec.ttl > MAX_TTL {
             let message = "the ttl is longer than a thousand years";
             return Err(Error::new(ErrorKind::InvalidOption, message));
         }

@@ -1,16 +1,20 @@
-//! What a store is told: addresses, credentials, options; and the URLs that say it.
+//! Options of a store: addresses, credentials, behaviour; and the URLs that set them.
 
 use std::fmt;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::{Error, ErrorKind, Result};
-use percent_encoding::percent_decode_str;
 
+use crate::client::settings::{Address, Servers, Settings};
+use crate::client::tls::Tls;
 use crate::error::config;
-use crate::peers::Peer;
-use crate::tls::Tls;
+
+mod url;
+
+use url::{MAX_TIMEOUT, Parts, database_number, decode, duration, time};
+
+pub use crate::client::settings::Protocol;
 
 /// How to reach Redis, and how to keep locks there.
 ///
@@ -18,86 +22,28 @@ use crate::tls::Tls;
 #[derive(Clone)]
 pub struct Config {
     pub(crate) servers: Servers,
-    pub(crate) username: Option<String>,
-    pub(crate) password: Option<String>,
-    /// What sentinels want to hear, if they want anything.
-    pub(crate) sentinel_password: Option<String>,
-    pub(crate) database: i64,
-    pub(crate) tls: bool,
-    pub(crate) ca_file: Option<PathBuf>,
-    /// What was read of the certificates.
-    pub(crate) tls_state: Tls,
+    pub(crate) client: Settings,
     pub(crate) prefix: Arc<str>,
     pub(crate) min_replicas: u32,
-    pub(crate) connect_timeout: Duration,
-    pub(crate) command_timeout: Duration,
-    pub(crate) protocol: Protocol,
-    /// Whether a release tells those who listen without a place in the queue: on nodes of a quorum.
-    pub(crate) tells: bool,
     /// How long a node of a quorum must have been up before it votes.
     pub(crate) min_uptime: Option<Duration>,
-    /// The place among the nodes of a quorum, for one of those.
-    pub(crate) peer: Option<Peer>,
 }
-
-/// Which protocol to speak with the server.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Protocol {
-    /// RESP3, or RESP2 if the server does not know RESP3.
-    #[default]
-    Any,
-    /// RESP2: what the server tells comes on a second connection.
-    Resp2,
-}
-
-/// Where the servers are.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Servers {
-    One(Address),
-    Sentinel { sentinels: Vec<Address>, master: String },
-    Cluster(Vec<Address>),
-}
-
-/// A host and a port.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) struct Address {
-    pub(crate) host: String,
-    pub(crate) port: u16,
-}
-
-impl fmt::Display for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.host.contains(':') {
-            write!(f, "[{}]:{}", self.host, self.port)
-        } else {
-            write!(f, "{}:{}", self.host, self.port)
-        }
-    }
-}
-
-/// The longest that a timeout may be.
-const LONGEST_TIMEOUT: Duration = Duration::from_secs(3600);
 
 impl Config {
     fn new(servers: Servers) -> Self {
-        Self {
-            servers,
+        let prefix: Arc<str> = "lockkeeper".into();
+        let client = Settings {
             username: None,
             password: None,
             sentinel_password: None,
             database: 0,
-            tls: false,
-            ca_file: None,
-            tls_state: Tls::default(),
-            prefix: "lockkeeper".into(),
-            min_replicas: 0,
+            tls: None,
             connect_timeout: Duration::from_secs(3),
             command_timeout: Duration::from_secs(5),
             protocol: Protocol::Any,
-            tells: false,
-            min_uptime: None,
-            peer: None,
-        }
+            channel_prefix: prefix.clone(),
+        };
+        Self { servers, client, prefix, min_replicas: 0, min_uptime: None }
     }
 
     /// Reads a URL:
@@ -154,7 +100,7 @@ impl Config {
                 "the URL has more after the host than it may: a database number is all (a cluster has none)",
             ));
         }
-        made.database = number_of(database)?;
+        made.client.database = database_number(database)?;
         made.apply(&parts)?;
         Ok(made)
     }
@@ -176,7 +122,7 @@ impl Config {
         }
         let nodes = parts.addresses(6379)?.into_iter().map(|address| {
             let mut node = Self::new(Servers::One(address));
-            node.database = number_of(parts.path.first())?;
+            node.client.database = database_number(parts.path.first())?;
             node.apply(&parts)?;
             Ok(node)
         });
@@ -198,11 +144,10 @@ impl Config {
         };
         let mut made = Self::new(Servers::One(Address { host: host.clone(), port }));
         let settings = info.redis_settings();
-        made.username = settings.username().map(str::to_owned);
-        made.password = settings.password().map(str::to_owned);
-        made.database = settings.db();
-        made.tls = tls;
-        tls_is_built_in(tls)?;
+        made.client.username = settings.username().map(str::to_owned);
+        made.client.password = settings.password().map(str::to_owned);
+        made.client.database = settings.db();
+        made.client.tls = if tls { Some(Tls::new(None)?) } else { None };
         Ok(made)
     }
 
@@ -218,6 +163,7 @@ impl Config {
             return Err(option("the prefix may not be empty, nor contain braces or blanks"));
         }
         self.prefix = prefix.into();
+        self.client.channel_prefix = self.prefix.clone();
         Ok(self)
     }
 
@@ -235,7 +181,7 @@ impl Config {
     /// Sets how long it may take to connect (3 s if not set).
     #[must_use]
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
-        self.connect_timeout = timeout.clamp(Duration::from_millis(1), LONGEST_TIMEOUT);
+        self.client.connect_timeout = timeout.clamp(Duration::from_millis(1), MAX_TIMEOUT);
         self
     }
 
@@ -244,7 +190,7 @@ impl Config {
     /// renew on another connection.
     #[must_use]
     pub fn command_timeout(mut self, timeout: Duration) -> Self {
-        self.command_timeout = timeout.clamp(Duration::from_millis(1), LONGEST_TIMEOUT);
+        self.client.command_timeout = timeout.clamp(Duration::from_millis(1), MAX_TIMEOUT);
         self
     }
 
@@ -260,13 +206,13 @@ impl Config {
     /// Sets which protocol is spoken.
     #[must_use]
     pub fn protocol(mut self, protocol: Protocol) -> Self {
-        self.protocol = protocol;
+        self.client.protocol = protocol;
         self
     }
 
     fn apply(&mut self, parts: &Parts<'_>) -> Result<()> {
-        (self.username, self.password) = parts.credentials()?;
-        self.tls = parts.scheme.starts_with("rediss");
+        (self.client.username, self.client.password) = parts.credentials()?;
+        let (mut tls, mut ca_file) = (parts.scheme.starts_with("rediss"), None);
         let mut seen = Vec::new();
         for (name, value) in &parts.options {
             let value = decode(value)?;
@@ -284,28 +230,28 @@ impl Config {
                         config("min_replicas is a number, as in \"?min_replicas=1\"")
                     })?;
                 }
-                "connect_timeout" => self.connect_timeout = duration(name, &value)?,
-                "command_timeout" => self.command_timeout = duration(name, &value)?,
+                "connect_timeout" => self.client.connect_timeout = duration(name, &value)?,
+                "command_timeout" => self.client.command_timeout = duration(name, &value)?,
                 "min_uptime" if parts.scheme == "redlock" => {
                     self.min_uptime = Some(time(&value).ok_or_else(|| {
                         config("min_uptime is a time, as in \"30s\", or \"0s\" for none")
                     })?);
                 }
                 "protocol" => {
-                    self.protocol = match value.as_str() {
+                    self.client.protocol = match value.as_str() {
                         "resp2" => Protocol::Resp2,
                         "resp3" => Protocol::Any,
                         _ => return Err(config("protocol is resp2 or resp3")),
                     };
                 }
                 "tls" => match value.as_str() {
-                    "true" => self.tls = true,
-                    "false" if !self.tls => {}
+                    "true" => tls = true,
+                    "false" if !tls => {}
                     _ => return Err(config("tls is true or false, and true with rediss://")),
                 },
-                "ca_file" => self.ca_file = Some(value.into()),
+                "ca_file" => ca_file = Some(value.into()),
                 "sentinel_password" if matches!(self.servers, Servers::Sentinel { .. }) => {
-                    self.sentinel_password = Some(value);
+                    self.client.sentinel_password = Some(value);
                 }
                 _ => {
                     return Err(config(format!(
@@ -316,163 +262,24 @@ impl Config {
                 }
             }
         }
-        if self.ca_file.is_some() && !self.tls {
+        if ca_file.is_some() && !tls {
             return Err(config("ca_file is of no use without TLS: write rediss:// or tls=true"));
         }
-        tls_is_built_in(self.tls)
+        self.client.tls = if tls { Some(Tls::new(ca_file)?) } else { None };
+        Ok(())
     }
-}
-
-/// The number of a database, where there is one.
-fn number_of(database: Option<&&str>) -> Result<i64> {
-    let Some(number) = database.filter(|number| !number.is_empty()) else { return Ok(0) };
-    let number = number.parse().ok().filter(|number| *number >= 0);
-    number.ok_or_else(|| {
-        config("what stands after the host is the number of a database, as in \"redis://host/0\"")
-    })
 }
 
 impl fmt::Debug for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Config")
             .field("servers", &self.servers)
-            .field("database", &self.database)
-            .field("tls", &self.tls)
+            .field("database", &self.client.database)
+            .field("tls", &self.client.tls.is_some())
             .field("prefix", &self.prefix)
             .field("min_replicas", &self.min_replicas)
             .finish_non_exhaustive()
     }
-}
-
-#[cfg(feature = "tls")]
-#[expect(clippy::unnecessary_wraps, reason = "without the feature it is an error")]
-fn tls_is_built_in(_wanted: bool) -> Result<()> {
-    Ok(())
-}
-
-#[cfg(not(feature = "tls"))]
-fn tls_is_built_in(wanted: bool) -> Result<()> {
-    if wanted {
-        return Err(config(
-            "this build has no TLS: enable the feature \"redis-tls\" of lockkeeper",
-        ));
-    }
-    Ok(())
-}
-
-/// A URL, taken apart. `url::Url` knows no list of hosts.
-struct Parts<'a> {
-    scheme: String,
-    credentials: Option<&'a str>,
-    hosts: Vec<&'a str>,
-    path: Vec<&'a str>,
-    options: Vec<(&'a str, &'a str)>,
-}
-
-impl<'a> Parts<'a> {
-    fn of(url: &'a str) -> Result<Self> {
-        let (scheme, rest) = url
-            .split_once("://")
-            .ok_or_else(|| config("a Redis URL has \"://\" after its scheme"))?;
-        if rest.contains('#') {
-            return Err(config("a Redis URL has no \"#\": write %23 if it is part of a password"));
-        }
-        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
-        let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
-        let (credentials, hosts) = match authority.rsplit_once('@') {
-            Some((credentials, hosts)) => (Some(credentials), hosts),
-            None => (None, authority),
-        };
-        let options = query.split('&').filter(|option| !option.is_empty());
-        let options = options.map(|option| {
-            // Not repeated in the message: it may be the rest of a password with a "?" in it.
-            option.split_once('=').ok_or_else(|| config("an option in the URL has no value: write \"?name=value\", and %3F for a \"?\" in a password"))
-        });
-        Ok(Self {
-            scheme: scheme.to_ascii_lowercase(),
-            credentials,
-            hosts: hosts.split(',').collect(),
-            path: path.split('/').collect(),
-            options: options.collect::<Result<_>>()?,
-        })
-    }
-
-    fn address(&self, which: usize, default_port: u16) -> Result<Address> {
-        let text = self.hosts[which];
-        let (host, port) = match text.strip_prefix('[') {
-            Some(rest) => {
-                let (host, after) = rest
-                    .split_once(']')
-                    .ok_or_else(|| config("a host starts with \"[\" and has no \"]\""))?;
-                (host, after.strip_prefix(':').or(after.is_empty().then_some("")))
-            }
-            None => match text.split_once(':') {
-                Some((host, port)) => (host, Some(port)),
-                None => (text, Some("")),
-            },
-        };
-        let port = match port {
-            Some("") if !text.ends_with(':') => Some(default_port),
-            Some(port) => port.parse().ok().filter(|port| *port != 0),
-            None => None,
-        };
-        // The text is not repeated: with a "/" in a password it may be a part of that.
-        let port = port.ok_or_else(|| {
-            config("the port in the URL is no number from 1 to 65535 (or a password has a \"/\", \"?\" or \"@\" that is not percent-encoded)")
-        })?;
-        if host.is_empty() {
-            return Err(config("the URL names no host, as in \"redis://127.0.0.1:6379/\""));
-        }
-        Ok(Address { host: decode(host)?, port })
-    }
-
-    fn addresses(&self, default_port: u16) -> Result<Vec<Address>> {
-        (0..self.hosts.len()).map(|which| self.address(which, default_port)).collect()
-    }
-
-    fn credentials(&self) -> Result<(Option<String>, Option<String>)> {
-        let Some(credentials) = self.credentials.filter(|text| !text.is_empty()) else {
-            return Ok((None, None));
-        };
-        Ok(match credentials.split_once(':') {
-            Some(("", password)) => (None, Some(decode(password)?)),
-            Some((user, password)) => (Some(decode(user)?), Some(decode(password)?)),
-            None => (None, Some(decode(credentials)?)),
-        })
-    }
-}
-
-/// Decodes `%41` to `A`. The decoder itself passes on a `%` that no two hexadecimal digits follow.
-fn decode(text: &str) -> Result<String> {
-    let is_encoded = |after: &str| {
-        after
-            .as_bytes()
-            .first_chunk::<2>()
-            .is_some_and(|code| code.iter().all(u8::is_ascii_hexdigit))
-    };
-    if !text.split('%').skip(1).all(is_encoded) {
-        return Err(config(
-            "a \"%\" in the URL is not followed by two hexadecimal digits: write %25 for a \"%\"",
-        ));
-    }
-    let decoded = percent_decode_str(text).decode_utf8();
-    decoded.map(Into::into).map_err(|_| config("something percent-encoded in the URL is not UTF-8"))
-}
-
-fn time(text: &str) -> Option<Duration> {
-    let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
-    let number = digits.parse::<u32>().ok().map(u64::from)?;
-    match &text[digits.len()..] {
-        "ms" => Some(Duration::from_millis(number)),
-        "s" => Some(Duration::from_secs(number)),
-        _ => None,
-    }
-}
-
-fn duration(option: &str, text: &str) -> Result<Duration> {
-    time(text).filter(|duration| !duration.is_zero() && *duration <= LONGEST_TIMEOUT).ok_or_else(
-        || config(format!("{option} is a time of at most an hour, as in \"500ms\" or \"3s\"")),
-    )
 }
 
 fn option(message: &str) -> Error {
@@ -495,13 +302,13 @@ mod tests {
         );
         let config = config.unwrap();
         assert_eq!(config.servers, Servers::One(address("db.example", 7000)));
-        assert_eq!(config.username.as_deref(), Some("ann"));
-        assert_eq!(config.password.as_deref(), Some("p@ss/?"));
-        assert_eq!((config.database, config.min_replicas), (3, 2));
+        assert_eq!(config.client.username.as_deref(), Some("ann"));
+        assert_eq!(config.client.password.as_deref(), Some("p@ss/?"));
+        assert_eq!((config.client.database, config.min_replicas), (3, 2));
         assert_eq!(&*config.prefix, "shop");
-        assert_eq!(config.connect_timeout, Duration::from_millis(500));
-        assert_eq!(config.command_timeout, Duration::from_secs(2));
-        assert_eq!(config.protocol, Protocol::Resp2);
+        assert_eq!(config.client.connect_timeout, Duration::from_millis(500));
+        assert_eq!(config.client.command_timeout, Duration::from_secs(2));
+        assert_eq!(config.client.protocol, Protocol::Resp2);
     }
 
     #[test]
@@ -509,12 +316,18 @@ mod tests {
         for url in ["redis://host", "redis://host/", "redis://host?prefix=lockkeeper"] {
             let config = Config::from_url(url).unwrap();
             assert_eq!(config.servers, Servers::One(address("host", 6379)));
-            assert_eq!((config.username, config.password, config.database), (None, None, 0));
+            assert_eq!(
+                (config.client.username, config.client.password, config.client.database),
+                (None, None, 0)
+            );
         }
         let config = Config::from_url("redis://secret@[::1]:7000").unwrap();
         assert_eq!(config.servers, Servers::One(address("::1", 7000)));
-        assert_eq!(config.password.as_deref(), Some("secret"));
-        assert_eq!(Config::from_url("redis://:pw@h").unwrap().password.as_deref(), Some("pw"));
+        assert_eq!(config.client.password.as_deref(), Some("secret"));
+        assert_eq!(
+            Config::from_url("redis://:pw@h").unwrap().client.password.as_deref(),
+            Some("pw")
+        );
     }
 
     #[test]
@@ -523,14 +336,14 @@ mod tests {
         let sentinels = vec![address("a", 26379), address("b", 1), address("::2", 26379)];
         let master = "mymaster".to_owned();
         assert_eq!(config.servers, Servers::Sentinel { sentinels, master });
-        assert_eq!(config.database, 4);
+        assert_eq!(config.client.database, 4);
         let config = Config::from_url("redis+cluster://a:1,b/").unwrap();
         assert_eq!(config.servers, Servers::Cluster(vec![address("a", 1), address("b", 6379)]));
         let nodes = Config::redlock_from_url("redlock://u:pw@a,b:1,c?prefix=x").unwrap();
         let servers: Vec<_> = nodes.iter().map(|node| node.servers.clone()).collect();
         let expected = [address("a", 6379), address("b", 1), address("c", 6379)];
         assert_eq!(servers, expected.map(Servers::One));
-        assert!(nodes.iter().all(|node| node.password.as_deref() == Some("pw")));
+        assert!(nodes.iter().all(|node| node.client.password.as_deref() == Some("pw")));
     }
 
     #[test]
@@ -605,7 +418,7 @@ mod tests {
         let client = redis::Client::open("redis://ann:pw@host:7000/2").unwrap();
         let config = Config::from_client(&client).unwrap();
         assert_eq!(config.servers, Servers::One(address("host", 7000)));
-        assert_eq!(config.username.as_deref(), Some("ann"));
-        assert_eq!(config.database, 2);
+        assert_eq!(config.client.username.as_deref(), Some("ann"));
+        assert_eq!(config.client.database, 2);
     }
 }

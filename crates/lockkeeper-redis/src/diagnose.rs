@@ -1,31 +1,31 @@
-//! What makes locks on Redis wrong.
+//! Checks of the servers for problems that make locks unsafe.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::{Error, ErrorKind, Finding, Result};
-use redis::{ProtocolVersion, ServerErrorKind, from_redis_value};
-use tokio_util::sync::CancellationToken;
+use redis::{ServerErrorKind, from_redis_value};
 
 use crate::backend::Redis;
-use crate::config::{Address, Config, Protocol, Servers};
-use crate::connection::{self, Connection};
-use crate::error::translate;
-use crate::mailbox::Mailboxes;
-use crate::stream;
-use crate::wire::Wire;
+use crate::client::events::NoEvents;
+use crate::client::node::Node as _;
+use crate::client::session::Session;
+use crate::client::settings::{Address, Protocol, Servers};
+use crate::client::{handshake, stream};
+use crate::config::Config;
+use crate::error::{at, translate, unavailable};
 
 mod replicas;
 
 use replicas::{Clock, Replica};
 
-/// How far clocks may be apart before it is worth a word.
-const APART: Duration = Duration::from_secs(2);
-/// The oldest server that the scripts are made for.
-const OLDEST: (u32, u32) = (6, 2);
+/// How far the clocks of server and client may be apart.
+const MAX_DIFFERENCE: Duration = Duration::from_secs(2);
+/// The oldest version that the scripts support.
+const MIN_VERSION: (u32, u32) = (6, 2);
 
-/// Looks for what makes locks on the servers of a URL wrong: `redis://` and its kin, `redlock://`.
+/// Checks the servers of a URL for problems that make locks unsafe: `redis://` and its variants, `redlock://`.
 ///
 /// # Errors
 ///
@@ -39,7 +39,7 @@ pub async fn diagnose(url: &str) -> Result<Vec<Finding>> {
     match addresses(&config).await {
         Ok(addresses) => {
             for address in addresses {
-                findings.extend(Node::diagnose(&config, &address).await.1);
+                findings.extend(Server::check(&config, &address).await.1);
             }
         }
         Err(error) => findings.push(unreachable(&error)),
@@ -47,24 +47,24 @@ pub async fn diagnose(url: &str) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// Where the masters are.
+/// Returns the addresses of the masters.
 async fn addresses(config: &Config) -> Result<Vec<Address>> {
     if let Servers::One(address) = &config.servers {
         return Ok(vec![address.clone()]);
     }
     let mut addresses = Vec::new();
-    for link in Redis::lazy(config.clone()).store.nodes.all().await? {
-        addresses.push(link.connection().await?.identity().address().clone());
+    for node in Redis::lazy(config.clone(), None).store.topology.nodes().await? {
+        addresses.push(node.client().session().await?.identity().address().clone());
     }
     Ok(addresses)
 }
 
-/// Each node for itself, and whether they are independent of each other.
+/// Checks each node, and whether they are independent of each other.
 async fn redlock(nodes: &[Config]) -> Vec<Finding> {
-    let (mut findings, mut seen) = (Vec::new(), Vec::<(Address, Node)>::new());
+    let (mut findings, mut seen) = (Vec::new(), Vec::<(Address, Server)>::new());
     for config in nodes {
         let Servers::One(address) = &config.servers else { continue };
-        let (node, found) = Node::diagnose(config, address).await;
+        let (node, found) = Server::check(config, address).await;
         findings.extend(found);
         seen.extend(node.map(|node| (address.clone(), node)));
     }
@@ -105,28 +105,28 @@ fn unreachable(error: &Error) -> Finding {
     Finding::fail(error.to_string(), advice)
 }
 
-/// What a server says of itself.
-struct Node {
-    /// Changes with each start.
+/// The identity of a server.
+struct Server {
+    /// The run id, which changes with each start.
     run: Option<String>,
-    /// Whose replica it is.
+    /// The master that it is a replica of.
     master: Option<String>,
 }
 
-impl Node {
-    async fn diagnose(config: &Config, address: &Address) -> (Option<Self>, Vec<Finding>) {
-        let asked = Asked::ask(config, address);
-        let asked = match tokio::time::timeout(config.connect_timeout, asked).await {
-            Ok(Ok(asked)) => asked,
-            Ok(Err(error)) => return (None, vec![unreachable(&connection::at(address, &error))]),
+impl Server {
+    async fn check(config: &Config, address: &Address) -> (Option<Self>, Vec<Finding>) {
+        let read = Report::read(config, address);
+        let report = match tokio::time::timeout(config.client.connect_timeout, read).await {
+            Ok(Ok(report)) => report,
+            Ok(Err(error)) => return (None, vec![unreachable(&at(address, &error))]),
             Err(_) => {
-                let error = crate::error::unavailable("no answer in time");
-                return (None, vec![unreachable(&connection::at(address, &error))]);
+                let error = unavailable("no answer in time");
+                return (None, vec![unreachable(&at(address, &error))]);
             }
         };
         let mut findings = vec![Finding::ok("reachable, and the login is right")];
-        findings.push(asked.version());
-        let node = Self { run: asked.info("run_id"), master: asked.master() };
+        findings.push(report.version());
+        let node = Self { run: report.info("run_id"), master: report.master() };
         match &node.master {
             Some(master) => findings.push(Finding::fail(
                 format!("a replica of {master}, which takes no locks"),
@@ -134,11 +134,11 @@ impl Node {
             )),
             None => findings.push(push(config, address).await),
         }
-        findings.extend([asked.eviction(), asked.persistence()]);
-        let replicas = replicas::ask_all(config, &asked.info).await;
-        findings.extend(asked.replicas(config, &replicas));
-        findings.push(asked.clock());
-        findings.extend(replicas::clocks(asked.clock, &replicas));
+        findings.extend([report.eviction(), report.persistence()]);
+        let replicas = replicas::ask_all(config, &report.info).await;
+        findings.extend(report.replicas(config, &replicas));
+        findings.push(report.clock());
+        findings.extend(replicas::clocks(report.clock, &replicas));
         for finding in &mut findings {
             finding.what = format!("{address}: {}", finding.what);
         }
@@ -146,30 +146,35 @@ impl Node {
     }
 }
 
-/// Whether the server can tell this client anything.
+async fn open(config: &Config, address: &Address) -> Result<Session> {
+    Session::open(&config.client, address, None, &(Arc::new(NoEvents) as _)).await
+}
+
+/// Whether messages from the server arrive.
 async fn push(config: &Config, address: &Address) -> Finding {
-    let opened = Connection::open(config, address, None, &Mailboxes::default().into()).await;
-    match opened {
+    match open(config, address).await {
         Err(error) => unreachable(&error),
-        Ok(connection) if !connection.hears() => Finding::warn(
+        Ok(session) if !session.receives_messages() => Finding::warn(
             "no messages come through: waiters ask again and again",
             "let the user subscribe to channels (ACL &*), or reach the server without a proxy",
         ),
-        Ok(connection) if connection.has_second() && config.protocol == Protocol::Any => {
+        Ok(session)
+            if session.has_second_connection() && config.client.protocol == Protocol::Any =>
+        {
             Finding::warn(
                 "the server speaks only RESP2: messages need a second connection",
                 "Redis 6 and newer speak RESP3: is there a proxy in between?",
             )
         }
-        Ok(connection) if connection.has_second() => {
+        Ok(session) if session.has_second_connection() => {
             Finding::ok("RESP2 as asked for, messages on a second connection")
         }
         Ok(_) => Finding::ok("RESP3, with messages on the same connection"),
     }
 }
 
-/// The answers of one server.
-struct Asked {
+/// What a server reports about itself.
+struct Report {
     /// Empty if it may not be read.
     info: HashMap<String, String>,
     /// Empty if they may not be read.
@@ -178,22 +183,20 @@ struct Asked {
     clock: Option<Clock>,
 }
 
-impl Asked {
-    async fn ask(config: &Config, address: &Address) -> Result<Self> {
-        let gone = CancellationToken::new();
-        let mut places = stream::resolve(address).await?;
-        if places.len() > 1
-            && let Ok(connection) = Connection::open(config, address, None, &Arc::default()).await
+impl Report {
+    async fn read(config: &Config, address: &Address) -> Result<Self> {
+        let mut ips = stream::resolve(address).await?;
+        if ips.len() > 1
+            && let Ok(session) = open(config, address).await
         {
-            // The one of them that locks are on.
-            places = vec![connection.place()];
+            // The one that locks are on.
+            ips = vec![session.ip()];
         }
-        let protocol = ProtocolVersion::RESP2;
-        let server = Wire::open(config, address, &places, protocol, None, &gone).await?;
+        let server = handshake::open_plain(&config.client, address, &ips).await?;
         server.end_handshake();
-        let text: String = match server.ask(&redis::cmd("INFO")).await {
+        let text: String = match server.query(&redis::cmd("INFO")).await {
             Ok(text) => from_redis_value(text).map_err(|error| translate(error.into()))?,
-            // It can hold locks all the same.
+            // It can still keep locks.
             Err(error) if error.kind() == redis::ErrorKind::Server(ServerErrorKind::NoPerm) => {
                 String::new()
             }
@@ -204,7 +207,7 @@ impl Asked {
         let mut settings = HashMap::new();
         for name in ["maxmemory", "maxmemory-policy", "appendonly", "appendfsync", "save"] {
             let mut get = redis::cmd("CONFIG");
-            let answer = server.ask(get.arg("GET").arg(name)).await;
+            let answer = server.query(get.arg("GET").arg(name)).await;
             let pair = answer.ok().and_then(|answer| from_redis_value::<Vec<String>>(answer).ok());
             if let Some([key, value]) = pair.as_deref() {
                 settings.insert(key.clone(), value.clone());
@@ -232,14 +235,14 @@ impl Asked {
         };
         let mut numbers = version.split('.').map(|part| part.parse().unwrap_or(0));
         let numbers = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
-        if make == "Redis" && numbers < OLDEST {
+        if make == "Redis" && numbers < MIN_VERSION {
             let advice = "6.2 is the oldest that it is made for: upgrade it";
             return Finding::fail(format!("{make} {version}"), advice);
         }
         Finding::ok(format!("{make} {version}"))
     }
 
-    /// Whose replica it is.
+    /// The master that it is a replica of.
     fn master(&self) -> Option<String> {
         let is_replica = self.info("role").as_deref() == Some("slave");
         let host = self.info.get("master_host").filter(|_| is_replica)?;
@@ -299,7 +302,7 @@ impl Asked {
     fn clock(&self) -> Finding {
         match self.clock.map(Clock::apart) {
             None => Finding::warn("the server's clock cannot be read", "see that TIME is allowed"),
-            Some(apart) if apart > APART => Finding::warn(
+            Some(apart) if apart > MAX_DIFFERENCE => Finding::warn(
                 format!("the server's clock is {apart:.1?} from the one here"),
                 "leases survive that, but not a jump when it is corrected: let NTP set both",
             ),
@@ -314,9 +317,9 @@ mod tests {
 
     use super::*;
 
-    fn says(info: &[(&str, &str)]) -> Asked {
+    fn says(info: &[(&str, &str)]) -> Report {
         let info = info.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
-        Asked { info: info.collect(), settings: HashMap::new(), clock: None }
+        Report { info: info.collect(), settings: HashMap::new(), clock: None }
     }
 
     #[test]
@@ -336,7 +339,7 @@ mod tests {
 
     #[test]
     fn clocks_may_be_two_seconds_apart() {
-        let severity = |clock| Asked { clock, ..says(&[]) }.clock().severity;
+        let severity = |clock| Report { clock, ..says(&[]) }.clock().severity;
         let ahead = |micros| Some(Clock::ahead(micros));
         assert_eq!(severity(ahead(1_900_000)), Severity::Ok);
         assert_eq!(severity(ahead(2_100_000)), Severity::Warn);

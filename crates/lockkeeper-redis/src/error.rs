@@ -1,4 +1,4 @@
-//! From the client's errors to ours.
+//! Errors of the redis crate and of servers, translated.
 
 use lockkeeper_core::{Error, ErrorKind, Fence};
 use redis::{ErrorKind as RedisKind, RedisError, ServerErrorKind};
@@ -6,9 +6,9 @@ use redis::{ErrorKind as RedisKind, RedisError, ServerErrorKind};
 /// What an error means for the connection it came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ErrorClass {
-    /// The connection is of no use any more.
+    /// The connection cannot be used any more.
     Broken,
-    /// The server refused this request; the next may go well.
+    /// The server refused this command; the next may succeed.
     Refused,
 }
 
@@ -23,7 +23,7 @@ pub(crate) fn classify(error: &RedisError) -> ErrorClass {
     if broken { ErrorClass::Broken } else { ErrorClass::Refused }
 }
 
-/// The error of a command that a script ran, without what servers before 7.0 put around it:
+/// Extracts the error of a command that a script ran from the text that servers before 7.0 put around it:
 /// `ERR Error running script (call to f_…): @user_script:17: WRONGTYPE …`, or `@user_script: 205: -READONLY …` if
 /// the script has caught it.
 pub(crate) fn unwrapped(error: RedisError) -> RedisError {
@@ -43,7 +43,7 @@ pub(crate) fn unwrapped(error: RedisError) -> RedisError {
     }
 }
 
-/// An error of ours, in one line, with what to do where something can be done.
+/// Translates an error to one line, with what to do where something can be done.
 pub(crate) fn translate(error: RedisError) -> Error {
     let code = error.code().unwrap_or_default();
     let detail = || one_line(&error);
@@ -98,7 +98,7 @@ pub(crate) fn translate(error: RedisError) -> Error {
     Error::new(kind, message).with_source(error)
 }
 
-/// The error of a script that refuses a floor, or has no fence left.
+/// Translates the error of a script that refuses a floor or has no fence left.
 fn fence(code: &str, error: &RedisError) -> Error {
     let detail = error.detail().unwrap_or_default();
     let mut numbers = detail.split(' ').map_while(|word| word.parse().ok());
@@ -109,7 +109,7 @@ fn fence(code: &str, error: &RedisError) -> Error {
     }
 }
 
-/// What the error says, without line breaks and without the script that a server may quote.
+/// Returns the first line of an error, without the script that a server may quote.
 fn one_line(error: &RedisError) -> String {
     let text = error.to_string();
     let text = text.split(['\n', '\r']).next().unwrap_or_default();
@@ -120,9 +120,19 @@ fn one_line(error: &RedisError) -> String {
     text
 }
 
-/// The same, for one of the operating system.
+/// Translates an error of the operating system.
 pub(crate) fn io(error: std::io::Error) -> Error {
     translate(error.into())
+}
+
+/// Adds the address of the server that an error is about.
+pub(crate) fn at(address: &impl std::fmt::Display, error: &Error) -> Error {
+    Error::new(error.kind(), format!("{address}: {error}")).with_source(error.clone())
+}
+
+/// An error for a reply that no version of the script gives.
+pub(crate) fn unexpected(reply: &redis::Value) -> Error {
+    unavailable(format!("unexpected reply: {reply:?}"))
 }
 
 pub(crate) fn unavailable(message: impl Into<String>) -> Error {
@@ -137,7 +147,7 @@ pub(crate) fn config(message: impl Into<String>) -> Error {
 mod tests {
     use super::*;
 
-    fn said(text: &str) -> RedisError {
+    fn reply(text: &str) -> RedisError {
         let value = redis::parse_redis_value(format!("-{text}\r\n").as_bytes()).unwrap();
         value.extract_error().unwrap_err()
     }
@@ -158,17 +168,17 @@ mod tests {
                 no_such,
             ),
         ] {
-            assert_eq!(unwrapped(said(&wrapped)), said(inner), "{wrapped}");
+            assert_eq!(unwrapped(reply(&wrapped)), reply(inner), "{wrapped}");
         }
         assert_eq!(
-            classify(&unwrapped(said(&format!("@user_script: 1: -{read_only}")))),
+            classify(&unwrapped(reply(&format!("@user_script: 1: -{read_only}")))),
             ErrorClass::Broken
         );
         // Newer servers say it at the end; and what merely mentions a script is left alone.
         for same in
             [&format!("{wrong} script: b7a9, on @user_script:17."), "ERR @user_script: none", wrong]
         {
-            assert_eq!(unwrapped(said(same)), said(same));
+            assert_eq!(unwrapped(reply(same)), reply(same));
         }
     }
 }

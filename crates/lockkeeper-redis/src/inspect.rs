@@ -1,7 +1,7 @@
-//! A look at who holds and who waits.
+//! Inspection: who holds and who waits.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use lockkeeper_core::{
@@ -10,32 +10,37 @@ use lockkeeper_core::{
 };
 use redis::Value;
 
-use crate::backend::{Redis, Store};
-use crate::claim::{ALL, Again, kind as kind_word, unexpected};
-use crate::error::translate;
-use crate::key::{Keys, name_of, pattern};
-use crate::link::Link;
-use crate::scripts::{BREAK, LOOK, STEPS, Script};
-use crate::steps;
+use crate::backend::Redis;
+use crate::claim::Again;
+use crate::claim::commands::COMMANDS;
+use crate::claim::store::Store;
+use crate::client::node::Node as _;
+use crate::client::reconnecting::ReconnectingClient;
+use crate::client::script::{Script, script};
+use crate::error::{translate, unexpected};
+use crate::names::{Keys, name_of, pattern};
+
+static BREAK: LazyLock<Script> = script!("claim/one.lua" "claim/common.lua" "inspect/break.lua");
+static LOOK: LazyLock<Script> = script!("inspect/look.lua");
 
 /// How many keys the server looks at before it answers.
-const SCAN: usize = 1000;
+const SCAN_COUNT: usize = 1000;
 
 impl Inspector for Redis {
     fn list(&self, prefix: &str) -> BoxFuture<'_, Result<Vec<LockInfo>>> {
         let prefix = prefix.to_owned();
         Box::pin(async move {
             let mut names = BTreeSet::new();
-            for link in self.store.nodes.all().await? {
-                scan(&self.store, &link, &prefix, &mut names).await?;
+            for node in self.store.topology.nodes().await? {
+                scan(&self.store, node.client(), &prefix, &mut names).await?;
             }
             let mut infos = Vec::new();
             for name in names {
-                // Keys that are none of ours may have names that none of ours may have.
+                // Keys of other programs may have names that are not valid here.
                 let Ok(name) = Name::new(name) else { continue };
                 match self.store.show(&name).await {
                     Ok(info) => infos.extend(info),
-                    // Keys of a wrong type: none of ours, either.
+                    // Keys of a wrong type belong to other programs, too.
                     Err(error) if error.kind() == ErrorKind::Config => {}
                     Err(error) => return Err(error),
                 }
@@ -54,21 +59,23 @@ impl Inspector for Redis {
         Box::pin(async move {
             let mut broken = 0;
             for kind in [Kind::Lock, Kind::Semaphore] {
-                let arguments = [kind_word(kind), if self.store.tells { "1" } else { "0" }];
-                match self.store.run(kind, &name, &BREAK, &arguments).await? {
+                let word = if kind == Kind::Lock { "lock" } else { "semaphore" };
+                let notifies_unqueued = if self.store.notifies_unqueued() { "1" } else { "0" };
+                let arguments = [word, notifies_unqueued];
+                match self.store.run_on(kind, &name, &BREAK, &arguments).await? {
                     Value::Int(count) => broken += usize::try_from(count).unwrap_or(0),
                     answer => return Err(unexpected(&answer)),
                 }
-                // It is broken: an error would have it repeated, and the next holder broken. If this fails, the next
-                // ask or release hands over.
-                let _ = self.store.move_on(kind, &name).await;
+                // It is broken: after an error the caller would repeat it, and break the next holder. If this fails, the
+                // next attempt or release hands over.
+                let _ = self.store.hand_over(kind, &name).await;
             }
             Ok(broken)
         })
     }
 
     fn changed(&self) -> BoxFuture<'_, ()> {
-        // To tell of every change would cost every lock a message that hardly ever anybody hears.
+        // Publishing every change would cost each lock a message that is rarely received.
         Box::pin(std::future::pending())
     }
 }
@@ -76,16 +83,20 @@ impl Inspector for Redis {
 /// Finds the names that start with `start` on one server.
 async fn scan(
     store: &Store,
-    link: &Arc<Link>,
+    client: &Arc<ReconnectingClient>,
     start: &str,
     names: &mut BTreeSet<String>,
 ) -> Result<()> {
     let mut cursor = "0".to_owned();
     loop {
-        let connection = link.connection().await?;
+        let session = client.session().await?;
         let mut scan = redis::cmd("SCAN");
-        scan.arg(&cursor).arg("MATCH").arg(pattern(&store.prefix, start)).arg("COUNT").arg(SCAN);
-        let answer = connection.send(&scan).await.map_err(translate)?;
+        scan.arg(&cursor)
+            .arg("MATCH")
+            .arg(pattern(&store.prefix, start))
+            .arg("COUNT")
+            .arg(SCAN_COUNT);
+        let answer = session.send(&scan).await.map_err(translate)?;
         let page = redis::from_redis_value::<(String, Vec<Vec<u8>>)>(answer);
         let (next, keys) = page.map_err(|error| translate(error.into()))?;
         let keys = keys.iter().filter_map(|key| std::str::from_utf8(key).ok());
@@ -101,7 +112,7 @@ async fn scan(
 }
 
 impl Store {
-    async fn run(
+    async fn run_on(
         &self,
         kind: Kind,
         name: &Name,
@@ -109,36 +120,32 @@ impl Store {
         arguments: &[&str],
     ) -> Result<Value> {
         let keys = Keys::new(&self.prefix, kind, name);
-        let slot = self.nodes.slot(&keys);
-        let asked = self.nodes.run(
-            slot,
-            script,
-            |_| {},
-            |command, _| {
-                command.arg(ALL.len());
-                keys.add_to(command, &ALL);
-                command.arg(arguments);
-            },
-        );
-        Ok(asked.await?.1)
+        let replied = self.run(&keys, script, |call| {
+            keys.add_all_with_count_to(call);
+            call.arg(arguments);
+        });
+        Ok(replied.await?.1)
     }
 
     /// Hands over what is free to the next waiter that is alive, behind however many dead ones.
-    async fn move_on(&self, kind: Kind, name: &Name) -> Result<()> {
+    async fn hand_over(&self, kind: Kind, name: &Name) -> Result<()> {
         let word = if kind == Kind::Lock { "l" } else { "m" };
         // A release by an owner that holds nothing.
         let arguments = [word, &Owner::random().to_string()];
-        while Again::read(&self.run(kind, name, &STEPS, &arguments).await.map(steps::only)?)
-            .is_some()
-        {}
-        Ok(())
+        loop {
+            let reply = self.run_on(kind, name, &COMMANDS, &arguments).await?;
+            let reply = reply.as_sequence().and_then(<[Value]>::first).unwrap_or(&reply);
+            if Again::read(reply).is_none() {
+                return Ok(());
+            }
+        }
     }
 
     async fn show(&self, name: &Name) -> Result<Vec<LockInfo>> {
         let mut infos = Vec::new();
         for kind in [Kind::Lock, Kind::Semaphore] {
-            let answer = self.run(kind, name, &LOOK, &[]).await?;
-            let info = Sight::read(&answer).ok_or_else(|| unexpected(&answer))?;
+            let reply = self.run_on(kind, name, &LOOK, &[]).await?;
+            let info = Snapshot::read(&reply).ok_or_else(|| unexpected(&reply))?;
             let info = info.into_info(name, kind);
             if !info.holders.is_empty() || !info.waiters.is_empty() {
                 infos.push(info);
@@ -149,20 +156,20 @@ impl Store {
 }
 
 /// What the script saw.
-struct Sight {
+struct Snapshot {
     now: u64,
     holder: Option<(String, i64, Option<String>)>,
     sharers: Vec<(String, u64, String)>,
     waiters: Vec<(String, String)>,
 }
 
-impl Sight {
-    fn read(answer: &Value) -> Option<Self> {
-        let [now, holder, left, record, sharers, waiters] = answer.as_sequence()? else {
+impl Snapshot {
+    fn read(reply: &Value) -> Option<Self> {
+        let [now, holder, left, record, sharers, waiters] = reply.as_sequence()? else {
             return None;
         };
         let text = |value: &Value| -> Option<String> {
-            // A client of another make may have written anything.
+            // Another kind of client may have written any value.
             let bytes = redis::from_redis_value::<Option<Vec<u8>>>(value.clone()).ok()??;
             Some(String::from_utf8_lossy(&bytes).into_owned())
         };
@@ -202,12 +209,12 @@ impl Sight {
             }));
         } else if let Some((owner, left, record)) = &self.holder {
             let left = u64::try_from(*left).ok();
-            // The record may be of who held before, if somebody deleted the key and another took it.
+            // The record may be that of an earlier holder, if the key was deleted and taken again.
             let record = record.as_deref().filter(|_| owner.parse::<Owner>().is_ok());
             let record = record.and_then(Record::read);
             holders.push(match record {
                 Some(record) => (record.since, record.holder(owner, now, left)),
-                // A client of another make.
+                // Another kind of client.
                 None => (now, foreign(owner, left)),
             });
         }

@@ -1,7 +1,7 @@
 //! Locks on Redis: one node, Sentinel, Cluster, and Redlock over independent nodes.
 //!
-//! Users take the `lockkeeper` crate with its feature `redis`, and open a URL; this crate has what is
-//! behind it, for those who want to make the store themselves.
+//! Users take the `lockkeeper` crate with its feature `redis`, and open a URL. This crate is for programs that create the
+//! store themselves.
 //!
 //! # What it guarantees
 //!
@@ -9,10 +9,10 @@
 //!   expiry, whose value is the owner: `redis-cli GET` and `PTTL` show it. A client of any make that
 //!   follows the usual recipe on that key (`SET NX PX`, compare and delete) excludes these locks and is
 //!   excluded by them.
-//! - Releasing hands the lock to the next in line within the same command, and tells it. Waiters enter
+//! - Releasing hands the lock to the next waiter within the same command, and notifies it. Waiters enter
 //!   in the order in which they asked.
-//! - Every step is one script, on the server's clock alone; run twice it does what it does once, except a break, which
-//!   then also takes the lock from whoever it was handed to. Every key has an expiry.
+//! - Every request is one script, on the server's clock alone, and idempotent; except a break, which run twice also takes
+//!   the lock from the holder that it was handed to. Every key has an expiry.
 //!
 //! # What it does not
 //!
@@ -43,29 +43,15 @@
 
 mod backend;
 mod claim;
-mod cluster;
+mod client;
 mod config;
-mod connection;
 mod diagnose;
 mod error;
-mod fences;
 mod inspect;
-mod key;
-mod link;
-mod mailbox;
-mod peers;
-mod redlock;
-mod renewals;
-mod resp;
-mod scripts;
-mod steps;
-mod stream;
-#[cfg_attr(not(feature = "tls"), path = "no_tls.rs")]
-mod tls;
-mod wire;
+mod names;
 
 pub use backend::Redis;
+pub use backend::fences::Fences;
+pub use backend::redlock::redlock;
 pub use config::{Config, Protocol};
 pub use diagnose::diagnose;
-pub use fences::Fences;
-pub use redlock::redlock;

@@ -1,8 +1,8 @@
-//! The conformance suite: what every store must do, as tests that any store can run.
+//! The conformance suite: the behaviour that every store must have, as tests that any store can run.
 //!
-//! [`conformance!`](crate::conformance!) makes one test for each behaviour, named after it. Which
-//! form a behaviour takes is chosen by the store's [`Capabilities`]:
-//! what it does not declare must answer `Unsupported`, and is tested for that. No case is skipped.
+//! [`conformance!`](crate::conformance!) creates one test for each behaviour, named after it. The store's
+//! [`Capabilities`] select the form of a behaviour:
+//! an undeclared capability must answer `Unsupported`, and is tested for that. No case is skipped.
 //!
 //! [`conformance_across_processes!`](crate::conformance_across_processes!) is for stores that other
 //! processes can reach: it kills and stops holders and waiters.
@@ -18,7 +18,7 @@
 //!     let store = Memory::new();
 //!     Subject::new(Arc::new(store.clone()), move |held| {
 //!         let store = store.clone();
-//!         // How to take a hold away behind the back of its holder.
+//!         // How to remove a hold without its holder knowing.
 //!         async move {
 //!             let inspector = store.inspector().unwrap();
 //!             inspector.break_lock(&Name::new(held.name).unwrap()).await.unwrap();
@@ -35,11 +35,13 @@
 #![allow(clippy::missing_panics_doc, clippy::unwrap_used, reason = "a case is a test: it panics")]
 
 mod contract;
+mod failures;
+mod inspection;
+mod leases;
 mod locks;
 #[cfg(unix)]
 mod processes;
-mod rest;
-mod traces;
+mod unsuccessful_acquires;
 mod waits;
 
 use std::fmt;
@@ -56,43 +58,53 @@ use lockkeeper_core::{
 use crate::wait::{eventually, soon};
 
 pub use contract::*;
+pub use failures::*;
+pub use inspection::*;
+pub use leases::*;
 pub use locks::*;
 #[cfg(unix)]
 pub use processes::*;
-pub use rest::*;
-pub use traces::*;
+pub use unsuccessful_acquires::*;
 pub use waits::*;
 
-/// A store under test, fresh for each case or shared by all: every case uses names of its own.
+/// A store under test, created per case or shared by all cases: every case uses names of its own.
 pub struct Subject {
     backend: Arc<dyn Backend>,
     sever: Sever,
     another: Option<Another>,
     ttl: Duration,
-    space: String,
-    shows_waiters: bool,
-    /// Whatever must live as long as the store does: a server, a directory.
+    prefix: String,
+    shown_waiters: ShownWaiters,
+    /// Values that must live as long as the store: a server, a directory.
     kept: Vec<Box<dyn Send + Sync>>,
     #[cfg(unix)]
     helper: Option<processes::Helper>,
 }
 
+/// Which waiters inspection shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ShownWaiters {
+    All,
+    OwnProcess,
+    None,
+}
+
 type Another = Box<dyn Fn() -> BoxFuture<'static, Arc<dyn Backend>> + Send + Sync>;
 type Sever = Arc<dyn Fn(Held) -> BoxFuture<'static, ()> + Send + Sync>;
 
-/// A hold that is to be severed.
+/// A hold that is to be removed from the store.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Held {
     /// The name of the lock.
     pub name: String,
-    /// Who holds it.
+    /// The owner of the hold.
     pub owner: Owner,
 }
 
 impl Subject {
-    /// A store, and how to take a hold away in it behind its holder's back: delete its key, terminate
-    /// its session.
+    /// Creates a subject from a store, and from a function that removes a hold without its holder knowing:
+    /// deletes its key, terminates its session.
     pub fn new<F>(
         backend: Arc<dyn Backend>,
         sever: impl Fn(Held) -> F + Send + Sync + 'static,
@@ -107,24 +119,24 @@ impl Subject {
             sever: Arc::new(move |held| Box::pin(sever(held))),
             another: None,
             ttl: Duration::from_secs(1),
-            space: format!("case-{}-{case}-{:08x}/", std::process::id(), fastrand::u32(..)),
-            shows_waiters: true,
+            prefix: format!("case-{}-{case}-{:08x}/", std::process::id(), fastrand::u32(..)),
+            shown_waiters: ShownWaiters::All,
             kept: Vec::new(),
             #[cfg(unix)]
             helper: None,
         }
     }
 
-    /// Sets the ttl that cases use when they wait for one to end (a second if not set). Longer for a
-    /// store that is slow.
+    /// Sets the TTL of cases that wait for a lease to expire (default: one second). Use a longer one for a
+    /// slow store.
     #[must_use]
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
         self
     }
 
-    /// Says how to open the store once more, as another client would, with connections of its own. Cases in which
-    /// clients compete then use a client for each; without this they share the one.
+    /// Sets a function that opens the store again, like another client, with connections of its own. Cases in which
+    /// clients compete then use one client each; without it they share one.
     #[must_use]
     pub fn another<F>(mut self, open: impl Fn() -> F + Send + Sync + 'static) -> Self
     where
@@ -134,14 +146,22 @@ impl Subject {
         self
     }
 
-    /// For a store that can be looked into, but does not know who waits: then it must show nobody.
+    /// Declares a store that supports inspection but does not know its waiters: it must show none.
     #[must_use]
     pub fn without_waiters(mut self) -> Self {
-        self.shows_waiters = false;
+        self.shown_waiters = ShownWaiters::None;
         self
     }
 
-    /// Keeps something alive for as long as the subject: a server, a directory.
+    /// Declares a store that supports inspection but knows only the waiters of the inspecting process, like one that
+    /// is wrapped in `LocalQueue`.
+    #[must_use]
+    pub fn with_own_waiters(mut self) -> Self {
+        self.shown_waiters = ShownWaiters::OwnProcess;
+        self
+    }
+
+    /// Keeps a value alive as long as the subject: a server, a directory.
     #[must_use]
     pub fn keep(mut self, thing: impl Send + Sync + 'static) -> Self {
         self.kept.push(Box::new(thing));
@@ -152,12 +172,12 @@ impl Subject {
         self.backend.capabilities()
     }
 
-    /// A keeper with a ttl that no case outlives, so that nothing goes away by itself.
+    /// Returns a keeper with a TTL that no case outlives, so that nothing expires.
     fn keeper(&self) -> Keeper {
         Keeper::from_backend(self.backend.clone()).ttl(Duration::from_secs(600))
     }
 
-    /// Keepers of clients that know nothing of each other, where the subject can be opened more than once.
+    /// Returns keepers of independent clients, if the subject can be opened more than once.
     async fn clients(&self, count: usize) -> Vec<Keeper> {
         let mut clients = Vec::new();
         for _ in 0..count {
@@ -171,12 +191,12 @@ impl Subject {
         clients
     }
 
-    /// A name of this case's own.
+    /// Returns a lock name that only this case uses.
     fn name(&self, name: &str) -> String {
-        format!("{}{name}", self.space)
+        format!("{}{name}", self.prefix)
     }
 
-    /// A claim made by hand, to test the contract itself.
+    /// Returns a bare claim, to test the contract itself.
     fn claim(&self, name: &str, change: impl FnOnce(&mut ClaimSpec)) -> Box<dyn Claim> {
         let background = Background::new(tokio::runtime::Handle::current());
         let name = Name::new(self.name(name)).expect("a good name");
@@ -185,9 +205,9 @@ impl Subject {
         self.backend.claim(spec).expect("a claim that the store declares")
     }
 
-    /// Whether a hold ends in the store when its holder falls silent: as a lease does, and as a session
+    /// Returns whether the store frees a hold that is no longer renewed: leases expire, and sessions
     /// may.
-    async fn ends_in_silence(&self) -> bool {
+    async fn expires_without_renewal(&self) -> bool {
         if self.capabilities().leases {
             return true;
         }
@@ -202,41 +222,41 @@ impl Subject {
         (self.sever)(held).await;
     }
 
-    /// What the store has under this case's names, if it can be looked into.
-    async fn left(&self) -> Option<Vec<LockInfo>> {
+    /// Returns the locks under this case's names, if the store supports inspection.
+    async fn remaining_locks(&self) -> Option<Vec<LockInfo>> {
         let inspector = self.backend.inspector()?;
-        let listed = match inspector.list(&self.space).await {
-            // A store that keeps hashes of names knows those of this process, and can list everything.
+        let listed = match inspector.list(&self.prefix).await {
+            // A store that hashes names knows those of this process, and can list only everything.
             Err(error) if error.kind() == ErrorKind::Unsupported => {
                 let all = inspector.list("").await.expect("the store can be looked into");
-                all.into_iter().filter(|info| info.name.starts_with(&self.space)).collect()
+                all.into_iter().filter(|info| info.name.starts_with(&self.prefix)).collect()
             }
             listed => listed.expect("the store can be looked into"),
         };
         Some(listed)
     }
 
-    /// Waits until so many wait for a name; where the store does not tell, a moment.
-    async fn until_queued(&self, name: &str, count: usize) {
-        if self.backend.inspector().is_none() || !self.shows_waiters {
-            // Whoever has asked by then stands in the queue; a store slower than this fails its order.
+    /// Waits until a name has this many waiters; if the store does not show waiters, for 100 ms.
+    async fn wait_for_waiters(&self, name: &str, count: usize) {
+        if self.backend.inspector().is_none() || self.shown_waiters != ShownWaiters::All {
+            // By then every waiter is queued; a store that is slower fails the checks of order.
             return tokio::time::sleep(Duration::from_millis(100)).await;
         }
         let full = self.name(name);
         eventually(&format!("{count} wait for {name:?}"), async || {
-            let left = self.left().await.unwrap_or_default();
+            let left = self.remaining_locks().await.unwrap_or_default();
             let infos = left.iter().filter(|info| *info.name == *full);
             infos.map(|info| info.waiters.len()).sum::<usize>() == count
         })
         .await;
     }
 
-    /// Closes the keepers; then the store must have nothing of this case any more.
-    async fn done(self, keepers: &[&Keeper]) {
+    /// Closes the keepers and asserts that the store has no locks of this case any more.
+    async fn assert_nothing_left(self, keepers: &[&Keeper]) {
         for keeper in keepers {
             soon("close", keeper.close()).await;
         }
-        if let Some(left) = self.left().await {
+        if let Some(left) = self.remaining_locks().await {
             assert_eq!(left, [], "left behind in the store");
         }
     }
@@ -259,19 +279,19 @@ where
     let runtime = builder.worker_threads(2).enable_all().build();
     let runtime = runtime.expect("the operating system gives threads");
     let done = runtime.block_on(async {
-        tokio::time::timeout(LONGEST_CASE, async { case(factory().await).await }).await
+        tokio::time::timeout(MAX_CASE_TIME, async { case(factory().await).await }).await
     });
-    // Not by dropping it, which waits for what its threads do.
+    // Dropping the runtime would wait for its blocking threads.
     runtime.shutdown_timeout(Duration::from_secs(10));
-    assert!(done.is_ok(), "the case has not ended within {LONGEST_CASE:?}: it hangs");
+    assert!(done.is_ok(), "the case has not ended within {MAX_CASE_TIME:?}: it hangs");
 }
 
-/// Longer than any case takes, on a busy machine.
-const LONGEST_CASE: Duration = Duration::from_secs(240);
+/// Longer than any case takes, even on a busy machine.
+const MAX_CASE_TIME: Duration = Duration::from_secs(240);
 
-/// Makes a test of each behaviour that every store must show.
+/// Creates a test for each behaviour that every store must have.
 ///
-/// Takes the path of an async function without arguments that makes a
+/// Takes the path of an async function without arguments that returns a
 /// [`Subject`](crate::conformance::Subject). See the [module](mod@crate::conformance).
 #[macro_export]
 macro_rules! conformance {
@@ -280,51 +300,51 @@ macro_rules! conformance {
     };
 }
 
-/// The names of the cases, once.
+/// The names of all cases.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __cases {
     ($emit:ident $($factory:path)?) => {
         $crate::$emit! { $($factory)?;
-            an_attempt_asked_again_by_its_holder_is_granted_again
-            an_attempt_asked_again_has_a_full_lease
+            a_repeated_attempt_of_the_holder_is_granted_again
+            a_repeated_attempt_has_a_full_lease
             an_unqueued_attempt_leaves_no_trace
-            a_refreshed_place_stays_where_it_was
-            a_waiter_that_leaves_passes_on_what_it_was_handed
-            a_release_gives_up_only_its_own_and_from_any_state
+            a_refreshed_waiter_keeps_its_position
+            a_waiter_that_leaves_passes_its_grant_on
+            a_release_frees_only_its_own_hold_and_works_in_any_state
             a_renewal_never_creates_a_hold
-            a_renewal_lasts_as_long_as_was_asked
-            a_lease_that_ran_out_is_neither_renewed_nor_released
-            a_dropped_answer_leaves_the_claim_usable
+            a_renewal_lasts_for_its_ttl
+            an_expired_lease_is_neither_renewed_nor_released
+            a_cancelled_call_leaves_the_claim_usable
             fences_rise_and_honour_their_floor_where_declared
-            one_at_a_time_under_contention
-            of_clients_that_try_at_the_same_moment_exactly_one_gets_a_free_lock
+            holders_never_overlap_under_contention
+            of_clients_that_try_a_free_lock_together_exactly_one_gets_it
             two_guards_of_one_mutex_exclude_each_other
             a_try_that_fails_is_none_and_a_bounded_wait_ends
             a_wait_that_timed_out_has_left_the_queue
             a_set_that_was_not_locked_is_free_at_once
             extreme_waits_are_granted_or_refused_and_never_fail
             a_contended_lock_all_waits_for_all_its_names
-            waiters_enter_and_in_order_where_declared
+            waiters_are_granted_the_lock_in_order_where_declared
             a_waiter_is_handed_the_lock_when_it_is_released
             a_lock_is_renewed_for_as_long_as_it_is_held
-            a_guard_dropped_on_a_plain_thread_gives_its_lock_back
+            a_guard_dropped_on_a_plain_thread_releases_its_lock
             readers_share_and_writers_exclude
-            nobody_overtakes_a_waiting_writer
-            a_failed_try_write_does_not_hold_up_readers
-            a_downgrade_leaves_no_gap
-            a_semaphore_admits_as_many_as_it_has
-            a_semaphore_and_a_mutex_of_one_name_do_not_meet
-            a_lease_ends_by_itself
-            a_hold_that_cannot_renew_is_lost_before_another_enters
-            a_ticket_carries_a_hold
-            answers_that_are_lost_leave_nothing
-            an_acquire_dropped_at_any_poll_leaves_nothing
-            a_severed_hold_is_told_and_another_enters
-            every_name_works_and_no_two_meet
-            long_and_short_ttls_are_taken_or_refused
+            readers_do_not_overtake_a_waiting_writer
+            a_failed_try_write_does_not_block_readers
+            a_downgrade_admits_no_other_writer
+            a_semaphore_grants_as_many_permits_as_it_has
+            a_semaphore_and_a_mutex_of_one_name_are_independent
+            a_lease_that_is_not_renewed_expires
+            a_hold_that_cannot_renew_is_lost_before_another_is_granted
+            a_ticket_transfers_a_hold
+            lost_responses_leave_nothing
+            an_acquire_cancelled_at_any_poll_leaves_nothing
+            the_holder_of_a_removed_hold_is_notified
+            all_names_work_and_are_independent
+            extreme_ttls_are_accepted_or_refused
             inspection_shows_holders_and_waiters
-            a_broken_lock_is_lost_and_the_next_enters
+            a_broken_lock_is_lost_and_the_next_waiter_is_granted
         }
     };
 }
@@ -353,11 +373,11 @@ macro_rules! __one_by_one {
     };
 }
 
-/// Runs every case one after the other, where tests of their own are of no use, as in a doctest.
+/// Runs all cases one after the other, where separate tests are not possible, as in a doctest.
 ///
 /// # Panics
 ///
-/// If the store does not behave. The name of each case is printed before it runs.
+/// If a case fails. The name of each case is printed before it runs.
 pub fn run_all<S: Future<Output = Subject>>(factory: impl Fn() -> S) {
     crate::__cases!(__one_by_one factory);
 }

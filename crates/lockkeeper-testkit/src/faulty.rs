@@ -1,4 +1,4 @@
-//! A store that misbehaves on demand.
+//! A store with fault injection.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -11,7 +11,7 @@ use lockkeeper_core::{
 };
 use tokio::time::{Instant, sleep};
 
-/// What a claim is asked.
+/// An operation of a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Op {
     /// [`Claim::attempt`].
@@ -26,24 +26,24 @@ pub enum Op {
     Release,
 }
 
-/// What goes wrong with a question.
+/// What goes wrong with a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// It reaches the store only after this time.
+    /// The request reaches the store after this delay.
     SlowRequest(Duration),
-    /// The store obeys at once, and its answer takes this long.
+    /// The store processes the request immediately, and the response takes this long.
     SlowAnswer(Duration),
-    /// It does not reach the store, and that is known: an error at once.
+    /// The request does not reach the store, and fails immediately.
     Refused,
-    /// The store obeys, and its answer is lost: an error.
+    /// The store processes the request, the response is lost, and the request fails.
     LostAnswer,
-    /// The store obeys, and nobody ever hears of it.
+    /// The store processes the request, and the caller never gets a response.
     NoAnswer,
-    /// It does not reach the store, and nobody ever hears of it.
+    /// The request does not reach the store, and the caller never gets a response.
     Hangs,
 }
 
-/// A store with faults, which are set by its [`Faults`].
+/// A store with faults, which are controlled by its [`Faults`].
 ///
 /// # Examples
 ///
@@ -65,11 +65,11 @@ pub struct Faulty {
     faults: Faults,
 }
 
-/// The store behind the faults.
+/// The wrapped store.
 struct Store {
-    /// Makes an empty one, for a store that can forget.
+    /// Creates an empty store, for stores that can lose their data.
     make: Option<Box<dyn Fn() -> Arc<dyn Backend> + Send + Sync>>,
-    /// How often the present one has been replaced by an empty one, and the present one.
+    /// How often the data was lost, and the current store.
     current: Mutex<(u64, Arc<dyn Backend>)>,
     first: Arc<dyn Backend>,
 }
@@ -82,7 +82,7 @@ impl Store {
         Arc::new(Self { make, current: Mutex::new((0, first.clone())), first })
     }
 
-    /// The store as it is after it has forgotten so often.
+    /// Returns the store after its data was lost `forgotten` times.
     fn after(&self, forgotten: u64) -> Arc<dyn Backend> {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         if current.0 != forgotten
@@ -100,7 +100,7 @@ impl fmt::Debug for Store {
     }
 }
 
-/// The switchboard of a [`Faulty`] store. Clones are the same one.
+/// Controls the faults of a [`Faulty`] store. Clones control the same store.
 #[derive(Debug, Clone, Default)]
 pub struct Faults(Arc<Mutex<Script>>);
 
@@ -109,34 +109,34 @@ struct Script {
     always: HashMap<Op, Fault>,
     once: HashMap<Op, VecDeque<Fault>>,
     asked: HashMap<Op, usize>,
-    /// How often the store has forgotten everything.
+    /// How often the store has lost all data.
     forgotten: u64,
-    /// When it was last restarted.
+    /// When the store was last restarted.
     restarted: Option<Instant>,
-    /// From when its clock counts.
+    /// The origin of the store's clock.
     clock: Option<Instant>,
 }
 
 impl Faulty {
-    /// A store around another, without faults to begin with.
+    /// Wraps a store, without faults at first.
     pub fn new(inner: impl Backend) -> (Self, Faults) {
         Self::around(Arc::new(inner))
     }
 
-    /// The same, around a store that others use too.
+    /// Wraps a store that is shared with others.
     pub fn around(inner: Arc<dyn Backend>) -> (Self, Faults) {
         let faults = Faults::default();
         (Self { store: Store::new(inner, None), faults: faults.clone() }, faults)
     }
 
-    /// The same, around a store that can forget everything: `make` makes an empty one. Without inspection.
+    /// Wraps a store that can lose all data: `make` creates an empty one. Does not support inspection.
     pub fn forgetting<B: Backend>(make: impl Fn() -> B + Send + Sync + 'static) -> (Self, Faults) {
         let make = move || Arc::new(make()) as Arc<dyn Backend>;
         let faults = Faults::default();
         (Self { store: Store::new(make(), Some(Box::new(make))), faults: faults.clone() }, faults)
     }
 
-    /// The store behind the faults, as it is now.
+    /// Returns the wrapped store as it is now.
     pub fn current(&self) -> Arc<dyn Backend> {
         self.store.after(self.faults.script().forgotten)
     }
@@ -147,37 +147,37 @@ impl Faults {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes a fault happen to every such question from now on.
+    /// Injects a fault into every request of an operation from now on.
     pub fn always(&self, op: Op, fault: Fault) {
         self.script().always.insert(op, fault);
     }
 
-    /// Makes a fault happen to the next such question. Several calls queue up.
+    /// Injects a fault into the next request of an operation. Several calls queue up.
     pub fn once(&self, op: Op, fault: Fault) {
         self.script().once.entry(op).or_default().push_back(fault);
     }
 
-    /// Makes a fault happen to everything: `Refused` is a store that is down, `Hangs` one that is cut
-    /// off.
+    /// Injects a fault into every request of every operation: `Refused` is a store that is down, `Hangs` a network
+    /// partition.
     pub fn everything(&self, fault: Fault) {
         for op in [Op::Attempt, Op::Changed, Op::Renew, Op::Downgrade, Op::Release] {
             self.always(op, fault);
         }
     }
 
-    /// Ends all faults.
+    /// Removes all faults.
     pub fn none(&self) {
         let mut script = self.script();
         script.always.clear();
         script.once.clear();
     }
 
-    /// Makes a store made by [`Faulty::forgetting`] forget everything, unnoticed, like a server whose data is deleted.
+    /// Deletes all data of a store made by [`Faulty::forgetting`], without notice, like a server whose data is deleted.
     pub fn forget(&self) {
         self.script().forgotten += 1;
     }
 
-    /// Makes it forget everything by a restart: it knows since when it is up, and minds
+    /// Restarts the store without its data: it knows its uptime, and honours
     /// [`ClaimSpec::min_uptime`].
     pub fn restart(&self) {
         let mut script = self.script();
@@ -185,13 +185,13 @@ impl Faults {
         script.restarted = Some(Instant::now());
     }
 
-    /// Makes fences follow a clock, as those of Redis do: none is below the microseconds since this moment. Nodes with
-    /// different moments have skewed clocks. The store must honour floors.
+    /// Makes fences follow a clock, as those of Redis do: none is below the microseconds since this instant. Nodes with
+    /// different instants have skewed clocks. The store must honour floors.
     pub fn clock(&self, since: Instant) {
         self.script().clock = Some(since);
     }
 
-    /// Refuses if the store was restarted less than this long ago.
+    /// Fails if the store was restarted less than this long ago.
     fn check_uptime(&self, least: Option<Duration>) -> Result<()> {
         let restarted = self.script().restarted;
         match (restarted.map(|at| at.elapsed()), least) {
@@ -208,7 +208,7 @@ impl Faults {
         Fence::new(u64::try_from(micros).unwrap_or(u64::MAX).max(1))
     }
 
-    /// How many such questions have been asked.
+    /// Returns how many requests of an operation were made.
     pub fn asked(&self, op: Op) -> usize {
         self.script().asked.get(&op).copied().unwrap_or(0)
     }
@@ -274,14 +274,14 @@ struct FaultyClaim {
     faults: Faults,
 }
 
-/// A claim on the store as it is when the claim is asked.
+/// A claim on the current store.
 struct Inner {
     store: Arc<Store>,
     faults: Faults,
     spec: ClaimSpec,
     forgotten: u64,
     claim: Box<dyn Claim>,
-    /// What the clock said when the claim was first asked: asked again, a holder has the same fence.
+    /// The clock at the claim's first attempt: a repeated attempt of a holder returns the same fence.
     minted: Option<Fence>,
 }
 
@@ -330,7 +330,7 @@ impl Claim for FaultyClaim {
                     sleep(delay).await;
                     change
                 }
-                // A notice has no errors: it is missed.
+                // A notification has no errors: it is missed.
                 Some(_) => std::future::pending().await,
             }
         })

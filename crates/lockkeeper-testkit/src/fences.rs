@@ -1,21 +1,21 @@
-//! What every register of fences must do.
+//! The behaviour that every fence register must have.
 
 use lockkeeper_core::{ErrorKind, Fence, FenceCheck, FenceRegister};
 use tokio::task::JoinSet;
 
 use crate::wait::soon;
 
-/// How many fences are checked at the same time, under each name.
+/// The number of fences that are checked concurrently, per name.
 const AT_ONCE: u64 = 24;
-/// How many names.
+/// The number of names.
 const NAMES: u64 = 12;
 
-/// Checks a register that may be reached in several ways, as by several processes. Each check is made
-/// through the next of them. All names that it uses start with `register`.
+/// Checks a register through several handles, as from several processes. The checks use the handles in
+/// turn. All names start with `register`.
 ///
 /// # Panics
 ///
-/// If it does not keep its word.
+/// If the register accepts a stale fence or rejects a valid one.
 pub async fn check_register(ways: &[FenceRegister]) {
     a_lower_fence_is_stale_and_the_same_passes_again(ways).await;
     names_are_kept_apart(ways).await;
@@ -29,7 +29,7 @@ fn fence(number: u64) -> Fence {
     Fence::new(number).expect("a fence")
 }
 
-/// Asks each of the ways in turn.
+/// Uses the handles in turn.
 async fn check(ways: &[FenceRegister], name: &str, number: u64) -> FenceCheck {
     let way = &ways[usize::try_from(number).unwrap_or(0) % ways.len()];
     let checked = soon("a check", way.check(name, fence(number))).await;
@@ -58,7 +58,7 @@ async fn names_are_kept_apart(ways: &[FenceRegister]) {
 
 async fn fences_are_compared_as_numbers_over_their_whole_range(ways: &[FenceRegister]) {
     let max = Fence::MAX.get();
-    // Neither as text, nor as floating-point numbers.
+    // As text or as floating-point numbers, these would compare differently.
     let rising = [1, 9, 10, 99, 100, (1 << 53) - 1, 1 << 53, (1 << 53) + 1, max - 1, max];
     for pair in rising.windows(2) {
         assert_eq!(check(ways, "register range", pair[1]).await, FenceCheck::Passed);
@@ -71,7 +71,7 @@ async fn of_many_at_once_the_highest_is_remembered(ways: &[FenceRegister]) {
     let mut checks = JoinSet::new();
     for round in 0..AT_ONCE {
         for name in 0..NAMES {
-            // Each name sees all fences in an order of its own.
+            // Each name gets all fences in a different order.
             let number = 1 + (round * 7 + name * 5) % AT_ONCE;
             let ways = ways.to_vec();
             checks.spawn(async move {

@@ -1,4 +1,4 @@
-//! A small store of a different kind: sessions instead of leases, and other processes can reach it.
+//! A small store with sessions instead of leases, which other processes can reach.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -12,11 +12,11 @@ use lockkeeper_core::{
     Grant, Holder, Inspector, LossReason, Mode, Owner, Release, Renewal, Result, Retry,
 };
 
-/// Locked files in a directory, as the operating system offers them: no leases, no queue, no notices,
-/// no fences, nothing to look into.
+/// File locks of the operating system in a directory: no leases, no queue, no notifications,
+/// no fences, no inspection.
 ///
-/// The counterpart of the memory store in the tests of the suite itself: what that one has, this one
-/// has not. Not for use: it never removes a file.
+/// The counterpart of the memory store in the tests of the suite itself: it lacks the capabilities that the memory
+/// store has. Not for production: it never removes a file.
 #[derive(Debug, Clone)]
 pub struct Flock {
     dir: PathBuf,
@@ -25,21 +25,21 @@ pub struct Flock {
 }
 
 impl Flock {
-    /// A store in a directory that exists.
+    /// Creates a store in an existing directory.
     pub fn new(dir: impl Into<PathBuf>) -> Self {
         Self { dir: dir.into(), held: Arc::default() }
     }
 
-    /// Ends an owner's session behind its back, as a server does that terminates a connection.
+    /// Ends an owner's session without its knowledge, like a server that terminates a connection.
     pub fn sever(&self, owner: Owner) {
         self.end(owner);
     }
 
-    /// Ends an owner's session, if it has one.
+    /// Ends an owner's session, if there is one.
     fn end(&self, owner: Owner) -> bool {
         let file = self.held().remove(&owner);
-        // Closing alone would leave the lock with a program that another thread is just starting: it has
-        // a copy of every open file until it runs.
+        // Closing alone would leave the lock with a process that another thread is just spawning: it inherits
+        // all open files until `exec`.
         file.inspect(|file| drop(file.unlock())).is_some()
     }
 
@@ -47,7 +47,7 @@ impl Flock {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Names in hexadecimal, cut into parts that file systems take: no two names have the same path.
+    /// Returns the name in hexadecimal, split into parts that file systems accept. The paths of two names differ.
     fn path(&self, name: &str) -> PathBuf {
         let mut hex = String::new();
         for byte in name.bytes() {
@@ -92,7 +92,7 @@ struct FlockClaim {
 }
 
 impl FlockClaim {
-    fn ask(&self) -> Result<Attempt> {
+    fn attempt_now(&self) -> Result<Attempt> {
         let granted = Attempt::Granted(Grant { fence: None, valid_for: None });
         if self.store.held().contains_key(&self.owner) {
             return Ok(granted);
@@ -128,7 +128,7 @@ fn unavailable(error: std::io::Error) -> Error {
 
 impl Claim for FlockClaim {
     fn attempt(&mut self, _floor: Option<Fence>) -> BoxFuture<'_, Result<Attempt>> {
-        Box::pin(async { self.ask() })
+        Box::pin(async { self.attempt_now() })
     }
 
     fn changed(&mut self) -> BoxFuture<'_, Change> {

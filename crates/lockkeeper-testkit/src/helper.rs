@@ -1,6 +1,6 @@
-//! A program that takes locks in a process of its own, for tests that kill it.
+//! A program that acquires locks in a process of its own, for tests that kill it.
 //!
-//! A store crate makes one with a main function of a few lines, as a binary or an example:
+//! A store crate builds it with a main function of a few lines, as a binary or an example:
 //!
 //! ```
 //! use std::process::ExitCode;
@@ -12,15 +12,15 @@
 //! }
 //! ```
 //!
-//! It is called as `helper URL NAME TTL_MS` and a task, and says what happens on standard output, a line
-//! each:
+//! It is called as `helper URL NAME TTL_MS TASK…`, and reports events on standard output, one per
+//! line:
 //!
-//! - `hold`: takes the lock; `held FENCE`, then `lost` or `released`. Ends when its standard input does.
-//! - `hammer COUNT`: takes it so many times; `hold …` for each finished
+//! - `hold`: acquires the lock; `held FENCE`, then `lost` or `released`. Ends at the end of its standard input.
+//! - `hammer COUNT`: acquires and releases it `COUNT` times; `hold …` for each finished
 //!   [`Hold`](crate::history::Hold), then `done`.
-//! - `lead`: leads whenever it is elected; `campaigns` at first, `leads …` with a [`Hold`](crate::history::Hold) that has begun,
-//!   `led …` with the same when it has ended. Ends when its standard input does: `resigned`.
-//! - `work`: the same by `run_while_leader`; `works TERM`, and `stopped TERM` when the work was dropped.
+//! - `lead`: campaigns in an election; `campaigns` at first, `leads …` with a [`Hold`](crate::history::Hold) that has begun,
+//!   `led …` with the same when it has ended. Ends at the end of its standard input: `resigned`.
+//! - `work`: the same with `run_while_leader`; `works TERM`, and `stopped TERM` when the work was cancelled.
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -31,13 +31,13 @@ use tokio::io::AsyncReadExt as _;
 
 use crate::history::History;
 
-/// Runs the helper, on a store that `open` opens from the first argument.
+/// Runs the helper on a store that `open` opens from the first argument.
 pub fn main(open: impl AsyncFnOnce(&str) -> Result<Keeper>) -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let result = match runtime {
-        Ok(runtime) => runtime.block_on(work(&arguments, open)),
+        Ok(runtime) => runtime.block_on(run_task(&arguments, open)),
         Err(error) => Err(Error::new(ErrorKind::Config, error.to_string())),
     };
     match result {
@@ -49,7 +49,10 @@ pub fn main(open: impl AsyncFnOnce(&str) -> Result<Keeper>) -> ExitCode {
     }
 }
 
-async fn work(arguments: &[String], open: impl AsyncFnOnce(&str) -> Result<Keeper>) -> Result<()> {
+async fn run_task(
+    arguments: &[String],
+    open: impl AsyncFnOnce(&str) -> Result<Keeper>,
+) -> Result<()> {
     let usage = || {
         let message = "usage: helper URL NAME TTL_MS hold | hammer COUNT | lead | work";
         Error::new(ErrorKind::Config, message)
@@ -58,24 +61,24 @@ async fn work(arguments: &[String], open: impl AsyncFnOnce(&str) -> Result<Keepe
     let ttl = Duration::from_millis(ttl.parse().map_err(|_| usage())?);
     let keeper = open(url).await?.ttl(ttl);
     match task {
-        [hold] if hold == "hold" => hold_until_told(&keeper, name).await,
-        [lead] if lead == "lead" => lead_until_told(&keeper, name).await,
-        [work] if work == "work" => work_until_told(&keeper, name).await,
-        [hammer, count] if hammer == "hammer" => {
-            hammer_on(&keeper, name, count.parse().map_err(|_| usage())?).await
+        [hold] if hold == "hold" => hold_until_end_of_input(&keeper, name).await,
+        [lead] if lead == "lead" => lead_until_end_of_input(&keeper, name).await,
+        [work] if work == "work" => work_until_end_of_input(&keeper, name).await,
+        [task, count] if task == "hammer" => {
+            hammer(&keeper, name, count.parse().map_err(|_| usage())?).await
         }
         _ => Err(usage()),
     }
 }
 
-async fn hold_until_told(keeper: &Keeper, name: &str) -> Result<()> {
+async fn hold_until_end_of_input(keeper: &Keeper, name: &str) -> Result<()> {
     let guard = keeper.mutex(name).lock().await?;
-    say(&format!("held {}", guard.fence().map_or(0, Fence::get)));
+    print_line(&format!("held {}", guard.fence().map_or(0, Fence::get)));
     tokio::select! {
-        () = guard.lost() => say("lost"),
+        () = guard.lost() => print_line("lost"),
         () = end_of_input() => {
             guard.release().await?;
-            say("released");
+            print_line("released");
         }
     }
     Ok(())
@@ -83,16 +86,16 @@ async fn hold_until_told(keeper: &Keeper, name: &str) -> Result<()> {
 
 async fn end_of_input() {
     let mut input = Vec::new();
-    // An input that cannot be read has ended.
+    // An unreadable standard input counts as its end.
     let _ = tokio::io::stdin().read_to_end(&mut input).await;
 }
 
-async fn lead_until_told(keeper: &Keeper, name: &str) -> Result<()> {
+async fn lead_until_end_of_input(keeper: &Keeper, name: &str) -> Result<()> {
     let election = keeper.election(name);
     let history = History::new();
     let told = end_of_input();
     tokio::pin!(told);
-    say("campaigns");
+    print_line("campaigns");
     loop {
         let leadership = tokio::select! {
             leadership = election.campaign() => leadership?,
@@ -100,7 +103,7 @@ async fn lead_until_told(keeper: &Keeper, name: &str) -> Result<()> {
         };
         let (owner, term) = (leadership.owner(), Some(leadership.term()));
         let open = history.begin(name, owner, Mode::Exclusive, term);
-        say(&format!("leads {}", open.hold()));
+        print_line(&format!("leads {}", open.hold()));
         let ended = tokio::select! {
             () = leadership.lost() => false,
             () = &mut told => true,
@@ -108,28 +111,28 @@ async fn lead_until_told(keeper: &Keeper, name: &str) -> Result<()> {
         if let Some(deadline) = leadership.expires_at() {
             open.until(deadline);
         }
-        say(&format!("led {}", open.end()));
+        print_line(&format!("led {}", open.end()));
         if ended {
             leadership.resign().await?;
-            say("resigned");
+            print_line("resigned");
             return Ok(());
         }
     }
 }
 
-async fn work_until_told(keeper: &Keeper, name: &str) -> Result<()> {
-    /// The work of a term: it is done when it is dropped.
+async fn work_until_end_of_input(keeper: &Keeper, name: &str) -> Result<()> {
+    /// The work of a term. It is dropped when the term ends.
     struct Work(Fence);
 
     impl Drop for Work {
         fn drop(&mut self) {
-            say(&format!("stopped {}", self.0));
+            print_line(&format!("stopped {}", self.0));
         }
     }
 
     let election = keeper.election(name);
     let lead = election.run_while_leader(|term| async move {
-        say(&format!("works {term}"));
+        print_line(&format!("works {term}"));
         let _work = Work(term);
         std::future::pending::<()>().await;
     });
@@ -142,7 +145,7 @@ async fn work_until_told(keeper: &Keeper, name: &str) -> Result<()> {
     }
 }
 
-async fn hammer_on(keeper: &Keeper, name: &str, count: usize) -> Result<()> {
+async fn hammer(keeper: &Keeper, name: &str, count: usize) -> Result<()> {
     let history = History::new();
     let mut finished = 0;
     while finished < count {
@@ -154,19 +157,19 @@ async fn hammer_on(keeper: &Keeper, name: &str, count: usize) -> Result<()> {
         tokio::task::yield_now().await;
         let hold = open.end();
         guard.release().await?;
-        // If we were stopped just after the grant, it had run out before the hold began.
+        // If this process was stopped just after the grant, the lease had expired before the hold began.
         if hold.end >= Some(hold.start) {
-            say(&format!("hold {hold}"));
+            print_line(&format!("hold {hold}"));
             finished += 1;
         }
     }
-    say("done");
+    print_line("done");
     Ok(())
 }
 
-/// Says a line at once: whoever listens may kill us the next moment.
-fn say(line: &str) {
+/// Prints a line and flushes it: the reader may kill this process next.
+fn print_line(line: &str) {
     let mut out = std::io::stdout().lock();
-    // If nobody listens any more, nobody minds.
+    // The reader may have closed the pipe.
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }

@@ -1,9 +1,9 @@
-//! A checker for what a run really did: who held what, from when to when, with which fence.
+//! A checker for the history of a run: which owner held what, from when to when, with which fence.
 //!
-//! Workers note their holds in a [`History`], and [`History::check`] finds the holds that should not
-//! have been. A hold starts when the acquire has returned, and ends when the release is called, the
-//! loss is told or the deadline passes, whichever is first. That is never more than what the store
-//! granted, so two noted holds that overlap are two holders at once, and never a clock's doing.
+//! Workers record their holds in a [`History`], and [`History::check`] finds holds that violate mutual exclusion
+//! or the order of fences. A hold starts when the acquire has returned, and ends when the release is called, the
+//! loss is reported or the deadline passes, whichever is first. That interval is never longer than the grant of the
+//! store, so two recorded holds that overlap are two concurrent holders, and not an artefact of clocks.
 //!
 //! Times are nanoseconds of the machine's monotonic clock, which all its processes share: a worker
 //! process prints its [`Hold`]s as lines, and the test that started it reads them back. The clock is
@@ -19,7 +19,7 @@ use std::time::Instant;
 
 use lockkeeper_core::{Fence, Kind, Mode};
 
-/// All that was noted of a run. Clones are handles to the same history.
+/// The recorded holds of a run. Clones are handles to the same history.
 ///
 /// # Examples
 ///
@@ -40,10 +40,10 @@ pub struct History(Arc<Mutex<Records>>);
 
 #[derive(Debug, Default)]
 struct Records {
-    /// By number, so that one can be discarded and the others keep theirs.
+    /// By number, so that discarding one keeps the numbers of the others.
     holds: BTreeMap<u64, Hold>,
     next: u64,
-    /// The numbers of holds that came from elsewhere, by name, owner and start.
+    /// The numbers of holds recorded by other processes, by name, owner and start.
     added: HashMap<(String, String, u64), u64>,
 }
 
@@ -57,29 +57,29 @@ impl Records {
 }
 
 impl History {
-    /// An empty history.
+    /// Creates an empty history.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Notes a hold that starts now. Call it when the acquire has returned.
+    /// Records a hold that starts now. Call it when the acquire has returned.
     pub fn begin(
         &self,
         name: &str,
         owner: impl fmt::Display,
         mode: Mode,
         fence: Option<Fence>,
-    ) -> Open {
+    ) -> OpenHold {
         let (name, owner) = (name.to_owned(), owner.to_string());
         let mut records = self.records();
         // The time is taken under the lock: so the order of the records is the order of the starts.
         let number = records.push(Hold { name, owner, mode, fence, start: now(), end: None });
-        Open { history: self.clone(), number, discarded: false }
+        OpenHold { history: self.clone(), number, discarded: false }
     }
 
-    /// Adds a hold that was noted elsewhere. Added again, with the same name, owner and start, it
-    /// replaces what was known: so a worker can print a hold when it begins, and once more, with its
-    /// end, if it lives to see it.
+    /// Adds a hold that was recorded elsewhere. A hold with the same name, owner and start
+    /// replaces the earlier one: so a worker can print a hold when it begins, and again, with its
+    /// end, if it survives until then.
     pub fn add(&self, hold: Hold) {
         let records = &mut *self.records();
         match records.added.entry((hold.name.clone(), hold.owner.clone(), hold.start)) {
@@ -93,27 +93,27 @@ impl History {
         }
     }
 
-    /// Ends every hold that has not ended by then: `end` is when the process that noted them, and
-    /// nobody else in this history, was killed.
+    /// Ends every hold that has not ended yet: `end` is when the process that recorded them, the only one
+    /// in this history, was killed.
     pub fn end_all(&self, end: u64) {
         for hold in self.records().holds.values_mut() {
             hold.end = Some(hold.end.map_or(end, |known| known.min(end)));
         }
     }
 
-    /// All holds, in the order in which they were noted.
+    /// Returns all holds, in the order in which they were recorded.
     pub fn holds(&self) -> Vec<Hold> {
         self.records().holds.values().cloned().collect()
     }
 
-    /// Looks for holds that should not have been.
+    /// Checks the history for violations.
     ///
-    /// Locks and semaphores of one name are looked at apart, since they never meet. A hold without a
-    /// fence is left out of the order of fences; a hold without an end holds for ever.
+    /// Locks and semaphores of one name are checked separately, since they are independent. A hold without a
+    /// fence is left out of the order of fences; a hold without an end never ends.
     ///
     /// # Errors
     ///
-    /// Every violation found. Of a hold that meets several others, only one meeting is told.
+    /// All violations found. Of a hold that overlaps several others, only one overlap is reported.
     pub fn check(&self) -> Result<Summary, Vec<Violation>> {
         let records = self.records();
         let (mut holds, reversed): (Vec<&Hold>, Vec<&Hold>) =
@@ -121,8 +121,8 @@ impl History {
         let mut violations: Vec<Violation> =
             reversed.into_iter().cloned().map(Violation::EndsBeforeStart).collect();
 
-        // Where two start in the same nanosecond, the one that is over in it was first. The fence
-        // decides between two that are both over: their true order is unknown.
+        // Of two holds that start in the same nanosecond, the one that also ends in it was first. The fence
+        // decides between two that both end in it: their true order is unknown.
         holds.sort_by_key(|h| (&h.name, h.mode.kind(), h.start, h.last(), h.fence));
         let mut summary = Summary::default();
         for group in holds.chunk_by(|a, b| a.name == b.name && a.mode.kind() == b.mode.kind()) {
@@ -131,14 +131,14 @@ impl History {
                     find_overlaps(group, &mut violations);
                     find_low_fences(group, &mut violations);
                 }
-                Kind::Semaphore => find_crowds(group, &mut violations),
+                Kind::Semaphore => find_excess_permits(group, &mut violations),
             }
             summary.add(group);
         }
         if violations.is_empty() { Ok(summary) } else { Err(violations) }
     }
 
-    /// Checks, and fails the test with one line for each violation.
+    /// Checks the history, and fails the test with one line for each violation.
     ///
     /// # Panics
     ///
@@ -155,15 +155,15 @@ impl History {
     }
 
     fn records(&self) -> MutexGuard<'_, Records> {
-        // A worker that panicked has left whole records behind: each is written in one step.
+        // A worker that panicked has left complete records: each is written in one step.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Each exclusive hold must start after all before it have ended, each shared one after all
-/// exclusive ones before it.
+/// Each exclusive hold must start after all earlier ones have ended, each shared one after all
+/// earlier exclusive ones.
 fn find_overlaps(group: &[&Hold], violations: &mut Vec<Violation>) {
-    // It is enough to remember who stays the longest: if that one is gone, all are.
+    // It is enough to remember the hold that ends last: if it has ended, all have.
     let mut longest: Option<&Hold> = None;
     let mut longest_exclusive: Option<&Hold> = None;
     for &hold in group {
@@ -181,7 +181,7 @@ fn find_overlaps(group: &[&Hold], violations: &mut Vec<Violation>) {
     }
 }
 
-/// An exclusive hold's fence must be above those of all exclusive holds before it, a shared one's
+/// The fence of an exclusive hold must be above those of all earlier exclusive holds, that of a shared one
 /// not below them.
 fn find_low_fences(group: &[&Hold], violations: &mut Vec<Violation>) {
     let mut highest: Option<&Hold> = None;
@@ -200,8 +200,8 @@ fn find_low_fences(group: &[&Hold], violations: &mut Vec<Violation>) {
     }
 }
 
-/// The permits in use must never be more than the smallest `of` of those who hold.
-fn find_crowds(group: &[&Hold], violations: &mut Vec<Violation>) {
+/// The permits in use must never exceed the smallest `of` of their holders.
+fn find_excess_permits(group: &[&Hold], violations: &mut Vec<Violation>) {
     let mut ends = BinaryHeap::new();
     let mut in_use = 0;
     let mut limits: BTreeMap<u32, usize> = BTreeMap::new();
@@ -229,26 +229,26 @@ fn find_crowds(group: &[&Hold], violations: &mut Vec<Violation>) {
     }
 }
 
-/// A hold that has been noted and goes on. Dropping it ends it, as dropping a guard releases.
+/// A recorded hold that has not ended. Dropping it ends it, as dropping a guard releases.
 ///
-/// Declare it after the guard it stands for: then it is dropped, and the hold noted as ended, before
+/// Declare it after its guard: then it is dropped, and the hold recorded as ended, before
 /// the guard releases.
 #[derive(Debug)]
 #[must_use = "dropping it ends the hold"]
-pub struct Open {
+pub struct OpenHold {
     history: History,
     number: u64,
     discarded: bool,
 }
 
-impl Open {
-    /// The hold as it is known by now.
+impl OpenHold {
+    /// Returns the hold as recorded so far.
     pub fn hold(&self) -> Hold {
         self.history.records().holds[&self.number].clone()
     }
 
-    /// Notes until when the hold lasts if it is not renewed: the guard's `expires_at`. Called again, it
-    /// replaces the deadline before.
+    /// Records the deadline of the hold if it is not renewed: the guard's `expires_at`. A later call
+    /// replaces the deadline.
     pub fn until(&self, deadline: Instant) {
         let (nanos, instant) = (now(), Instant::now());
         let end = match deadline.checked_duration_since(instant) {
@@ -266,10 +266,10 @@ impl Open {
         self.hold()
     }
 
-    /// Takes the hold back, as if it had not been noted.
+    /// Removes the hold, as if it had not been recorded.
     ///
     /// For a worker that was paused between acquire and [`begin`](History::begin) for longer than
-    /// the lease: if the guard no longer holds *after* `begin`, this hold never was one.
+    /// the lease: if the guard is no longer held *after* `begin`, this hold never was one.
     pub fn discard(mut self) {
         self.discarded = true;
     }
@@ -288,7 +288,7 @@ impl Open {
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenHold {
     fn drop(&mut self) {
         if self.discarded {
             self.history.records().holds.remove(&self.number);
@@ -298,10 +298,10 @@ impl Drop for Open {
     }
 }
 
-/// One hold, from when it was got to when it was given up, lost or ran out.
+/// One hold, from its acquire to its release, loss or expiry.
 ///
-/// As text it is one line of six fields, each without blanks: name, owner, mode, fence, start, end.
-/// What there is not is `-`.
+/// Its text form is one line of six fields without blanks: name, owner, mode, fence, start, end.
+/// A missing value is `-`.
 ///
 /// ```text
 /// orders 4f1c exclusive 17 1000 2000
@@ -309,22 +309,22 @@ impl Drop for Open {
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hold {
-    /// The name that is held.
+    /// The name of the lock.
     pub name: String,
-    /// Who holds it.
+    /// The owner.
     pub owner: String,
-    /// How much of it.
+    /// The mode.
     pub mode: Mode,
-    /// The fencing token, if the store gave one.
+    /// The fencing token, if the store issued one.
     pub fence: Option<Fence>,
-    /// When the acquire had returned, on the clock of [`now`].
+    /// When the acquire returned, on the clock of [`now`].
     pub start: u64,
-    /// When it was released, lost or ran out; `None` if it still holds.
+    /// When it was released, lost or expired; `None` if it is still held.
     pub end: Option<u64>,
 }
 
 impl Hold {
-    /// The end, which for one that still holds is the end of time.
+    /// Returns the end; for a hold that has not ended, the maximum time.
     fn last(&self) -> u64 {
         self.end.unwrap_or(u64::MAX)
     }
@@ -346,7 +346,7 @@ impl fmt::Display for Hold {
 impl FromStr for Hold {
     type Err = ParseHoldError;
 
-    /// Reads what `Display` writes.
+    /// Parses the output of `Display`.
     fn from_str(line: &str) -> Result<Self, ParseHoldError> {
         parse(line).ok_or_else(|| ParseHoldError(line.to_owned()))
     }
@@ -375,7 +375,7 @@ fn parse(line: &str) -> Option<Hold> {
     Some(Hold { name: unescape(name)?, owner: unescape(owner)?, mode, fence, start, end })
 }
 
-/// Writes what would break a line of fields as `%` and two hexadecimal digits.
+/// Escapes separators as `%` and two hexadecimal digits.
 fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
@@ -412,21 +412,21 @@ impl fmt::Display for ParseHoldError {
 
 impl std::error::Error for ParseHoldError {}
 
-/// What a clean history contains, so that a test can tell that it tested something.
+/// The size of a clean history, so that a test can assert that it tested something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Summary {
-    /// How many holds there are.
+    /// The number of holds.
     pub holds: usize,
-    /// Of how many locks and semaphores.
+    /// The number of locks and semaphores.
     pub names: usize,
-    /// How many of them have not ended.
+    /// The number of holds that have not ended.
     pub open: usize,
-    /// The most holds that one name had at the same time.
+    /// The maximum number of concurrent holds of one name.
     pub most_at_once: usize,
 }
 
 impl Summary {
-    /// Counts in the holds of one name, which are sorted by their starts.
+    /// Adds the holds of one name, sorted by their starts.
     fn add(&mut self, group: &[&Hold]) {
         self.holds += group.len();
         self.names += 1;
@@ -435,7 +435,7 @@ impl Summary {
         ends.sort_unstable();
         let mut ended = 0;
         for (earlier, hold) in group.iter().enumerate() {
-            // A hold that ends in its first nanosecond was there too: it is not among the ended yet.
+            // A hold that ends in its first nanosecond counts: it is not among the ended ones yet.
             while ended < earlier && ends[ended] <= hold.start {
                 ended += 1;
             }
@@ -444,33 +444,33 @@ impl Summary {
     }
 }
 
-/// Something that should not have been.
+/// A violation of mutual exclusion or of the order of fences.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Violation {
-    /// Two held at once of which one was exclusive.
+    /// Two holds overlapped, of which one was exclusive.
     Overlap {
-        /// The one that was there.
+        /// The earlier hold.
         first: Hold,
-        /// The one that was let in beside it.
+        /// The hold that started while the earlier one was held.
         second: Hold,
     },
-    /// More permits were in use than the smallest `of` of those who held.
+    /// More permits were in use than the smallest `of` of their holders.
     Crowd {
-        /// The hold with which it was too many.
+        /// The hold that exceeded the limit.
         last: Hold,
-        /// How many permits were in use with it.
+        /// The number of permits in use with it.
         in_use: u64,
-        /// How many there were.
+        /// The limit.
         of: u32,
     },
-    /// A fence was not above that of an exclusive hold before it; or, of a shared hold, below it.
+    /// A fence was not above that of an earlier exclusive hold; or, of a shared hold, below it.
     Fence {
-        /// The exclusive hold before.
+        /// The earlier exclusive hold.
         before: Hold,
-        /// The hold with the fence that is too low.
+        /// The hold with the low fence.
         after: Hold,
     },
-    /// A hold ended before it started: whoever noted it is wrong.
+    /// A hold ended before it started: the recorder is wrong.
     EndsBeforeStart(Hold),
 }
 
@@ -491,7 +491,7 @@ impl fmt::Display for Violation {
     }
 }
 
-/// The time on the clock of histories: nanoseconds that all processes of this machine count alike.
+/// Returns the time on the clock of histories: nanoseconds that all processes of this machine share.
 pub fn now() -> u64 {
     monotonic::nanos()
 }
@@ -507,7 +507,7 @@ mod monotonic {
     }
 }
 
-/// Elsewhere std offers no monotonic clock that processes share.
+/// On other systems std has no monotonic clock that processes share.
 #[cfg(not(unix))]
 mod monotonic {
     use std::time::{SystemTime, UNIX_EPOCH};

@@ -1,4 +1,4 @@
-//! What was logged, for tests that look whether it was.
+//! Captured log lines, for tests that check them.
 //!
 //! ```
 //! use lockkeeper_testkit::log::Log;
@@ -16,10 +16,10 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::DefaultGuard;
 use tracing::{Dispatch, Event, Metadata, Subscriber};
 
-/// All that is logged by `tracing` on this thread, for as long as it lives.
+/// Captures everything that `tracing` logs on this thread, for as long as it lives.
 ///
-/// On this thread: so tests that run beside each other do not hear each other, and a test that wants to
-/// hear its tasks has to run them on its own thread, as `#[tokio::test]` does.
+/// Capturing is per thread, so that concurrent tests do not see each other's lines. A test that checks the log of
+/// its tasks must run them on its own thread, as `#[tokio::test]` does.
 pub struct Log {
     lines: Lines,
     _heard: DefaultGuard,
@@ -29,11 +29,11 @@ pub struct Log {
 struct Lines(Arc<Mutex<Vec<String>>>);
 
 impl Log {
-    /// Listens from now on.
+    /// Starts capturing.
     pub fn start() -> Self {
-        // While there is only one subscriber, `tracing` asks that of the thread which first comes by a
-        // place in the code, and remembers the answer for all threads: another test's, which has none,
-        // would make the place silent. This one stays, so there are always two.
+        // While there is only one subscriber, `tracing` asks the subscriber of the thread that first reaches a
+        // callsite, and caches the answer for all threads: a test without a subscriber
+        // would disable the callsite. This subscriber stays, so there are always two.
         static ANOTHER: OnceLock<Dispatch> = OnceLock::new();
         ANOTHER.get_or_init(|| Dispatch::new(Lines::default()));
         let lines = Lines::default();
@@ -41,22 +41,22 @@ impl Log {
         Self { lines, _heard: heard }
     }
 
-    /// What was logged until now, a line each: level, message, fields.
+    /// Returns the lines logged so far: level, message, fields.
     pub fn lines(&self) -> Vec<String> {
         self.lines.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// How many lines have all of these in them.
+    /// Returns how many lines contain all of these.
     pub fn count(&self, parts: &[&str]) -> usize {
         let has_all = |line: &&String| parts.iter().all(|part| line.contains(part));
         self.lines().iter().filter(has_all).count()
     }
 
-    /// Fails unless there is a line that has all of these in it.
+    /// Fails unless a line contains all of these.
     ///
     /// # Panics
     ///
-    /// With all that was logged.
+    /// With all captured lines.
     #[track_caller]
     pub fn assert_has(&self, parts: &[&str]) {
         assert!(self.count(parts) > 0, "no line with {parts:?} in {:#?}", self.lines());

@@ -1,7 +1,7 @@
-//! A TCP proxy that stands for the cable: it can be slow, cut, or dead without a word.
+//! A TCP proxy for failures of the network: it can be slow, cut, or frozen.
 //!
-//! Point a client at [`Proxy::addr`] instead of at its server. It needs no root, unlike firewall
-//! rules, and what it does is done when the call returns: after [`cut`](Proxy::cut) or
+//! Point a client at [`Proxy::addr`] instead of at its server. Unlike firewall rules, it needs no root,
+//! and its calls take effect before they return: after [`cut`](Proxy::cut) or
 //! [`freeze`](Proxy::freeze) not one more byte passes, in either direction, and after [`lose`](Proxy::lose) none
 //! in the direction that loses.
 
@@ -20,8 +20,8 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 
-/// How many chunks of at most [`CHUNK`] bytes may be under way in one direction of a connection.
-/// Beyond that the sender feels the back-pressure.
+/// How many chunks of at most [`CHUNK`] bytes may be in flight in one direction of a connection.
+/// Beyond that the sender gets back-pressure.
 const CHUNKS: usize = 64;
 const CHUNK: usize = 16 * 1024;
 
@@ -29,28 +29,28 @@ const CHUNK: usize = 16 * 1024;
 #[derive(Debug)]
 pub struct Proxy {
     addr: SocketAddr,
-    link: Arc<watch::Sender<Link>>,
+    network: Arc<watch::Sender<Network>>,
     task: JoinHandle<()>,
 }
 
-/// The state of the cable.
+/// The state of the network.
 #[derive(Debug, Clone, Copy)]
-struct Link {
+struct Network {
     flow: Flow,
     delay: Duration,
-    /// How often it was cut: a connection from before a cut is gone, even if it was healed at once.
+    /// How often the network was cut: a connection from before a cut is gone, even if the network was healed immediately.
     cuts: u64,
-    /// How many connections there have been.
+    /// The number of connections so far.
     connections: u64,
-    /// Which directions lose everything until the link heals, by [`Side::index`].
+    /// Which directions lose all data until the network heals, by [`Side::index`].
     loses: [bool; 2],
-    /// Connections with a lower number lose everything in that direction, for good.
+    /// Connections with a lower number lose all data in that direction, permanently.
     lost_before: [u64; 2],
-    /// Connections with this number or a higher one are frozen until the link heals.
+    /// Connections with this number or a higher one are frozen until the network heals.
     frozen_from: Option<u64>,
 }
 
-/// One end of the link.
+/// One end of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
     /// The end that connects to the proxy.
@@ -83,16 +83,16 @@ enum Flow {
 }
 
 impl Proxy {
-    /// Starts a proxy in front of an address. It lives on the runtime that this is called on.
+    /// Starts a proxy to an address, on the current runtime.
     ///
     /// # Errors
     ///
-    /// If no port can be had. Whether there is anyone at `target` shows only when a client connects:
-    /// if there is not, the client's connection is reset.
+    /// If no port can be bound. A missing server at `target` shows only when a client connects:
+    /// the client's connection is reset.
     pub async fn start(target: SocketAddr) -> io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let addr = listener.local_addr()?;
-        let link = Link {
+        let network = Network {
             flow: Flow::Flowing,
             delay: Duration::ZERO,
             cuts: 0,
@@ -101,60 +101,60 @@ impl Proxy {
             lost_before: [0; 2],
             frozen_from: None,
         };
-        let link = Arc::new(watch::Sender::new(link));
-        let task = tokio::spawn(accept(listener, target, link.clone()));
-        Ok(Self { addr, link, task })
+        let network = Arc::new(watch::Sender::new(network));
+        let task = tokio::spawn(accept(listener, target, network.clone()));
+        Ok(Self { addr, network, task })
     }
 
-    /// Where clients connect.
+    /// Returns the address that clients connect to.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// Delays every byte that arrives from now on, in each direction: a round trip takes twice as
-    /// much longer. [`Duration::ZERO`] ends it.
+    /// Delays every byte that arrives from now on, in each direction: a round trip takes twice the
+    /// delay longer. [`Duration::ZERO`] ends it.
     pub fn delay(&self, delay: Duration) {
-        self.link.send_modify(|link| link.delay = delay);
+        self.network.send_modify(|network| network.delay = delay);
     }
 
-    /// Resets all connections, and every new one as soon as it is made, until [`heal`](Self::heal).
+    /// Resets all connections, and every new one as soon as it is accepted, until [`heal`](Self::heal).
     pub fn cut(&self) {
-        self.link.send_modify(|link| {
-            link.flow = Flow::Cut;
-            link.cuts += 1;
+        self.network.send_modify(|network| {
+            network.flow = Flow::Cut;
+            network.cuts += 1;
         });
     }
 
-    /// Lets nothing pass any more, not even a close, until [`heal`](Self::heal): all connections stay
-    /// open, and new ones are accepted, but nobody gets an answer. What is sent meanwhile arrives
-    /// when it heals, as it does on a real network.
+    /// Stops all traffic, closes included, until [`heal`](Self::heal): all connections stay
+    /// open, and new ones are accepted, but no data passes. Data sent meanwhile arrives
+    /// after `heal`, as on a real network.
     pub fn freeze(&self) {
-        self.link.send_modify(|link| link.flow = Flow::Frozen);
+        self.network.send_modify(|network| network.flow = Flow::Frozen);
     }
 
-    /// Freezes connections that are made from now on, until [`heal`](Self::heal). Others are not affected.
+    /// Freezes connections that are opened from now on, until [`heal`](Self::heal). Others are not affected.
     pub fn freeze_new(&self) {
-        self.link.send_modify(|link| link.frozen_from = Some(link.connections));
+        self.network.send_modify(|network| network.frozen_from = Some(network.connections));
     }
 
-    /// Discards, until [`heal`](Self::heal), everything that one side sends, a close included. Neither side is
-    /// told: the connections stay open. What is discarded does not arrive later.
+    /// Discards, until [`heal`](Self::heal), all data that one side sends, a close included. Neither side is
+    /// notified: the connections stay open. Discarded data does not arrive later.
     pub fn lose(&self, from: Side) {
-        self.link.send_modify(|link| link.loses[from.index()] = true);
+        self.network.send_modify(|network| network.loses[from.index()] = true);
     }
 
-    /// Discards, for good, everything that one side sends on the connections that exist now, a close included.
+    /// Discards, permanently, all data that one side sends on the existing connections, a close included.
     /// New connections are not affected. A firewall that forgets its connections does this to both sides.
     pub fn lose_for_good(&self, from: Side) {
-        self.link.send_modify(|link| link.lost_before[from.index()] = link.connections);
+        self.network.send_modify(|network| network.lost_before[from.index()] = network.connections);
     }
 
     /// Ends a cut, a freeze, or a [`lose`](Self::lose). A delay stays.
     pub fn heal(&self) {
-        self.link.send_modify(|link| {
-            link.flow = Flow::Flowing;
-            link.loses = [false; 2];
-            link.frozen_from = None;
+        self.network.send_modify(|network| {
+            network.flow = Flow::Flowing;
+            network.loses = [false; 2];
+            network.frozen_from = None;
         });
     }
 }
@@ -165,57 +165,57 @@ impl Drop for Proxy {
     }
 }
 
-async fn accept(listener: TcpListener, target: SocketAddr, link: Arc<watch::Sender<Link>>) {
+async fn accept(listener: TcpListener, target: SocketAddr, network: Arc<watch::Sender<Network>>) {
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok((client, _)) => {
                     let (mut cuts, mut number) = (0, 0);
-                    link.send_modify(|link| {
-                        (cuts, number) = (link.cuts, link.connections);
-                        link.connections += 1;
+                    network.send_modify(|network| {
+                        (cuts, number) = (network.cuts, network.connections);
+                        network.connections += 1;
                     });
-                    let cable = Cable { link: link.clone(), cuts, number };
-                    connections.spawn(carry(client, target, cable));
+                    let state = ConnectionState { network: network.clone(), cuts, number };
+                    connections.spawn(carry(client, target, state));
                 }
-                // Most likely there are too many open files: a pause lets some be closed.
+                // Probably there are too many open files: a pause lets some be closed.
                 Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
             },
-            // Those that are done must be taken out, or the set grows for ever.
+            // Finished connections must be removed, or the set grows without limit.
             Some(_) = connections.join_next() => {}
         }
     }
 }
 
-/// Carries one connection until both sides have closed it, one has broken it, or the link is cut.
-async fn carry(mut client: TcpStream, target: SocketAddr, cable: Cable) {
+/// Forwards one connection until both sides have closed it, one has broken it, or the network is cut.
+async fn carry(mut client: TcpStream, target: SocketAddr, state: ConnectionState) {
     let connect = async {
-        // On a frozen link the server must not hear of the client.
-        cable.gate(None, |_| Poll::Ready(())).await;
+        // On a frozen network the server must not see the client.
+        state.gate(None, |_| Poll::Ready(())).await;
         TcpStream::connect(target).await
     };
     let server = tokio::select! {
         server = connect => server,
-        () = cable.cut() => Err(io::ErrorKind::ConnectionReset.into()),
+        () = state.cut() => Err(io::ErrorKind::ConnectionReset.into()),
     };
     let Ok(mut server) = server else { return reset(&client) };
-    // Without this a small answer may wait for the acknowledgement of the one before.
+    // Without this a small response may wait for the acknowledgement of the previous one.
     let _ = client.set_nodelay(true);
     let _ = server.set_nodelay(true);
 
-    // The borrowed halves, since an owned one says an orderly goodbye when it is dropped.
+    // Borrowed halves, because an owned half shuts the connection down in order when it is dropped.
     let (mut from_client, mut to_client) = client.split();
     let (mut from_server, mut to_server) = server.split();
     let both = async {
         tokio::try_join!(
-            pump(&mut from_client, &mut to_server, Side::Client, &cable),
-            pump(&mut from_server, &mut to_client, Side::Server, &cable),
+            pump(&mut from_client, &mut to_server, Side::Client, &state),
+            pump(&mut from_server, &mut to_client, Side::Server, &state),
         )
     };
     let closed = tokio::select! {
         done = both => done.is_ok(),
-        () = cable.cut() => false,
+        () = state.cut() => false,
     };
     if !closed {
         reset(&client);
@@ -223,12 +223,12 @@ async fn carry(mut client: TcpStream, target: SocketAddr, cable: Cable) {
     }
 }
 
-/// Passes on, after the delay, what one side sends to the other, then its close or its failure.
+/// Forwards, after the delay, what one side sends to the other, then its close or its failure.
 async fn pump(
     from: &mut ReadHalf<'_>,
     to: &mut WriteHalf<'_>,
     side: Side,
-    cable: &Cable,
+    state: &ConnectionState,
 ) -> io::Result<()> {
     let (sender, mut chunks) = mpsc::channel::<(Instant, io::Result<Vec<u8>>)>(CHUNKS);
     let reading = async move {
@@ -236,7 +236,7 @@ async fn pump(
         loop {
             let chunk = from.read(&mut buffer).await.map(|len| buffer[..len].to_vec());
             let last = chunk.as_ref().map_or(true, Vec::is_empty);
-            let due = Instant::now() + cable.link.borrow().delay;
+            let due = Instant::now() + state.network.borrow().delay;
             if sender.send((due, chunk)).await.is_err() || last {
                 return Ok(());
             }
@@ -247,17 +247,17 @@ async fn pump(
             tokio::time::sleep_until(due).await;
             let result = match chunk {
                 Ok(chunk) if chunk.is_empty() => {
-                    let close = cable.gate(Some(side), |cx| Pin::new(&mut *to).poll_shutdown(cx));
+                    let close = state.gate(Some(side), |cx| Pin::new(&mut *to).poll_shutdown(cx));
                     close.await.unwrap_or(Ok(()))
                 }
-                Ok(chunk) => write(to, &chunk, side, cable).await,
+                Ok(chunk) => write(to, &chunk, side, state).await,
                 Err(error) => {
-                    let passed = cable.gate(Some(side), |_| Poll::Ready(())).await;
+                    let passed = state.gate(Some(side), |_| Poll::Ready(())).await;
                     passed.map_or(Ok(()), |()| Err(error))
                 }
             };
-            // That the other side has failed is news from it, which may be lost, too.
-            if result.is_err() && !cable.loses(&cable.link.borrow(), side.other()) {
+            // The failure of the other side is data from it, which may be lost, too.
+            if result.is_err() && !state.loses(&state.network.borrow(), side.other()) {
                 return result;
             }
         }
@@ -270,10 +270,10 @@ async fn write(
     to: &mut WriteHalf<'_>,
     mut chunk: &[u8],
     side: Side,
-    cable: &Cable,
+    state: &ConnectionState,
 ) -> io::Result<()> {
     while !chunk.is_empty() {
-        let write = cable.gate(Some(side), |cx| Pin::new(&mut *to).poll_write(cx, chunk));
+        let write = state.gate(Some(side), |cx| Pin::new(&mut *to).poll_write(cx, chunk));
         // Lost, and with it the rest of the chunk.
         let Some(written) = write.await else { return Ok(()) };
         chunk = &chunk[written?..];
@@ -281,72 +281,72 @@ async fn write(
     Ok(())
 }
 
-/// One connection's view of the link.
-struct Cable {
-    link: Arc<watch::Sender<Link>>,
-    /// How often the link had been cut when the connection was made.
+/// One connection's view of the network.
+struct ConnectionState {
+    network: Arc<watch::Sender<Network>>,
+    /// How often the network had been cut when the connection was opened.
     cuts: u64,
-    /// How many connections were made before it.
+    /// How many connections were opened before it.
     number: u64,
 }
 
-/// What became of one step through a gate.
-enum Passage<T> {
+/// The result of one step through a gate.
+enum StepResult<T> {
     Passed(T),
     Lost,
     Blocked,
 }
 
-impl Cable {
-    /// Polls `act` only while the link flows. `None` if the link loses what `from` sends.
+impl ConnectionState {
+    /// Polls `act` only while data flows. `None` if the network loses what `from` sends.
     async fn gate<T>(
         &self,
         from: Option<Side>,
         mut act: impl FnMut(&mut Context<'_>) -> Poll<T>,
     ) -> Option<T> {
-        let mut changes = self.link.subscribe();
+        let mut changes = self.network.subscribe();
         loop {
             let acted = poll_fn(|cx| {
-                // The link is borrowed, and so cannot change, while `act` runs: this is what makes
+                // The network is borrowed, and so cannot change, while `act` runs: this is what makes
                 // the promise of `freeze`, `cut` and `lose` that nothing passes after them.
-                let link = self.link.borrow();
-                if !self.flows(&link) {
-                    Poll::Ready(Passage::Blocked)
-                } else if from.is_some_and(|from| self.loses(&link, from)) {
-                    Poll::Ready(Passage::Lost)
+                let network = self.network.borrow();
+                if !self.flows(&network) {
+                    Poll::Ready(StepResult::Blocked)
+                } else if from.is_some_and(|from| self.loses(&network, from)) {
+                    Poll::Ready(StepResult::Lost)
                 } else {
-                    act(cx).map(Passage::Passed)
+                    act(cx).map(StepResult::Passed)
                 }
             });
             match acted.await {
-                Passage::Passed(done) => return Some(done),
-                Passage::Lost => return None,
-                Passage::Blocked => self.wait(&mut changes, |link| self.flows(link)).await,
+                StepResult::Passed(done) => return Some(done),
+                StepResult::Lost => return None,
+                StepResult::Blocked => self.wait(&mut changes, |network| self.flows(network)).await,
             }
         }
     }
 
-    fn loses(&self, link: &Link, from: Side) -> bool {
-        link.loses[from.index()] || self.number < link.lost_before[from.index()]
+    fn loses(&self, network: &Network, from: Side) -> bool {
+        network.loses[from.index()] || self.number < network.lost_before[from.index()]
     }
 
     /// Waits until this connection is cut.
     async fn cut(&self) {
-        self.wait(&mut self.link.subscribe(), |link| self.is_cut(link)).await;
+        self.wait(&mut self.network.subscribe(), |network| self.is_cut(network)).await;
     }
 
-    fn flows(&self, link: &Link) -> bool {
-        let frozen = link.frozen_from.is_some_and(|from| self.number >= from);
-        link.flow == Flow::Flowing && !frozen && !self.is_cut(link)
+    fn flows(&self, network: &Network) -> bool {
+        let frozen = network.frozen_from.is_some_and(|from| self.number >= from);
+        network.flow == Flow::Flowing && !frozen && !self.is_cut(network)
     }
 
-    fn is_cut(&self, link: &Link) -> bool {
-        link.flow == Flow::Cut || link.cuts != self.cuts
+    fn is_cut(&self, network: &Network) -> bool {
+        network.flow == Flow::Cut || network.cuts != self.cuts
     }
 
-    async fn wait(&self, changes: &mut watch::Receiver<Link>, until: impl Fn(&Link) -> bool) {
+    async fn wait(&self, changes: &mut watch::Receiver<Network>, until: impl Fn(&Network) -> bool) {
         // It cannot fail: `self` has a sender.
-        let _ = changes.wait_for(|link| until(link)).await;
+        let _ = changes.wait_for(|network| until(network)).await;
     }
 }
 

@@ -20,7 +20,7 @@ mod clock_shim;
 mod pgbouncer;
 mod postgres;
 mod redis;
-mod watch;
+mod watchdog;
 
 pub use binaries::Binaries;
 pub use clock_shim::ServerClock;
@@ -41,14 +41,14 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use tempfile::TempDir;
 
-use self::watch::Watch;
+use self::watchdog::Watchdog;
 
-/// How long a server may take to come up, and to go down when asked to.
-const PATIENCE: Duration = Duration::from_secs(20);
-/// How long one ask may take while it starts: it may be another's port, on which nobody answers.
-const ONE_ASK: Duration = Duration::from_secs(2);
-/// How long to wait before looking again, where there is nothing to wait on.
-const PAUSE: Duration = Duration::from_millis(5);
+/// How long a server may take to start, and to shut down.
+const START_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long one request may take during the start: the port may belong to another server, which does not answer.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
+/// The interval between checks, where there is no event to wait for.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// A running server of either kind: what [`RedisServer`] and [`PostgresServer`] have in common.
 pub struct Server {
@@ -66,11 +66,11 @@ pub struct Server {
 /// A process that ends with this one, however that ends.
 struct Running {
     // Dropped first: what is reaped must not be ended again, since its id may be another's by then.
-    watch: Option<Watch>,
+    watchdog: Option<Watchdog>,
     child: Child,
 }
 
-/// Where a server listens, on 127.0.0.1.
+/// The ports of a server on 127.0.0.1.
 #[derive(Debug, Clone, Copy)]
 struct Ports {
     main: u16,
@@ -142,7 +142,7 @@ impl Server {
         self.pid.as_raw_nonzero().get().unsigned_abs()
     }
 
-    /// Its directory, which goes with it. The server's output is in `server.log`.
+    /// Returns its directory, which is removed on drop. The server's output is in `server.log`.
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
@@ -154,10 +154,10 @@ impl Server {
     }
 
     /// Kills it and all its processes with SIGKILL, as a crash would, and waits until they are gone.
-    /// Does nothing to one that is dead. Its ports refuse connections, and nobody else gets them.
+    /// Does nothing if it is dead. Its ports stay reserved and refuse connections.
     pub fn kill9(&mut self) {
         if let Some(running) = self.child.take() {
-            drop(running.watch);
+            drop(running.watchdog);
             kill_tree(running.child);
             self.recipe.clean_up(self.dir.path());
             let ports = [self.ports.main, self.ports.second];
@@ -165,14 +165,14 @@ impl Server {
         }
     }
 
-    /// Stops it and all its processes with SIGSTOP: connections stay open and nobody answers.
+    /// Stops it and all its processes with SIGSTOP: connections stay open, but requests are not answered.
     ///
     /// # Panics
     ///
     /// If it is dead.
     pub fn stop(&self) {
         self.signal(Signal::STOP);
-        // An exit must end this wait too. It is only looked at: reaping is the child's.
+        // An exit must end this wait too. `NOWAIT` leaves the reaping to the child's owner.
         let events = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
         let _ = waitid(WaitId::Pid(self.pid), events);
         let children = children(self.pid);
@@ -203,13 +203,13 @@ impl Server {
         self.kill9();
         self.reserved.clear();
         let start = Instant::now();
-        while start.elapsed() < PATIENCE {
+        while start.elapsed() < START_TIMEOUT {
             if let Some(child) = spawn(&*self.recipe, self.dir.path(), self.ports)? {
                 self.pid = Pid::from_child(&child.child);
                 self.child = Some(child);
                 return Ok(());
             }
-            sleep(PAUSE);
+            sleep(POLL_INTERVAL);
         }
         let (name, port) = (self.recipe.name(), self.port());
         Err(StartError(format!("{name}: port {port} was taken while it was down")))
@@ -227,17 +227,17 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let Some(Running { watch, child }) = &mut self.child else { return };
-        drop(watch.take());
+        let Some(Running { watchdog, child }) = &mut self.child else { return };
+        drop(watchdog.take());
         let _ = signal(self.pid, self.recipe.shutdown_signal());
-        // If it was stopped, it hears that only now.
+        // A stopped process handles the signal only after SIGCONT.
         for pid in children(self.pid).into_iter().chain([self.pid]) {
             let _ = signal(pid, Signal::CONT);
         }
         let start = Instant::now();
-        while start.elapsed() < PATIENCE {
+        while start.elapsed() < START_TIMEOUT {
             match child.try_wait() {
-                Ok(None) => sleep(PAUSE),
+                Ok(None) => sleep(POLL_INTERVAL),
                 _ => return,
             }
         }
@@ -259,31 +259,31 @@ fn spawn(recipe: &dyn Recipe, dir: &Path, ports: Ports) -> Result<Option<Running
     let failed = |what: &str| StartError(format!("{name}: {what}; {}", log_tail(dir, offset)));
     let errors = log.try_clone().map_err(|e| StartError(format!("{name}: no log: {e}")))?;
     let mut command = recipe.command(dir, ports);
-    // The messages that are looked for below are English ones.
+    // The messages that are searched below are in English.
     command.env("LC_ALL", "C").current_dir(dir);
     command.stdin(Stdio::null()).stdout(log).stderr(errors);
     let spawned = command.spawn();
     let child = spawned.map_err(|e| StartError(format!("{name}: cannot be run: {e}")))?;
     let pid = Pid::from_child(&child);
-    let watch = Some(Watch::over(pid, recipe.shutdown_signal(), dir));
-    let mut running = Running { watch, child };
+    let watchdog = Some(Watchdog::start(pid, recipe.shutdown_signal(), dir));
+    let mut running = Running { watchdog, child };
 
     let start = Instant::now();
-    while start.elapsed() < PATIENCE {
-        if answers(recipe, dir, ports.main, pid, ONE_ASK) {
+    while start.elapsed() < START_TIMEOUT {
+        if answers(recipe, dir, ports.main, pid, REQUEST_TIMEOUT) {
             return Ok(Some(running));
         }
         match running.child.try_wait() {
-            Ok(None) => sleep(PAUSE),
+            Ok(None) => sleep(POLL_INTERVAL),
             _ if log_tail(dir, offset).contains("Address already in use") => return Ok(None),
             Ok(Some(status)) => return Err(failed(&format!("ended at once with {status}"))),
             Err(error) => return Err(failed(&error.to_string())),
         }
     }
-    drop(running.watch);
+    drop(running.watchdog);
     kill_tree(running.child);
     recipe.clean_up(dir);
-    Err(failed(&format!("no answer on port {} within {PATIENCE:?}", ports.main)))
+    Err(failed(&format!("no answer on port {} within {START_TIMEOUT:?}", ports.main)))
 }
 
 fn answers(recipe: &dyn Recipe, dir: &Path, port: u16, pid: Pid, within: Duration) -> bool {
@@ -298,7 +298,7 @@ fn answers(recipe: &dyn Recipe, dir: &Path, port: u16, pid: Pid, within: Duratio
     ask().unwrap_or(false)
 }
 
-/// A port that nobody listens on at the moment.
+/// Returns a port without a listener.
 ///
 /// It is from below those that Linux and macOS give to outgoing connections: one of them could take
 /// it between this and the server's bind, or while a server is down for a restart.
@@ -316,7 +316,7 @@ fn reserve(port: u16) -> Option<OwnedFd> {
     // Inherited by a server that another thread starts just now, it would outlive its owner.
     let flags = SocketFlags::CLOEXEC;
     let socket = socket_with(AddressFamily::INET, SocketType::STREAM, flags, None).ok()?;
-    // What is left of the dead one's connections must not stand in the way, but a server must.
+    // Leftover connections of the dead server must not prevent the bind, but a listening server must.
     sockopt::set_socket_reuseaddr(&socket, true).ok()?;
     bind(&socket, &SocketAddr::from((Ipv4Addr::LOCALHOST, port))).ok()?;
     sockopt::set_socket_reuseaddr(&socket, false).ok()?;
@@ -351,7 +351,7 @@ fn log_tail(dir: &Path, offset: usize) -> String {
 /// Kills a process and its children, and waits until they are gone.
 fn kill_tree(mut child: Child) {
     let pid = Pid::from_child(&child);
-    // Stopped, it starts no more of them while they are looked for.
+    // A stopped process starts no further children while they are listed.
     let _ = signal(pid, Signal::STOP);
     let children = children(pid);
     for pid in [pid].iter().chain(&children) {
@@ -385,10 +385,10 @@ fn stat(pid: Pid) -> Option<(char, i32)> {
 /// Waits until each process is in such a state, or gone.
 fn wait_for(pids: &[Pid], state: impl Fn(char) -> bool) {
     let start = Instant::now();
-    while start.elapsed() < PATIENCE
+    while start.elapsed() < START_TIMEOUT
         && pids.iter().any(|pid| stat(*pid).is_some_and(|(now, _)| !state(now)))
     {
-        sleep(PAUSE);
+        sleep(POLL_INTERVAL);
     }
 }
 

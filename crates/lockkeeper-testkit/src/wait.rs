@@ -1,4 +1,4 @@
-//! Waiting for what a test is about, with patience that no busy machine exhausts.
+//! Waits with timeouts that are long enough for a busy machine.
 //!
 //! ```
 //! use lockkeeper_testkit::wait::{eventually, soon};
@@ -14,29 +14,27 @@ use std::future::Future;
 use std::panic::Location;
 use std::time::Duration;
 
-/// Longer than anything takes that works, even on a busy machine.
+/// Longer than any successful operation takes, even on a busy machine.
 const SOON: Duration = Duration::from_secs(30);
 
-/// Ends this test process if it still runs after this long: then one of its tests hangs, and whoever waits
-/// for it should not. Only the first call counts. What ends with the process ends, too.
+/// Aborts this test process if it still runs after this time: then a test hangs, and the caller of the process
+/// should not. Only the first call counts. Child processes that end with this one end, too.
 pub fn no_longer_than(limit: Duration) {
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| {
         std::thread::spawn(move || {
             std::thread::sleep(limit);
-            eprintln!(
-                "a test hangs: those that have not ended by now, after {limit:?}, never will"
-            );
+            eprintln!("a test hangs: the process is aborted after {limit:?}");
             std::process::abort();
         });
     });
 }
 
-/// Awaits what should not take long.
+/// Awaits a future that should complete soon.
 ///
 /// # Panics
 ///
-/// If it takes half a minute. The message names what was waited for, and where.
+/// If it takes half a minute. The message names the operation and the caller.
 #[track_caller]
 pub fn soon<T, F: Future<Output = T>>(what: &str, future: F) -> impl Future<Output = T> {
     // An async function would not know its caller.
@@ -47,15 +45,18 @@ pub fn soon<T, F: Future<Output = T>>(what: &str, future: F) -> impl Future<Outp
     }
 }
 
-/// Waits until something is so, and looks every few milliseconds.
+/// Waits until a condition holds, and checks it every few milliseconds.
 ///
 /// # Panics
 ///
-/// If it is not within half a minute. The message names what was waited for, and where.
+/// If it does not hold within half a minute. The message names the condition and the caller.
 #[track_caller]
-pub fn eventually(what: &str, mut so: impl AsyncFnMut() -> bool) -> impl Future<Output = ()> {
+pub fn eventually(
+    what: &str,
+    mut condition: impl AsyncFnMut() -> bool,
+) -> impl Future<Output = ()> {
     soon(what, async move {
-        while !so().await {
+        while !condition().await {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     })
@@ -66,13 +67,13 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_wait_in_vain_tells_what_for_and_where() {
+    async fn a_timeout_names_the_operation_and_the_caller() {
         let line = line!() + 1;
-        let waiting = tokio::spawn(soon("pigs fly", std::future::pending::<()>()));
+        let waiting = tokio::spawn(soon("never", std::future::pending::<()>()));
         let message = waiting.await.unwrap_err().into_panic();
         let message = message.downcast_ref::<String>().unwrap();
         let place = format!("{}:{line}:", file!());
-        assert!(message.starts_with("pigs fly: not within 30s, awaited at "), "{message}");
+        assert!(message.starts_with("never: not within 30s, awaited at "), "{message}");
         assert!(message.contains(&place), "{message}");
     }
 }

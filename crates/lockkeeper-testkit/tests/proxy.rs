@@ -12,12 +12,12 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-/// Longer than anything here takes: a wait that ends by it has failed.
+/// Longer than anything here takes: a wait that reaches it has failed.
 const LONG: Duration = Duration::from_secs(20);
-/// How long is waited for what must not come.
+/// How long to wait for data that must not arrive.
 const SHORT: Duration = Duration::from_millis(200);
 
-/// What the echo server saw.
+/// An event of the echo server.
 #[derive(Debug, PartialEq, Eq)]
 enum Seen {
     Connected,
@@ -26,7 +26,7 @@ enum Seen {
     Reset,
 }
 
-/// An echo server that tells what it sees.
+/// An echo server that reports its events.
 async fn echo() -> (SocketAddr, mpsc::UnboundedReceiver<Seen>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();
@@ -88,7 +88,7 @@ async fn assert_silent(stream: &mut TcpStream) {
 }
 
 #[tokio::test]
-async fn it_carries_both_ways() {
+async fn data_is_forwarded_in_both_directions() {
     let (target, _seen) = echo().await;
     let proxy = Proxy::start(target).await.unwrap();
     let (mut one, mut other) = (connect(&proxy).await, connect(&proxy).await);
@@ -98,7 +98,7 @@ async fn it_carries_both_ways() {
 }
 
 #[tokio::test]
-async fn it_carries_more_than_fits_into_its_buffers() {
+async fn more_data_than_the_buffers_hold_is_forwarded() {
     let (target, _seen) = echo().await;
     let proxy = Proxy::start(target).await.unwrap();
     let (mut reader, mut writer) = connect(&proxy).await.into_split();
@@ -116,7 +116,7 @@ async fn it_carries_more_than_fits_into_its_buffers() {
 }
 
 #[tokio::test]
-async fn a_close_is_passed_on() {
+async fn a_close_is_forwarded() {
     let (target, mut seen) = echo().await;
     let proxy = Proxy::start(target).await.unwrap();
     let mut client = connect(&proxy).await;
@@ -127,7 +127,7 @@ async fn a_close_is_passed_on() {
 }
 
 #[tokio::test]
-async fn a_client_without_a_server_is_reset() {
+async fn a_client_is_reset_if_the_server_is_missing() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let nobody = listener.local_addr().unwrap();
     drop(listener);
@@ -136,7 +136,7 @@ async fn a_client_without_a_server_is_reset() {
 }
 
 #[tokio::test]
-async fn a_delay_counts_in_each_direction() {
+async fn a_delay_applies_in_each_direction() {
     let (target, _seen) = echo().await;
     let proxy = Proxy::start(target).await.unwrap();
     let mut client = connect(&proxy).await;
@@ -161,7 +161,7 @@ async fn a_cut_resets_both_sides() {
 }
 
 #[tokio::test]
-async fn a_cut_link_resets_whoever_connects_until_it_heals() {
+async fn a_cut_network_resets_new_connections_until_it_heals() {
     let (target, mut seen) = echo().await;
     let proxy = Proxy::start(target).await.unwrap();
     proxy.cut();
@@ -174,7 +174,7 @@ async fn a_cut_link_resets_whoever_connects_until_it_heals() {
 }
 
 #[tokio::test]
-async fn a_cut_that_heals_at_once_still_resets() {
+async fn a_cut_that_heals_immediately_still_resets() {
     let (target, _seen) = echo().await;
     let proxy = Proxy::start(target).await.unwrap();
     let mut client = connect(&proxy).await;
@@ -187,7 +187,7 @@ async fn a_cut_that_heals_at_once_still_resets() {
 }
 
 #[tokio::test]
-async fn a_frozen_link_keeps_connections_and_delivers_when_it_heals() {
+async fn a_frozen_network_keeps_connections_and_delivers_when_it_heals() {
     let (target, mut seen) = echo().await;
     let proxy = Proxy::start(target).await.unwrap();
     let mut client = connect(&proxy).await;
@@ -203,7 +203,7 @@ async fn a_frozen_link_keeps_connections_and_delivers_when_it_heals() {
 }
 
 #[tokio::test]
-async fn a_frozen_link_holds_back_answers_too() {
+async fn a_frozen_network_delays_responses_too() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let proxy = Proxy::start(listener.local_addr().unwrap()).await.unwrap();
     let mut client = connect(&proxy).await;
@@ -218,7 +218,7 @@ async fn a_frozen_link_holds_back_answers_too() {
 }
 
 #[tokio::test]
-async fn a_frozen_link_accepts_and_tells_nobody() {
+async fn a_frozen_network_accepts_connections_without_the_server() {
     let (target, mut seen) = echo().await;
     let proxy = Proxy::start(target).await.unwrap();
     proxy.freeze();
@@ -231,7 +231,7 @@ async fn a_frozen_link_accepts_and_tells_nobody() {
 }
 
 #[tokio::test]
-async fn a_frozen_link_passes_on_no_close() {
+async fn a_frozen_network_does_not_forward_a_close() {
     let (target, mut seen) = echo().await;
     let proxy = Proxy::start(target).await.unwrap();
     let mut client = connect(&proxy).await;
@@ -247,7 +247,7 @@ async fn a_frozen_link_passes_on_no_close() {
 }
 
 #[tokio::test]
-async fn a_frozen_link_can_be_cut() {
+async fn a_frozen_network_can_be_cut() {
     let (target, _seen) = echo().await;
     let proxy = Proxy::start(target).await.unwrap();
     let mut client = connect(&proxy).await;
@@ -294,7 +294,7 @@ async fn a_direction_that_loses_discards_silently_until_it_heals() {
 }
 
 #[tokio::test]
-async fn connections_that_are_lost_for_good_hear_nothing_and_new_ones_work() {
+async fn permanently_lost_connections_receive_nothing_and_new_ones_work() {
     let (addr, mut seen) = echo().await;
     let proxy = Proxy::start(addr).await.unwrap();
     let mut lost = connect(&proxy).await;
@@ -311,7 +311,7 @@ async fn connections_that_are_lost_for_good_hear_nothing_and_new_ones_work() {
 }
 
 #[tokio::test]
-async fn new_connections_can_be_frozen_while_others_flow() {
+async fn new_connections_can_be_frozen_while_existing_ones_work() {
     let (addr, mut seen) = echo().await;
     let proxy = Proxy::start(addr).await.unwrap();
     let mut old = connect(&proxy).await;

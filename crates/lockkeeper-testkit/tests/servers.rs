@@ -12,9 +12,9 @@ use std::time::Duration;
 
 use lockkeeper_testkit::server::{Binaries, PostgresServer, RedisServer, Server};
 
-/// Longer than any server here takes to answer, so that waiting for it ends only if it never will.
+/// Longer than any server takes to answer: a wait that reaches it has failed.
 const LONG: Duration = Duration::from_secs(20);
-/// How long a server that is stopped is given to answer all the same.
+/// How long to wait for an answer that a stopped server must not send.
 const SHORT: Duration = Duration::from_millis(300);
 
 fn redis() -> RedisServer {
@@ -35,13 +35,13 @@ fn listens(port: u16) -> bool {
     TcpStream::connect(("127.0.0.1", port)).is_ok()
 }
 
-/// Binding tells more than a refused connection does: the port is free for the next.
+/// Checks by binding: a refused connection would not show that the port can be bound.
 fn is_free(port: u16) -> bool {
     TcpListener::bind(("127.0.0.1", port)).is_ok()
 }
 
 #[track_caller]
-fn starts_and_answers(server: &Server, url: &str) {
+fn assert_starts_and_answers(server: &Server, url: &str) {
     assert!(server.answers(LONG));
     assert!(exists(server.pid()));
     assert_eq!(server.url(), url.replace("PORT", &server.port().to_string()));
@@ -51,16 +51,16 @@ fn starts_and_answers(server: &Server, url: &str) {
 
 #[test]
 fn redis_starts_and_answers() {
-    starts_and_answers(&redis(), "redis://127.0.0.1:PORT/");
+    assert_starts_and_answers(&redis(), "redis://127.0.0.1:PORT/");
 }
 
 #[test]
 fn postgres_starts_and_answers() {
-    starts_and_answers(&postgres(), "postgres://postgres@127.0.0.1:PORT/postgres");
+    assert_starts_and_answers(&postgres(), "postgres://postgres@127.0.0.1:PORT/postgres");
 }
 
 #[track_caller]
-fn differ(one: &Server, other: &Server) {
+fn assert_different_ports(one: &Server, other: &Server) {
     assert_ne!(one.port(), other.port());
     assert_ne!(one.pid(), other.pid());
     assert!(one.answers(LONG) && other.answers(LONG));
@@ -68,12 +68,12 @@ fn differ(one: &Server, other: &Server) {
 
 #[test]
 fn two_redis_servers_get_different_ports() {
-    differ(&redis(), &redis());
+    assert_different_ports(&redis(), &redis());
 }
 
 #[test]
 fn two_postgres_servers_get_different_ports() {
-    differ(&postgres(), &postgres());
+    assert_different_ports(&postgres(), &postgres());
 }
 
 #[track_caller]
@@ -84,7 +84,7 @@ fn assert_gone(pid: u32, port: u16, dir: &Path) {
 }
 
 #[track_caller]
-fn goes_when_dropped<S: std::ops::Deref<Target = Server>>(server: S) {
+fn assert_gone_after_drop<S: std::ops::Deref<Target = Server>>(server: S) {
     let (pid, port, dir) = (server.pid(), server.port(), server.dir().to_owned());
     assert!(exists(pid) && listens(port) && dir.exists());
     drop(server);
@@ -93,30 +93,30 @@ fn goes_when_dropped<S: std::ops::Deref<Target = Server>>(server: S) {
 
 #[test]
 fn a_dropped_redis_leaves_no_process_port_or_directory() {
-    goes_when_dropped(redis());
+    assert_gone_after_drop(redis());
 }
 
 #[test]
 fn a_dropped_postgres_leaves_no_process_port_or_directory() {
-    goes_when_dropped(postgres());
+    assert_gone_after_drop(postgres());
 }
 
 #[test]
-fn a_stopped_redis_goes_when_dropped() {
+fn a_stopped_redis_is_gone_after_drop() {
     let server = redis();
     server.stop();
-    goes_when_dropped(server);
+    assert_gone_after_drop(server);
 }
 
 #[test]
-fn a_stopped_postgres_goes_when_dropped() {
+fn a_stopped_postgres_is_gone_after_drop() {
     let server = postgres();
     server.stop();
-    goes_when_dropped(server);
+    assert_gone_after_drop(server);
 }
 
 #[track_caller]
-fn goes_when_its_test_panics<S: std::ops::Deref<Target = Server>>(start: impl FnOnce() -> S) {
+fn assert_gone_after_a_panic<S: std::ops::Deref<Target = Server>>(start: impl FnOnce() -> S) {
     let mut left = None;
     let panicked = catch_unwind(AssertUnwindSafe(|| {
         let server = start();
@@ -130,16 +130,16 @@ fn goes_when_its_test_panics<S: std::ops::Deref<Target = Server>>(start: impl Fn
 
 #[test]
 fn a_panicking_test_leaves_no_redis() {
-    goes_when_its_test_panics(redis);
+    assert_gone_after_a_panic(redis);
 }
 
 #[test]
 fn a_panicking_test_leaves_no_postgres() {
-    goes_when_its_test_panics(postgres);
+    assert_gone_after_a_panic(postgres);
 }
 
 #[track_caller]
-fn comes_back_on_its_port(server: &mut Server) {
+fn assert_restarts_on_its_port(server: &mut Server) {
     let (port, pid) = (server.port(), server.pid());
     server.kill9();
     assert!(!exists(pid), "{pid} is still there");
@@ -158,17 +158,17 @@ fn comes_back_on_its_port(server: &mut Server) {
 }
 
 #[test]
-fn a_killed_redis_comes_back_on_its_port() {
-    comes_back_on_its_port(&mut redis());
+fn a_killed_redis_restarts_on_its_port() {
+    assert_restarts_on_its_port(&mut redis());
 }
 
 #[test]
-fn a_killed_postgres_comes_back_on_its_port() {
-    comes_back_on_its_port(&mut postgres());
+fn a_killed_postgres_restarts_on_its_port() {
+    assert_restarts_on_its_port(&mut postgres());
 }
 
 #[track_caller]
-fn answers_only_while_it_runs(server: &Server) {
+fn assert_answers_only_while_running(server: &Server) {
     server.stop();
     assert!(!server.answers(SHORT));
     server.cont();
@@ -176,13 +176,13 @@ fn answers_only_while_it_runs(server: &Server) {
 }
 
 #[test]
-fn a_stopped_redis_does_not_answer_until_it_goes_on() {
-    answers_only_while_it_runs(&redis());
+fn a_stopped_redis_does_not_answer_until_it_continues() {
+    assert_answers_only_while_running(&redis());
 }
 
 #[test]
-fn a_stopped_postgres_does_not_answer_until_it_goes_on() {
-    answers_only_while_it_runs(&postgres());
+fn a_stopped_postgres_does_not_answer_until_it_continues() {
+    assert_answers_only_while_running(&postgres());
 }
 
 /// The processes that a postgres server has started, with their states.
@@ -236,7 +236,7 @@ fn postgres_takes_further_arguments() {
 }
 
 #[test]
-fn a_server_that_does_not_come_up_tells_the_end_of_its_log() {
+fn a_server_that_does_not_start_reports_the_end_of_its_log() {
     let error = RedisServer::with_args(&["--no-such-option", "1"]).unwrap_err().to_string();
     assert!(error.starts_with("redis-server: ended at once"), "{error}");
     assert!(error.contains("no-such-option"), "{error}");
@@ -247,9 +247,9 @@ fn a_server_that_does_not_come_up_tells_the_end_of_its_log() {
 }
 
 #[test]
-fn another_server_on_its_port_is_waited_out_and_not_taken_for_it() {
+fn a_start_waits_while_another_server_has_the_port() {
     let mut server = redis();
-    // Behind its back: where it kills it itself, nobody gets the port.
+    // Killed directly, because `kill9` would reserve the port.
     let pid = rustix::process::Pid::from_raw(server.pid().try_into().unwrap()).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
     while listens(server.port()) {
@@ -280,7 +280,7 @@ fn another_server_on_its_port_is_waited_out_and_not_taken_for_it() {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn nobody_gets_the_port_of_a_killed_server() {
+fn the_port_of_a_killed_server_stays_reserved() {
     let mut server = redis();
     // A connection that the kill leaves half closed.
     let connection = TcpStream::connect(server.addr()).unwrap();
@@ -298,7 +298,7 @@ fn nobody_gets_the_port_of_a_killed_server() {
 }
 
 #[test]
-fn a_missing_program_is_an_error_that_says_what_to_install() {
+fn a_missing_program_is_an_error_that_names_the_package() {
     let empty = tempfile::tempdir().unwrap();
     let nowhere = Binaries::within([empty.path().to_owned()]);
     let error = RedisServer::from_binaries(&nowhere, &[]).unwrap_err().to_string();
@@ -307,13 +307,13 @@ fn a_missing_program_is_an_error_that_says_what_to_install() {
     assert_eq!(error, "postgres is not installed: try `apt-get install postgresql`");
 }
 
-/// Set where this program runs once more, to be killed.
-const DOOMED: &str = "LOCKKEEPER_TEST_DOOMED";
+/// Set in the child process that the test kills.
+const CHILD_PROCESS: &str = "LOCKKEEPER_TEST_CHILD_PROCESS";
 
 #[test]
-fn servers_of_a_test_process_that_is_killed_end() {
+fn servers_end_when_their_test_process_is_killed() {
     use std::io::{BufRead as _, BufReader, Write as _};
-    if std::env::var_os(DOOMED).is_some() {
+    if std::env::var_os(CHILD_PROCESS).is_some() {
         let servers: [Box<dyn std::ops::Deref<Target = Server>>; 2] =
             [Box::new(redis()), Box::new(postgres())];
         for server in &servers {
@@ -324,8 +324,8 @@ fn servers_of_a_test_process_that_is_killed_end() {
         return;
     }
     let mut doomed = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "servers_of_a_test_process_that_is_killed_end"])
-        .env(DOOMED, "1")
+        .args(["--exact", "servers_end_when_their_test_process_is_killed"])
+        .env(CHILD_PROCESS, "1")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()

@@ -1,4 +1,4 @@
-//! Redis in all its shapes, against the real servers.
+//! Redis servers, clusters, sentinels and TLS, against the real programs.
 #![cfg(unix)]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -22,14 +22,14 @@ fn wait_until(what: &str, so: impl Fn() -> bool) {
     }
 }
 
-/// What must be gone with the servers: their processes, ports and directories.
-fn traces(servers: &[RedisServer]) -> Vec<(u32, u16, PathBuf)> {
+/// The processes, ports and directories of servers, which must be gone after them.
+fn resources(servers: &[RedisServer]) -> Vec<(u32, u16, PathBuf)> {
     servers.iter().map(|s| (s.pid(), s.port(), s.dir().to_owned())).collect()
 }
 
 #[track_caller]
-fn assert_gone(traces: Vec<(u32, u16, PathBuf)>) {
-    for (pid, port, dir) in traces {
+fn assert_gone(resources: Vec<(u32, u16, PathBuf)>) {
+    for (pid, port, dir) in resources {
         let process = rustix::process::Pid::from_raw(pid.try_into().unwrap()).unwrap();
         assert!(rustix::process::test_kill_process(process).is_err(), "{pid} is still there");
         assert!(TcpListener::bind(("127.0.0.1", port)).is_ok(), "{port} is still taken");
@@ -38,7 +38,7 @@ fn assert_gone(traces: Vec<(u32, u16, PathBuf)>) {
 }
 
 #[test]
-fn a_command_answers_as_text() {
+fn a_command_returns_text() {
     let redis = RedisServer::start_or_panic();
     assert_eq!(redis.command(&["SET", "a key", "zwölf\r\n"]), "OK");
     assert_eq!(redis.command(&["GET", "a key"]), "zwölf\r\n");
@@ -55,25 +55,25 @@ fn a_command_answers_as_text() {
 }
 
 #[test]
-fn a_password_is_demanded_and_in_the_url() {
+fn a_password_is_required_and_in_the_url() {
     let redis = RedisServer::builder().password("secret").start_or_panic();
     assert_eq!(redis.url(), format!("redis://:secret@127.0.0.1:{}/", redis.port()));
     assert_eq!(redis.command(&["ACL", "WHOAMI"]), "default");
-    assert!(refuses_strangers(&redis));
+    assert!(rejects_unauthenticated_clients(&redis));
     assert!(
         !format!("{redis:?} {:?}", RedisServer::builder().password("secret")).contains("secret")
     );
 }
 
 #[test]
-fn a_user_is_demanded_and_in_the_url() {
+fn a_user_is_required_and_in_the_url() {
     let redis = RedisServer::builder().user("anna", "secret").start_or_panic();
     assert_eq!(redis.url(), format!("redis://anna:secret@127.0.0.1:{}/", redis.port()));
     assert_eq!(redis.command(&["ACL", "WHOAMI"]), "anna");
-    assert!(refuses_strangers(&redis));
+    assert!(rejects_unauthenticated_clients(&redis));
 }
 
-fn refuses_strangers(redis: &RedisServer) -> bool {
+fn rejects_unauthenticated_clients(redis: &RedisServer) -> bool {
     let mut stream = TcpStream::connect(redis.addr()).unwrap();
     stream.write_all(b"GET a\r\n").unwrap();
     let mut answer = String::new();
@@ -101,7 +101,7 @@ fn an_argument_is_passed_on() {
 }
 
 #[test]
-fn servers_of_other_makes_are_started() {
+fn other_server_programs_are_started() {
     for (make, says) in [
         (RedisMake::Installed, "redis_version:"),
         (RedisMake::Redis62, "redis_version:6.2."),
@@ -116,7 +116,7 @@ fn servers_of_other_makes_are_started() {
 }
 
 #[test]
-fn a_replica_has_what_its_master_has() {
+fn a_replica_has_the_data_of_its_master() {
     let master = RedisServer::builder().user("anna", "secret").start_or_panic();
     master.command(&["SET", "a", "1"]);
     let replica = RedisServer::builder().replica_of(&master).start_or_panic();
@@ -125,7 +125,7 @@ fn a_replica_has_what_its_master_has() {
 }
 
 #[test]
-fn a_cluster_shares_the_keys_and_goes_when_dropped() {
+fn a_cluster_shards_keys_and_is_gone_after_drop() {
     let mut cluster = RedisCluster::start_or_panic();
     let [a, b, c] = cluster.nodes() else { panic!("{cluster:?}") };
     let addresses = format!("127.0.0.1:{},127.0.0.1:{},127.0.0.1:{}", a.port(), b.port(), c.port());
@@ -141,27 +141,27 @@ fn a_cluster_shares_the_keys_and_goes_when_dropped() {
     cluster.wait_until_ok().unwrap();
     assert_eq!(cluster.nodes()[0].command(&["SET", "b", "1"]), "OK");
 
-    let traces = traces(cluster.nodes());
+    let resources = resources(cluster.nodes());
     drop(cluster);
-    assert_gone(traces);
+    assert_gone(resources);
 }
 
 #[test]
-fn redlock_nodes_are_independent_and_go_when_dropped() {
+fn redlock_nodes_are_independent_and_gone_after_drop() {
     let mut nodes = RedlockNodes::start_or_panic(3);
     let [a, b, c] = nodes.nodes() else { panic!("{nodes:?}") };
     let addresses = format!("127.0.0.1:{},127.0.0.1:{},127.0.0.1:{}", a.port(), b.port(), c.port());
     assert_eq!(nodes.url(), format!("redlock://{addresses}?min_uptime=0s"));
     assert_eq!(a.command(&["SET", "a", "1"]), "OK");
     assert_eq!(b.command(&["GET", "a"]), "(nil)");
-    let traces = traces(nodes.nodes());
+    let resources = resources(nodes.nodes());
     nodes.nodes_mut()[1].kill9();
     drop(nodes);
-    assert_gone(traces);
+    assert_gone(resources);
 }
 
 #[test]
-fn sentinels_replace_a_dead_master_and_go_when_dropped() {
+fn sentinels_replace_a_dead_master_and_are_gone_after_drop() {
     let mut redis = RedisSentinel::start_or_panic();
     let [a, b, c] = redis.sentinels() else { panic!("{redis:?}") };
     let addresses = format!("127.0.0.1:{},127.0.0.1:{},127.0.0.1:{}", a.port(), b.port(), c.port());
@@ -179,13 +179,13 @@ fn sentinels_replace_a_dead_master_and_go_when_dropped() {
     assert_eq!(redis.master().command(&["GET", "a"]), "1");
     assert!(redis.replica().try_command(&["PING"]).is_err(), "it is dead");
 
-    let traces = [traces(redis.sentinels()), traces(redis.servers_mut())].concat();
+    let resources = [resources(redis.sentinels()), resources(redis.servers_mut())].concat();
     drop(redis);
-    assert_gone(traces);
+    assert_gone(resources);
 }
 
 #[test]
-fn tls_is_spoken_with_a_certificate_of_its_own_authority() {
+fn tls_uses_a_certificate_of_its_own_authority() {
     let redis = RedisServer::builder().tls().start_or_panic();
     let other = RedisServer::builder().tls().start_or_panic();
     redis.command(&["SET", "a", "1"]);
@@ -201,7 +201,7 @@ fn tls_is_spoken_with_a_certificate_of_its_own_authority() {
 }
 
 #[test]
-fn tls_goes_with_a_password_and_comes_back_on_its_port() {
+fn tls_works_with_a_password_and_after_a_restart() {
     let mut redis = RedisServer::builder().tls().password("secret").start_or_panic();
     let url = redis.url();
     assert!(url.starts_with("rediss://:secret@localhost:"), "{url}");

@@ -36,7 +36,7 @@ impl<S: BatchSender> Batch<S> {
         self.items.reserve_exact(count);
         self.answers.reserve_exact(count);
         for _ in 0..count {
-            let Some((_, Waiting { item, answer })) = state.queue.pop_first() else { break };
+            let Some(Waiting { item, answer }) = state.queue.pop() else { break };
             self.items.push(item);
             self.answers.push(answer);
         }

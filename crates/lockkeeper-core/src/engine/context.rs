@@ -1,44 +1,32 @@
 //! The context of a keeper: its store, its runtime, and what its locks and guards share.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, MutexGuard, OnceLock, PoisonError};
+use std::future::Future;
+use std::sync::{Arc, OnceLock};
 
 use tokio::runtime::{EnterGuard, Handle};
-use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::background::Background;
-use crate::contract::{Backend, Capabilities, ClaimSpec, Mode};
-use crate::engine::driver::Plan;
+use crate::contract::{Backend, Capabilities, Mode};
 use crate::engine::floors::Floors;
-use crate::engine::hold::Hold;
-use crate::engine::maintenance::{Estate, steward};
-use crate::engine::pending::Pending;
-use crate::engine::polling::{Acquire, Driver};
+use crate::engine::maintained::Maintained;
+use crate::engine::maintenance::Maintenance;
 use crate::error::{Error, ErrorKind, Result};
-use crate::fence::Fence;
+use crate::owner::Owner;
 
 /// What a keeper, its clones, its locks and its guards share.
 pub(crate) struct KeeperContext {
     pub(crate) backend: Arc<dyn Backend>,
+    /// The store's name.
+    pub(crate) store: &'static str,
     pub(crate) capabilities: Capabilities,
     pub(crate) closed: CancellationToken,
     pub(crate) background: OnceLock<Background>,
-    /// What the next fences of the names it has locked must be above.
+    /// The lowest fences that the next grants of recently locked names may have.
     pub(crate) floors: Arc<Floors>,
-    /// Told when the machine has slept: timers are late then.
-    pub(crate) woke: Notify,
-    pub(crate) has_steward: AtomicBool,
-    /// Whether the steward looks for newcomers without being told.
-    pub(crate) steward_is_up: AtomicBool,
-    /// Drivers of new guards, for the steward, and how it is told of them.
-    pub(crate) newcomers: std::sync::Mutex<Vec<Arc<Driver>>>,
-    pub(crate) came: Arc<Notify>,
-    /// Acquires that wait.
-    pub(crate) pending: Pending,
-    pub(crate) runtime_gone: AtomicBool,
+    maintenance: Arc<Maintenance>,
     /// The keeper's context on the blocking runtime, if this one is on another.
     pub(crate) blocking: OnceLock<Arc<KeeperContext>>,
 }
@@ -47,29 +35,28 @@ impl KeeperContext {
     pub(crate) fn new(backend: Arc<dyn Backend>) -> Self {
         Self {
             capabilities: backend.capabilities(),
+            store: backend.name(),
             backend,
             closed: CancellationToken::new(),
             background: OnceLock::new(),
             floors: Arc::default(),
-            woke: Notify::new(),
-            has_steward: AtomicBool::new(false),
-            steward_is_up: AtomicBool::new(false),
-            newcomers: std::sync::Mutex::default(),
-            came: Arc::default(),
-            pending: Pending::default(),
-            runtime_gone: AtomicBool::new(false),
+            maintenance: Arc::default(),
             blocking: OnceLock::new(),
         }
     }
 
-    /// Lets nobody in any more.
+    /// Returns a new context on the same store, on the blocking runtime, that shares the floors.
+    pub(crate) fn new_blocking(&self) -> Self {
+        let background = OnceLock::from(Background::blocking());
+        Self { background, floors: self.floors.clone(), ..Self::new(self.backend.clone()) }
+    }
+
+    /// Fails all acquires from now on, and those that wait.
     pub(crate) fn close(&self) {
         self.closed.cancel();
-        // Those who wait leave the queue before all is settled, even if nobody polls them.
-        for driver in self.pending.take() {
-            if driver.hold.close() {
-                driver.nudge();
-            }
+        // Waiters leave the queue before `close` returns, even if they are not polled.
+        for claim in self.maintenance.pending().take() {
+            claim.keeper_closed();
         }
     }
 
@@ -91,7 +78,7 @@ impl KeeperContext {
         if self.closed.is_cancelled() {
             return Err(Self::closed_error());
         }
-        if self.runtime_gone.load(Ordering::Relaxed) {
+        if self.maintenance.runtime_is_gone() {
             return Err(Self::runtime_gone());
         }
         match mode {
@@ -101,20 +88,6 @@ impl KeeperContext {
             }
             _ => Ok(()),
         }
-    }
-
-    /// Makes a claim and what drives it.
-    pub(crate) fn drive(
-        self: &Arc<Self>,
-        spec: ClaimSpec,
-        plan: Plan,
-        fence: Option<Fence>,
-    ) -> Result<Acquire> {
-        let who = (spec.name.clone(), spec.owner, spec.label.clone());
-        let (mode, ttl) = (spec.mode, spec.ttl);
-        let claim = self.backend.claim(spec)?;
-        let hold = Arc::new(Hold::new(self.clone(), who, mode, ttl, fence));
-        Ok(Acquire::new(Driver::new(claim, hold, plan)))
     }
 
     pub(crate) fn enter(&self) -> Option<EnterGuard<'_>> {
@@ -131,67 +104,47 @@ impl KeeperContext {
         self.background.get().map(Background::token)
     }
 
-    /// Ready when the machine has woken from sleep.
-    pub(crate) async fn woken(&self) {
-        self.woke.notified().await;
+    /// Ready after the machine was suspended.
+    pub(crate) async fn resumed(&self) {
+        self.maintenance.resumed().await;
     }
 
-    /// Sees to it that a driver whose guard has just been made gets a tender, unless it is done
-    /// before the steward's next round. False if there is no runtime any more to run one.
-    pub(crate) fn entrust(self: &Arc<Self>, driver: &Arc<Driver>) -> bool {
-        self.newcomers().push(driver.clone());
-        if !self.steward_is_up.swap(true, Ordering::SeqCst) {
-            self.employ_steward();
-            self.came.notify_one();
-        }
-        // The steward was dropped with its runtime; it may have missed this one.
-        !self.runtime_gone.load(Ordering::SeqCst)
+    /// Has a new hold driven in the background; false if the runtime has been shut down.
+    pub(crate) fn register_hold(&self, claim: Arc<dyn Maintained>) -> bool {
+        self.maintenance.register_hold(claim, self.background.get())
     }
 
-    /// A driver is done: if it was the last to come, as in a lock that is held for a moment only,
-    /// nobody need look after it.
-    pub(crate) fn dismiss(&self, driver: &Driver) {
-        let mut newcomers = self.newcomers();
-        if newcomers.last().is_some_and(|last| std::ptr::eq(&raw const **last, driver)) {
-            newcomers.pop();
-        }
+    /// Forgets a hold that has ended before it got a background task.
+    pub(crate) fn forget_hold<C>(&self, claim: &C) {
+        self.maintenance.forget_hold(claim);
     }
 
-    /// Gives newcomers their tenders; false if nobody came.
-    pub(crate) fn take_in(&self) -> bool {
-        let newcomers = std::mem::take(&mut *self.newcomers());
-        for driver in &newcomers {
-            driver.tend();
-        }
-        !newcomers.is_empty()
+    /// Remembers an acquire that waits, for `close` and for the maintenance task.
+    pub(crate) fn register_pending(&self, claim: &Arc<impl Maintained + 'static>) {
+        let claim = Arc::downgrade(claim);
+        self.maintenance.register_pending(claim, self.background.get());
     }
 
-    /// Remembers an acquire that goes on, for `close` and for the steward.
-    pub(crate) fn list(self: &Arc<Self>, driver: &Arc<Driver>) {
-        self.pending.add(driver);
-        self.employ_steward();
-    }
-
-    fn employ_steward(self: &Arc<Self>) {
-        if !self.has_steward.load(Ordering::Relaxed)
-            && !self.has_steward.swap(true, Ordering::Relaxed)
-        {
-            self.spawn(steward(Estate(Arc::downgrade(self))));
-        }
+    /// The owners of the acquires that wait, in the order in which they began.
+    pub(crate) fn waiting_owners(&self) -> Vec<Owner> {
+        self.maintenance.pending().waiting_owners()
     }
 
     /// Whether the runtime has been shut down: then a task ends as soon as it is spawned.
     pub(crate) fn runtime_is_gone(&self) -> bool {
         let Some(background) = self.background.get() else { return false };
-        let gone = self.runtime_gone.load(Ordering::SeqCst) || background.is_gone();
+        let gone = self.maintenance.runtime_is_gone() || background.is_gone();
         if gone {
-            self.runtime_gone.store(true, Ordering::SeqCst);
+            self.maintenance.set_runtime_gone();
         }
         gone
     }
 
-    pub(crate) fn newcomers(&self) -> MutexGuard<'_, Vec<Arc<Driver>>> {
-        self.newcomers.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Whether the runtime has been shut down, for a check before every acquire: a maintenance task reports the end of
+    /// its runtime, so only a keeper that has none yet spawns a task to find out.
+    pub(crate) fn runtime_is_known_gone(&self) -> bool {
+        self.maintenance.runtime_is_gone()
+            || (!self.maintenance.has_task() && self.runtime_is_gone())
     }
 
     pub(crate) fn closed_error() -> Error {

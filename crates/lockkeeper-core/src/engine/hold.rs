@@ -11,7 +11,8 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 use crate::clock::Moment;
 use crate::contract::Mode;
 use crate::engine::context::KeeperContext;
-use crate::engine::observe::{self, Watch};
+use crate::engine::observe::{self, Observer, Subject};
+use crate::engine::outcome::{AcquireOutcome, Ending};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fence::Fence;
 use crate::loss::LossReason;
@@ -21,13 +22,13 @@ use crate::owner::Owner;
 
 /// What a guard knows of its lock.
 ///
-/// Only this process's belief: it is right as long as this machine's clock runs at a normal speed.
+/// Known in this process only: it is right as long as this machine's clock runs at a normal speed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum State {
-    /// Held, and the last renewal was fine.
+    /// Held, and the last renewal succeeded.
     Held,
-    /// Held, but renewal fails at the moment. Becomes `Held` again when one succeeds, and `Lost` when
+    /// Held, but the last renewal failed. Becomes `Held` again when one succeeds, and `Lost` when
     /// none does in time.
     AtRisk,
     /// No longer held, against the holder's will. Final.
@@ -39,42 +40,20 @@ pub enum State {
 /// How a [release](crate::Guard::release) ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ReleaseOutcome {
-    /// The lock was held until now and is free for the next.
+    /// The lock was held until now, and is released.
     Released,
-    /// The lock had been lost before. Whatever was done since then was not protected.
+    /// The lock had been lost before. The work since then was not protected.
     AlreadyLost,
 }
 
-/// What an acquire ends with.
-#[derive(Debug)]
-pub(crate) enum Verdict {
-    Granted,
-    /// Others held it for all of the time there was.
-    NotInTime {
-        waited: Duration,
-    },
-    Failed(Error),
-}
-
-/// What a guard asks of its driver.
+/// What a guard requests of its driver.
 #[derive(Debug)]
 pub(crate) enum Request {
     Extend(Duration, oneshot::Sender<Result<()>>),
     Downgrade(oneshot::Sender<Result<()>>),
 }
 
-/// How a hold is to end; what the driver finds when it looks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Ending {
-    /// Give it back to the store.
-    Release,
-    /// The same, because whoever wanted or had it is gone.
-    Drop,
-    /// Leave it in the store, to be adopted.
-    Detach,
-}
-
-/// One claim's state, from the first ask on.
+/// One claim's state, from the first attempt on.
 #[derive(Debug)]
 pub(crate) struct Hold {
     pub(crate) context: Arc<KeeperContext>,
@@ -83,7 +62,7 @@ pub(crate) struct Hold {
     pub(crate) label: Label,
     /// How it was asked for; a downgrade changes only `mode()`.
     pub(crate) asked_mode: Mode,
-    pub(crate) watch: Watch,
+    pub(crate) observer: Observer,
     inner: Mutex<Inner>,
 }
 
@@ -93,24 +72,25 @@ struct Inner {
     mode: Mode,
     fence: Option<Fence>,
     ttl: Duration,
-    /// Whether there ever was a guard.
+    /// Whether the acquire was granted.
     held: bool,
-    /// From when on the store may give the lock to another; `None` if it needs no renewal.
+    /// From when on the store may grant the lock to another claim; `None` if it needs no renewal.
     lease_end: Option<Moment>,
     /// When `max_hold` ends it.
     latest: Option<Moment>,
-    verdict: Option<Verdict>,
+    acquire_outcome: Option<AcquireOutcome>,
     acquirer: Option<Waker>,
     ending: Option<Ending>,
     requests: Vec<Request>,
-    outcome: Option<Result<ReleaseOutcome>>,
+    release_outcome: Option<Result<ReleaseOutcome>>,
     releaser: Option<Waker>,
     /// Kept while a release is under way, so that `close` waits for it.
     under_way: Option<TaskTrackerToken>,
     done: bool,
-    tended: bool,
+    /// Whether the background task drives: then an outcome is no reason to stop, and its taker has to be woken.
+    in_background: bool,
     loss: Option<LossReason>,
-    /// Made when somebody first wants to be told of a loss.
+    /// Created at the first request for it.
     lost: Option<CancellationToken>,
 }
 
@@ -130,20 +110,20 @@ impl Hold {
             held: false,
             lease_end: None,
             latest: None,
-            verdict: None,
+            acquire_outcome: None,
             acquirer: None,
             ending: None,
             requests: Vec::new(),
-            outcome: None,
+            release_outcome: None,
             releaser: None,
             under_way: None,
             done: false,
-            tended: false,
+            in_background: false,
             loss: None,
             lost: None,
         };
-        let (watch, inner) = (Watch::new(), Mutex::new(inner));
-        Self { context, name, owner, label, asked_mode: mode, watch, inner }
+        let (observer, inner) = (Observer::new(), Mutex::new(inner));
+        Self { context, name, owner, label, asked_mode: mode, observer, inner }
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
@@ -151,9 +131,15 @@ impl Hold {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Which claim this is, for events, spans and metrics.
+    pub(crate) fn subject(&self) -> Subject<'_> {
+        let (store, mode) = (self.context.store, self.asked_mode);
+        Subject { store, name: &self.name, label: &self.label, mode }
+    }
+
     /// An error about this hold.
     pub(crate) fn error(&self, operation: &'static str, error: Error) -> Error {
-        error.at(self.context.backend.name(), operation, &self.name)
+        error.at(self.context.store, operation, &self.name)
     }
 
     /// The error that says that this hold is lost, and why.
@@ -170,13 +156,13 @@ impl Hold {
         self.inner().loss
     }
 
-    /// Whether whoever asked is still waiting for an answer.
+    /// Whether the acquire is still waiting for its outcome.
     pub(crate) fn is_waiting(&self) -> bool {
         let inner = self.inner();
         !inner.held && inner.ending.is_none()
     }
 
-    // What the guard asks.
+    // Called by the guard and by the acquire.
 
     pub(crate) fn state(&self) -> State {
         let inner = self.inner();
@@ -186,7 +172,7 @@ impl Hold {
         inner.state
     }
 
-    /// What has been told so far, without a look at the clock.
+    /// Whether a loss has been reported, without reading the clock.
     pub(crate) fn is_known_lost(&self) -> bool {
         self.inner().state == State::Lost
     }
@@ -224,15 +210,15 @@ impl Hold {
         self.inner().latest
     }
 
-    /// Asks for something. If nobody is left to do it, the request is dropped, which closes its reply.
-    pub(crate) fn ask(&self, request: Request) {
+    /// Adds a request. If the driver is done, the request is dropped, which closes its reply.
+    pub(crate) fn request(&self, request: Request) {
         let mut inner = self.inner();
         if inner.is_live() && !inner.done {
             inner.requests.push(request);
         }
     }
 
-    /// Asks for the end; false if that has been asked before.
+    /// Requests the end; false if that has been requested before.
     pub(crate) fn end(&self, ending: Ending) -> bool {
         let mut inner = self.inner();
         if inner.ending.is_some() {
@@ -243,7 +229,7 @@ impl Hold {
             inner.under_way = self.context.token();
         }
         if inner.is_live() {
-            // A hold that ran out before it was given back was lost, even if nobody looked.
+            // A hold that expired before it was released was lost, even if that was not noticed.
             let now = inner.held.then(Moment::now);
             if now.is_some_and(|now| inner.has_expired(now)) {
                 self.mark_lost(inner, LossReason::Expired);
@@ -251,45 +237,45 @@ impl Hold {
                 inner.state = State::Released;
                 let left = now.zip(inner.deadline()).map(|(now, deadline)| deadline.since(now));
                 drop(inner);
-                self.watch.ended(self, ending, left);
+                self.observer.ended(self.subject(), ending, left);
             }
         }
         true
     }
 
-    /// The release's outcome once it is known; until then, whom to wake.
-    pub(crate) fn take_outcome(&self, waker: &Waker) -> Option<Result<ReleaseOutcome>> {
+    /// Takes the release's outcome; registers the waker if there is none yet.
+    pub(crate) fn take_release_outcome(&self, waker: &Waker) -> Option<Result<ReleaseOutcome>> {
         let mut inner = self.inner();
-        let outcome = inner.outcome.take();
+        let outcome = inner.release_outcome.take();
         if outcome.is_none() {
             inner.releaser = Some(waker.clone());
         }
         outcome
     }
 
-    /// The acquire's verdict once it is known; until then, whom to wake.
-    pub(crate) fn take_verdict(&self, waker: &Waker) -> Option<Verdict> {
+    /// Takes the acquire's outcome; registers the waker if there is none yet.
+    pub(crate) fn take_acquire_outcome(&self, waker: &Waker) -> Option<AcquireOutcome> {
         let mut inner = self.inner();
-        let verdict = inner.verdict.take();
-        if verdict.is_none() {
+        let outcome = inner.acquire_outcome.take();
+        if outcome.is_none() {
             inner.acquirer = Some(waker.clone());
         }
-        verdict
+        outcome
     }
 
-    /// Wakes whoever is to take the verdict, even though there may be none yet.
+    /// Wakes the acquire's task, even though there may be no outcome yet.
     pub(crate) fn wake_acquirer(&self) {
-        // Not under our lock: wakers run foreign code.
+        // Not under this lock: wakers run foreign code.
         let acquirer = self.inner().acquirer.clone();
         if let Some(waker) = acquirer {
             waker.wake();
         }
     }
 
-    // What the driver tells.
+    // Called by the driver.
 
-    /// Whether the driver has been asked for anything.
-    pub(crate) fn is_asked(&self) -> bool {
+    /// Whether anything has been requested of the driver.
+    pub(crate) fn is_requested(&self) -> bool {
         let inner = self.inner();
         inner.ending.is_some() || !inner.requests.is_empty()
     }
@@ -300,75 +286,73 @@ impl Hold {
 
     pub(crate) fn next_request(&self) -> Option<Request> {
         let mut inner = self.inner();
-        // Who has gone needs no answer.
+        // A caller that dropped its future needs no answer.
         inner.requests.retain(|request| match request {
             Request::Extend(_, reply) | Request::Downgrade(reply) => !reply.is_closed(),
         });
         (!inner.requests.is_empty()).then(|| inner.requests.remove(0))
     }
 
-    /// Whether a verdict is there to be taken.
-    pub(crate) fn has_verdict(&self) -> bool {
-        self.inner().verdict.is_some()
+    /// Whether the acquire has an outcome to take.
+    pub(crate) fn has_acquire_outcome(&self) -> bool {
+        self.inner().acquire_outcome.is_some()
     }
 
-    /// Tells the acquire that it got the lock.
+    /// Gives the acquire its lock.
     pub(crate) fn succeed(&self) {
-        self.watch.granted(self);
+        self.observer.granted(self.subject(), || self.fence());
         let mut inner = self.inner();
         if inner.ending.is_some() {
-            // It has gone, or was given up and has its verdict.
+            // It was dropped, or was given up and has its outcome.
             return;
         }
         inner.held = true;
         inner.under_way = None;
-        let wake = inner.tended;
-        Self::give(inner, Verdict::Granted, wake);
+        let wake = inner.wake();
+        Self::finish_acquire(inner, AcquireOutcome::Granted, wake);
     }
 
-    /// Leaves a verdict. An acquire that drives finds it by itself; if another does, it is woken.
-    fn give(mut inner: MutexGuard<'_, Inner>, verdict: Verdict, wake: bool) {
-        inner.verdict = Some(verdict);
-        let acquirer = inner.acquirer.take().filter(|_| wake);
+    fn finish_acquire(mut inner: MutexGuard<'_, Inner>, outcome: AcquireOutcome, wake: Wake) {
+        inner.acquire_outcome = Some(outcome);
+        let acquirer = inner.acquirer.take().filter(|_| wake == Wake::Yes);
         drop(inner);
         if let Some(waker) = acquirer {
             waker.wake();
         }
     }
 
-    /// Tells the acquire that it did not get the lock, unless it has gone. What is still under way
-    /// then is a release.
-    pub(crate) fn fail(&self, verdict: Verdict) {
-        self.watch.not_granted(self, &verdict);
+    /// Ends the acquire without a lock, unless it was dropped. The driver goes on with the release.
+    pub(crate) fn fail(&self, outcome: AcquireOutcome) {
+        self.observer.not_granted(self.subject(), &outcome);
         if self.end(Ending::Release) {
             let inner = self.inner();
-            let wake = inner.tended;
-            Self::give(inner, verdict, wake);
+            let wake = inner.wake();
+            Self::finish_acquire(inner, outcome, wake);
         }
     }
 
-    /// Ends an acquire from outside of its driver, which may be at work at this moment; false if it has
+    /// Ends an acquire from outside of its driver, which may be running at this moment; false if it has
     /// ended, or has its lock, by now.
-    pub(crate) fn give_up(&self, error: Error) -> bool {
+    pub(crate) fn fail_from_outside(&self, error: Error) -> bool {
         let mut inner = self.inner();
         if inner.held || inner.ending.is_some() {
             return false;
         }
-        // One step, so that no guard can be made in between: it would be released behind its back.
+        // In one step, so that no guard can be made in between: the driver would release it.
         inner.ending = Some(Ending::Release);
         inner.state = State::Released;
         if inner.under_way.is_none() && !inner.done {
             inner.under_way = self.context.token();
         }
         drop(inner);
-        let verdict = Verdict::Failed(error);
-        self.watch.not_granted(self, &verdict);
-        // Its last poll may have been just before this: whoever drives now, it is not the acquire.
-        Self::give(self.inner(), verdict, true);
+        let outcome = AcquireOutcome::Failed(error);
+        self.observer.not_granted(self.subject(), &outcome);
+        // The acquire may have polled just before this, and does not look again by itself.
+        Self::finish_acquire(self.inner(), outcome, Wake::Yes);
         true
     }
 
-    /// Takes note of a grant; false if nothing of it is left.
+    /// Records a grant; false if it has expired.
     pub(crate) fn granted(
         &self,
         sent: Moment,
@@ -384,8 +368,8 @@ impl Hold {
         !inner.has_expired(now)
     }
 
-    /// Takes note of a renewal that is being sent: if its lease is shorter than what is left, the
-    /// store may obey at once and never tell.
+    /// Records a renewal that is being sent: if its lease is shorter than the remaining one, the store may apply it and the
+    /// answer be lost.
     pub(crate) fn renewing(&self, sent: Moment, ttl: Duration) {
         let mut inner = self.inner();
         if let Some(lease_end) = inner.lease_end {
@@ -393,7 +377,7 @@ impl Hold {
         }
     }
 
-    /// Takes note of a renewal that the store confirmed; false if that came too late.
+    /// Records a renewal that the store confirmed; false if that came too late.
     pub(crate) fn renewed(&self, sent: Moment, valid_for: Option<Duration>) -> bool {
         let mut inner = self.inner();
         if !inner.is_live() || inner.has_expired(Moment::now()) {
@@ -419,10 +403,10 @@ impl Hold {
         }
     }
 
-    /// The hold is gone: whoever relies on it is told now.
+    /// Reports the hold as lost.
     pub(crate) fn lose(&self, reason: LossReason) {
         let mut inner = self.inner();
-        // Whoever asked for something learns it from the channel being closed.
+        // Callers of requests learn it from the channel being closed.
         inner.requests.clear();
         if inner.is_live() {
             self.mark_lost(inner, reason);
@@ -442,49 +426,52 @@ impl Hold {
         let held = inner.held;
         let fence = inner.fence;
         let token = inner.lost.clone();
-        // Wakers run foreign code: not under our lock.
+        // Wakers run foreign code: not under this lock.
         drop(inner);
         if let Some(token) = token {
             token.cancel();
         }
         if held {
-            observe::lost(self, fence, reason);
+            observe::lost(&self.observer, self.subject(), fence, reason);
         }
-        self.watch.lost(self, reason);
+        self.observer.lost(self.subject(), reason);
         State::Lost
     }
 
-    /// Tells the releaser what became of it; only the first word counts. One that drives finds it by
-    /// itself; if the tender drives, it is woken.
+    /// Ends the release; only the first outcome counts.
     pub(crate) fn released(&self, outcome: Result<ReleaseOutcome>) {
-        self.tell_releaser(outcome, |inner| inner.tended);
+        let inner = self.inner();
+        let wake = inner.wake();
+        Self::finish_release(inner, outcome, wake);
     }
 
-    fn tell_releaser(&self, outcome: Result<ReleaseOutcome>, wake: impl FnOnce(&Inner) -> bool) {
-        let mut inner = self.inner();
+    fn finish_release(
+        mut inner: MutexGuard<'_, Inner>,
+        outcome: Result<ReleaseOutcome>,
+        wake: Wake,
+    ) {
         let outcome = match inner.state {
             State::Lost => Ok(ReleaseOutcome::AlreadyLost),
             _ => outcome,
         };
-        inner.outcome.get_or_insert(outcome);
-        let releaser = inner.releaser.take().filter(|_| wake(&inner));
+        inner.release_outcome.get_or_insert(outcome);
+        let releaser = inner.releaser.take().filter(|_| wake == Wake::Yes);
         drop(inner);
         if let Some(waker) = releaser {
             waker.wake();
         }
     }
 
-    /// Whether the tender drives: then a verdict is no reason to stop.
-    pub(crate) fn is_tended(&self) -> bool {
-        self.inner().tended
+    pub(crate) fn is_in_background(&self) -> bool {
+        self.inner().in_background
     }
 
-    pub(crate) fn set_tended(&self) {
-        self.inner().tended = true;
+    pub(crate) fn set_in_background(&self) {
+        self.inner().in_background = true;
     }
 
-    /// Makes `close` wait for an acquire that is still on its way; false if it is not.
-    pub(crate) fn close(&self) -> bool {
+    /// Makes `close` wait for an acquire that has not ended; false if it has.
+    pub(crate) fn keeper_closed(&self) -> bool {
         let mut inner = self.inner();
         let waits = !inner.held && !inner.done;
         if waits && inner.under_way.is_none() {
@@ -493,35 +480,48 @@ impl Hold {
         waits
     }
 
-    /// Something is under way that `close` waits for.
-    pub(crate) fn settling(&self) {
+    /// Makes `close` wait for a release.
+    pub(crate) fn releasing(&self) {
         let mut inner = self.inner();
         if inner.under_way.is_none() && !inner.done {
             inner.under_way = self.context.token();
         }
     }
 
-    /// The driver is done: nothing is under way any more.
+    /// The driver is done.
     pub(crate) fn finished(&self) {
         let mut inner = self.inner();
         inner.done = true;
         inner.under_way = None;
     }
 
-    /// The driver was dropped before its end: nobody asks or renews any more.
+    /// The driver was dropped before its end: the claim is no longer driven.
     pub(crate) fn abandoned(&self, reason: LossReason) {
         let error = match reason {
             LossReason::RuntimeShutdown => KeeperContext::runtime_gone(),
             reason => Error::new(ErrorKind::Unavailable, reason.to_string()),
         };
-        self.give_up(self.error("lock", error.clone()));
+        self.fail_from_outside(self.error("lock", error.clone()));
         self.lose(reason);
-        self.tell_releaser(Err(self.error("release", error)), |_| true);
+        let failed = Err(self.error("release", error));
+        Self::finish_release(self.inner(), failed, Wake::Yes);
         self.finished();
     }
 }
 
+/// Whether the task that waits for an outcome is to be woken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wake {
+    Yes,
+    /// It polls the driver itself, and looks afterwards.
+    No,
+}
+
 impl Inner {
+    fn wake(&self) -> Wake {
+        if self.in_background { Wake::Yes } else { Wake::No }
+    }
+
     fn is_live(&self) -> bool {
         matches!(self.state, State::Held | State::AtRisk)
     }
@@ -533,7 +533,7 @@ impl Inner {
         }
     }
 
-    /// Whether it ends by a moment, or at most so long before.
+    /// Whether it ends at a moment, or at most this long before.
     fn ends_within(&self, time: Duration, moment: Moment) -> bool {
         self.deadline().is_some_and(|deadline| moment.since(deadline) <= time)
     }
@@ -543,7 +543,7 @@ impl Inner {
     }
 }
 
-/// Until when a lease that was asked for at a moment can be relied on.
+/// Until when a lease that was requested at a moment is valid, less the allowance for clock drift.
 fn valid_until(sent: Moment, lease: Duration) -> Moment {
     sent.add(lease.saturating_sub(drift(lease)))
 }

@@ -1,86 +1,98 @@
-//! What the engine tells the world outside of what it does: events, spans and metrics, in one place.
+//! Events, spans and metrics, in one place.
 //!
-//! The engine says what happens, to the [`Watch`] that every hold has. Events are always there. Spans and
-//! metrics are behind the features `spans` and `metrics`; where both are off, a watch is of no size and
-//! all that it is told compiles to nothing.
+//! The engine reports what happens to the [`Observer`] that every hold has. Events are always compiled. Spans and
+//! metrics are behind the features `spans` and `metrics`. Without both, an observer has no size and its methods are
+//! empty.
 //!
-//! Subscribers and recorders are foreign code. Nothing in here is called with a hold's state locked, and what
-//! panics is [`contained`].
+//! Subscribers and recorders are foreign code. They are never called with the state of a hold locked, and their panics are
+//! [`contained`].
+
+mod metrics;
+mod observer;
+mod spans;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-use crate::engine::hold::Hold;
+use crate::contract::Mode;
 use crate::error::Error;
 use crate::fence::Fence;
 use crate::loss::LossReason;
-
-#[cfg(any(feature = "metrics", feature = "spans"))]
-mod watch;
-#[cfg(not(any(feature = "metrics", feature = "spans")))]
-#[path = "observe/no_watch.rs"]
-mod watch;
+use crate::name::{Label, Name};
 
 #[cfg(feature = "metrics")]
-mod meters;
-#[cfg(all(feature = "spans", not(feature = "metrics")))]
-#[path = "observe/no_meters.rs"]
-mod meters;
+pub use metrics::describe_metrics;
+pub(crate) use observer::{AcquireKind, Observer, rejected};
 
-#[cfg(feature = "spans")]
-mod spans;
-#[cfg(all(feature = "metrics", not(feature = "spans")))]
-#[path = "observe/no_spans.rs"]
-mod spans;
-
-#[cfg(feature = "metrics")]
-pub use meters::describe_metrics;
-pub(crate) use watch::Watch;
-
-/// Tells somebody, whose panic is not to harm a lock: guards tell when they are dropped, perhaps in a panic
-/// already, and the steward, on whom all guards depend, tells too. The panic hook has reported it by then.
-fn contained<T>(tell: impl FnOnce() -> T) -> Option<T> {
-    catch_unwind(AssertUnwindSafe(tell)).ok()
+/// Which claim something happened to.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Subject<'a> {
+    pub(crate) store: &'static str,
+    pub(crate) name: &'a Name,
+    pub(crate) label: &'a Label,
+    /// As it was asked for.
+    pub(crate) mode: Mode,
 }
 
-/// A waiter bears a failure of the store.
-pub(crate) fn asking_again(hold: &Hold, error: &Error) {
-    hold.watch.in_span(|| {
-        tracing::debug!(name = %hold.name.escape_debug(), %error, "asking again");
+/// Calls foreign code, whose panic must not affect a lock: guards report when they are dropped, perhaps during a panic, and
+/// so does the maintenance task, on which all guards depend. The panic hook has reported it by then.
+fn contained<T>(report: impl FnOnce() -> T) -> Option<T> {
+    catch_unwind(AssertUnwindSafe(report)).ok()
+}
+
+/// A waiter tolerates a failure of the store.
+pub(crate) fn asking_again(observer: &Observer, subject: Subject<'_>, error: &Error) {
+    observer.in_span(|| {
+        tracing::debug!(name = %subject.name.escape_debug(), %error, "asking again");
     });
 }
 
 /// A renewal failed, and the hold goes on.
-pub(crate) fn renewal_failed(hold: &Hold, error: &Error) {
-    let (store, name) = (hold.context.backend.name(), hold.name.escape_debug());
-    hold.watch.in_span(|| {
+pub(crate) fn renewal_failed(observer: &Observer, subject: Subject<'_>, error: &Error) {
+    let (store, name) = (subject.store, subject.name.escape_debug());
+    observer.in_span(|| {
         tracing::warn!(store, %name, %error, "renewal failed, lock at risk");
     });
-    Watch::renewal_failed(hold);
+    contained(|| metrics::renewal_failed(subject));
 }
 
-/// A hold is lost.
-pub(crate) fn lost(hold: &Hold, fence: Option<Fence>, reason: LossReason) {
-    let (store, name) = (hold.context.backend.name(), hold.name.escape_debug());
-    let fence = fence.map(Fence::get);
-    hold.watch.in_span(|| {
+/// A lock that a guard had is lost.
+pub(crate) fn lost(
+    observer: &Observer,
+    subject: Subject<'_>,
+    fence: Option<Fence>,
+    reason: LossReason,
+) {
+    let (store, name, fence) = (subject.store, subject.name.escape_debug(), fence.map(Fence::get));
+    observer.in_span(|| {
         tracing::warn!(store, %name, fence, %reason, "lock lost");
     });
 }
 
-/// The store never said that it has obeyed a release.
-pub(crate) fn release_unconfirmed(hold: &Hold) {
-    let (store, name) = (hold.context.backend.name(), hold.name.escape_debug());
+/// The store never confirmed a release.
+pub(crate) fn release_unconfirmed(subject: Subject<'_>) {
+    let (store, name) = (subject.store, subject.name.escape_debug());
     contained(|| tracing::warn!(store, %name, "release never confirmed, lock left to expire"));
 }
 
-/// An acquire is given up because nobody polls it.
-pub(crate) fn given_up(hold: &Hold) {
-    let (store, name) = (hold.context.backend.name(), hold.name.escape_debug());
-    contained(|| tracing::warn!(store, %name, "an acquire is given up that nobody polls"));
+/// An acquire was abandoned because it was not polled.
+pub(crate) fn given_up(subject: Subject<'_>, ttl: Duration) {
+    let (store, name) = (subject.store, subject.name.escape_debug());
+    contained(|| {
+        tracing::warn!(store, %name, ?ttl, "abandoned a lock attempt whose future was not polled for one TTL");
+    });
 }
 
-/// The machine has slept.
-pub(crate) fn slept(slept: Duration) {
-    contained(|| tracing::info!(?slept, "the machine has slept"));
+/// The machine was suspended.
+pub(crate) fn suspended(time: Duration) {
+    contained(|| tracing::info!(slept = ?time, "the machine was suspended"));
+}
+
+/// How a mode is called in labels and fields.
+fn mode_name(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Exclusive => "exclusive",
+        Mode::Shared => "shared",
+        Mode::Permits { .. } => "permits",
+    }
 }

@@ -1,88 +1,89 @@
-//! Acquires that wait, and whether somebody still wants them.
+//! Acquires that wait, and whether they are still polled.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use tokio::time::Instant;
 
-use crate::engine::observe;
-use crate::engine::polling::{Attention, Driver};
-use crate::error::{Error, ErrorKind};
+use crate::engine::maintained::{Maintained, PollActivity};
+use crate::owner::Owner;
 
-/// The acquires of a keeper that go on.
+/// The acquires of a keeper that wait.
 #[derive(Default)]
-pub(crate) struct Pending(Mutex<Vec<Acquire>>);
+pub(crate) struct PendingAcquires(Mutex<Vec<Pending>>);
 
-struct Acquire {
-    driver: Weak<Driver>,
-    /// Since when nobody has polled it, as far as is known.
-    left: Option<Instant>,
+struct Pending {
+    claim: Weak<dyn Maintained>,
+    /// Since when it is known not to be polled.
+    unpolled_since: Option<Instant>,
     /// Whether it was woken because of that.
     woken: bool,
 }
 
-impl Pending {
-    fn all(&self) -> MutexGuard<'_, Vec<Acquire>> {
+/// Whether a check comes when it is due.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Check {
+    OnTime,
+    /// The process was stopped, or its threads were busy.
+    Late,
+}
+
+impl PendingAcquires {
+    fn all(&self) -> MutexGuard<'_, Vec<Pending>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn add(&self, driver: &Arc<Driver>) {
+    pub(crate) fn add(&self, claim: Weak<dyn Maintained>) {
         let mut all = self.all();
         if all.len() == all.capacity() {
-            all.retain(|acquire| acquire.driver.strong_count() > 0);
+            all.retain(|pending| pending.claim.strong_count() > 0);
         }
-        all.push(Acquire { driver: Arc::downgrade(driver), left: None, woken: false });
+        all.push(Pending { claim, unpolled_since: None, woken: false });
     }
 
-    /// Those that still live.
-    pub(crate) fn living(&self) -> Vec<Arc<Driver>> {
-        self.all().iter().filter_map(|acquire| acquire.driver.upgrade()).collect()
+    /// The owners of those that wait, in the order in which they began.
+    pub(crate) fn waiting_owners(&self) -> Vec<Owner> {
+        let claims: Vec<_> = self.all().iter().filter_map(|each| each.claim.upgrade()).collect();
+        claims.into_iter().filter_map(|claim| claim.waiting_owner()).collect()
     }
 
-    /// Takes those that still live.
-    pub(crate) fn take(&self) -> Vec<Arc<Driver>> {
+    /// Removes and returns those that still exist.
+    pub(crate) fn take(&self) -> Vec<Arc<dyn Maintained>> {
         let all = std::mem::take(&mut *self.all());
-        all.iter().filter_map(|acquire| acquire.driver.upgrade()).collect()
+        all.iter().filter_map(|pending| pending.claim.upgrade()).collect()
     }
 
-    /// Gives up those that nobody has polled for a ttl. To be called now and then; `late` if that is later
-    /// than it should be. Then the process was stopped, or its threads are busy: whoever polls the acquires
-    /// had no more time than we, and gets some now.
+    /// Gives up those that were not polled for a ttl. To be called now and then. After a late check nothing is given
+    /// up: the tasks that poll the acquires had no more time to run than this one.
     ///
-    /// Such a future lives and does nothing, like one of several of which only some are still polled.
-    /// On a store with leases its place in the queue, and what it was handed, end by themselves. On one
-    /// without, it would stand in everybody's way for as long as it lives.
-    pub(crate) fn give_up_the_forgotten(&self, late: bool) {
+    /// An acquire that is not polled exists and does nothing, like one of several futures of which only some are still
+    /// polled. On a store with leases its place in the queue, and a grant that was handed to it, expire. On one without
+    /// it would block the other waiters for as long as it exists.
+    pub(crate) fn give_up_unpolled(&self, check: Check) {
         let now = Instant::now();
-        let (mut to_wake, mut forgotten) = (Vec::new(), Vec::new());
-        self.all().retain_mut(|acquire| {
-            let Some(driver) = acquire.driver.upgrade() else { return false };
-            match driver.attention() {
-                Attention::Over => return false,
-                Attention::Polled => (acquire.left, acquire.woken) = (None, false),
-                Attention::None if acquire.woken && !late => {
-                    forgotten.push(driver);
+        let (mut to_wake, mut unpolled) = (Vec::new(), Vec::new());
+        self.all().retain_mut(|pending| {
+            let Some(claim) = pending.claim.upgrade() else { return false };
+            match claim.take_poll_activity() {
+                PollActivity::Over => return false,
+                PollActivity::Polled => (pending.unpolled_since, pending.woken) = (None, false),
+                PollActivity::None if pending.woken && check == Check::OnTime => {
+                    unpolled.push(claim);
                     return false;
                 }
-                Attention::None => {
-                    let left = *acquire.left.get_or_insert(now);
-                    // If it is waited for after all, it is polled when it is woken.
-                    acquire.woken = now.duration_since(left) >= driver.hold.ttl();
-                    to_wake.extend(acquire.woken.then_some(driver));
+                PollActivity::None => {
+                    let since = *pending.unpolled_since.get_or_insert(now);
+                    // An acquire that is awaited after all is polled when it is woken.
+                    pending.woken = now.duration_since(since) >= claim.ttl();
+                    to_wake.extend(pending.woken.then_some(claim));
                 }
             }
             true
         });
-        for driver in to_wake {
-            driver.hold.wake_acquirer();
+        for claim in to_wake {
+            claim.wake_acquirer();
         }
-        for driver in forgotten {
-            let hold = &driver.hold;
-            let message = format!("given up: nobody polled it for {:.1?}", hold.ttl());
-            let error = hold.error("lock", Error::new(ErrorKind::Unavailable, message));
-            if hold.give_up(error) {
-                driver.nudge();
-                observe::given_up(hold);
-            }
+        for claim in unpolled {
+            claim.give_up();
         }
     }
 }

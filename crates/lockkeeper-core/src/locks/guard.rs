@@ -2,10 +2,8 @@
 
 use std::fmt;
 use std::future::{Future, poll_fn};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::Context;
 use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
@@ -13,16 +11,17 @@ use tokio_util::sync::CancellationToken;
 
 use crate::blocking_runtime::block_on;
 use crate::clock::Moment;
-use crate::contract::Mode;
-use crate::engine::hold::{Ending, Hold, ReleaseOutcome, Request, State};
-use crate::engine::polling::{Driver, Releasing};
-use crate::engine::until_lost::run_until_lost;
+use crate::contract::{Backend, Kind, Mode};
+use crate::engine::acquire::{Releasing, Requesting};
+use crate::engine::claim_handle::ClaimHandle;
+use crate::engine::hold::{Hold, ReleaseOutcome, Request, State};
+use crate::engine::outcome::Ending;
+use crate::engine::while_held::run_while_held;
 use crate::error::{Error, Result};
 use crate::fence::Fence;
-use crate::locks::handle::LockHandle;
 use crate::locks::ticket::Ticket;
 use crate::loss::LossReason;
-use crate::name::Label;
+use crate::name::{Label, Name};
 use crate::options::{check_ttl, invalid};
 use crate::owner::Owner;
 
@@ -51,27 +50,27 @@ use crate::owner::Owner;
 /// harm, pass the [`fence`](Self::fence) along and let the thing you write to refuse the lower one.
 #[must_use = "dropping the guard gives the lock back at once"]
 pub struct Guard {
-    driver: Arc<Driver>,
+    claim: Arc<ClaimHandle>,
 }
 
 impl Guard {
-    pub(crate) fn new(driver: Arc<Driver>) -> Self {
-        Self { driver }
+    pub(crate) fn new(claim: Arc<ClaimHandle>) -> Self {
+        Self { claim }
     }
 
     /// The name of the lock.
     pub fn name(&self) -> &str {
-        &self.driver.hold.name
+        &self.claim.hold.name
     }
 
     /// How it is held. A [downgrade](Self::downgrade) changes it.
     pub fn mode(&self) -> Mode {
-        self.driver.hold.mode()
+        self.claim.hold.mode()
     }
 
     /// The id that the store knows this hold by.
     pub fn owner(&self) -> Owner {
-        self.driver.hold.owner
+        self.claim.hold.owner
     }
 
     /// The fencing token, or `None` where the store has none.
@@ -79,12 +78,12 @@ impl Guard {
     /// That of an exclusive hold is higher than the token of any exclusive hold of this name before.
     /// Shared holds and permits have one that is not lower.
     pub fn fence(&self) -> Option<Fence> {
-        self.driver.hold.fence()
+        self.claim.hold.fence()
     }
 
     /// What this process knows of the lock right now.
     pub fn state(&self) -> State {
-        self.driver.hold.state()
+        self.claim.hold.state()
     }
 
     /// Whether the lock is held as far as this process knows: true for `Held` and `AtRisk`.
@@ -98,7 +97,7 @@ impl Guard {
     /// Returns a function that does what [`is_held`](Self::is_held) does and does not borrow the guard, for work on another
     /// thread. Once the guard is released or dropped it returns false.
     pub fn is_held_owned(&self) -> impl Fn() -> bool + Clone + Send + Sync + 'static + use<> {
-        let hold = self.driver.hold.clone();
+        let hold = self.claim.hold.clone();
         move || matches!(hold.state(), State::Held | State::AtRisk)
     }
 
@@ -106,12 +105,12 @@ impl Guard {
     ///
     /// Compared with the deadline at each call, like [`is_held`](Self::is_held).
     pub fn loss_reason(&self) -> Option<LossReason> {
-        self.driver.hold.loss_reason()
+        self.claim.hold.loss_reason()
     }
 
     /// When the hold will be lost if no renewal succeeds before; `None` if the store needs none.
     pub fn expires_at(&self) -> Option<Instant> {
-        self.driver.hold.deadline().map(Moment::to_instant)
+        self.claim.hold.deadline().map(Moment::to_instant)
     }
 
     /// How long until [`expires_at`](Self::expires_at); zero once lost, `None` if the store needs no
@@ -120,7 +119,7 @@ impl Guard {
         if !self.is_held() {
             return Some(Duration::ZERO);
         }
-        self.driver.hold.deadline().map(|deadline| deadline.since(Moment::now()))
+        self.claim.hold.deadline().map(|deadline| deadline.since(Moment::now()))
     }
 
     /// Ready when the lock is lost, and never if it is not.
@@ -139,7 +138,7 @@ impl Guard {
     /// Releasing does not cancel it: end the work before you give the lock back.
     pub fn lost_token(&self) -> CancellationToken {
         // A child, so that nobody can announce a loss by cancelling his token.
-        self.driver.hold.lost_token().child_token()
+        self.claim.hold.lost_token().child_token()
     }
 
     /// Runs a future for as long as the lock is held, and drops it when the lock is lost.
@@ -171,7 +170,7 @@ impl Guard {
     /// # }
     /// ```
     pub async fn while_held<F: Future>(&self, work: F) -> Result<F::Output> {
-        run_while_held(&self.driver.hold, work).await
+        while_held(&self.claim.hold, work).await
     }
 
     /// Does what [`while_held`](Self::while_held) does, with a future that does not borrow the guard.
@@ -206,12 +205,12 @@ impl Guard {
         &self,
         work: F,
     ) -> impl Future<Output = Result<F::Output>> + use<F> {
-        let hold = self.driver.hold.clone();
-        async move { run_while_held(&hold, work).await }
+        let hold = self.claim.hold.clone();
+        async move { while_held(&hold, work).await }
     }
 
     pub(crate) fn lost_error(&self) -> Error {
-        self.driver.hold.lost_error("hold")
+        self.claim.hold.lost_error("hold")
     }
 
     /// Makes the lease last `ttl` from now, and every renewal from now on.
@@ -232,7 +231,7 @@ impl Guard {
     ///
     /// If dropped, the lease may or may not be extended. The guard knows which.
     pub async fn extend(&self, ttl: Duration) -> Result<()> {
-        let hold = &self.driver.hold;
+        let hold = &self.claim.hold;
         check_ttl(ttl).map_err(|error| hold.error("extend", error))?;
         if hold.latest().is_some_and(|latest| Moment::now().add(ttl) > latest) {
             let error = invalid("the lease would go past max_hold");
@@ -255,7 +254,7 @@ impl Guard {
     ///
     /// If dropped, the lock is still held, and may or may not be downgraded. Asking again settles it.
     pub async fn downgrade(&self) -> Result<()> {
-        let hold = &self.driver.hold;
+        let hold = &self.claim.hold;
         match hold.asked_mode {
             Mode::Shared => return Ok(()),
             Mode::Exclusive if hold.context.capabilities.downgrade => {}
@@ -291,17 +290,17 @@ impl Guard {
         operation: &'static str,
         request: impl FnOnce(oneshot::Sender<Result<()>>) -> Request,
     ) -> Result<()> {
-        let hold = &self.driver.hold;
+        let hold = &self.claim.hold;
         let lost = || Err(hold.lost_error(operation));
         if !self.is_held() {
             return lost();
         }
         let (reply, mut answer) = oneshot::channel();
-        hold.ask(request(reply));
+        hold.request(request(reply));
         // The caller drives, not only the background: the runtime of that may have no thread but this one.
-        let driving = Driving(&self.driver);
+        let requesting = Requesting::new(&self.claim);
         let answer = poll_fn(|cx| {
-            driving.step(cx);
+            requesting.drive(cx);
             Pin::new(&mut answer).poll(cx)
         });
         answer.await.unwrap_or_else(|_| lost())
@@ -317,7 +316,7 @@ impl Guard {
     /// outlive its process; [`Lost`](crate::ErrorKind::Lost) if the lock is lost. In both cases the
     /// lock is given back as if the guard was dropped.
     pub fn detach(self) -> Result<Ticket> {
-        let hold = &self.driver.hold;
+        let hold = &self.claim.hold;
         if !hold.context.capabilities.leases {
             return Err(hold.error("detach", Error::unsupported("leases, and so no tickets")));
         }
@@ -333,7 +332,7 @@ impl Guard {
             fence: hold.fence(),
         };
         hold.end(Ending::Detach);
-        self.driver.nudge();
+        self.claim.request_repoll();
         Ok(ticket)
     }
 
@@ -348,12 +347,12 @@ impl Guard {
     ///
     /// Once polled, the lock is given back even if this is dropped: in the background then.
     pub async fn release(self) -> Result<ReleaseOutcome> {
-        self.driver.hold.end(Ending::Release);
-        if self.driver.hold.is_known_lost() {
-            self.driver.nudge();
+        self.claim.hold.end(Ending::Release);
+        if self.claim.hold.is_known_lost() {
+            self.claim.request_repoll();
             return Ok(ReleaseOutcome::AlreadyLost);
         }
-        Releasing::new(self.driver.clone()).await
+        Releasing::new(self.claim.clone()).await
     }
 
     /// Releases the lock and tells whether it was still held. Does what [`release`](Self::release) does, in
@@ -374,51 +373,30 @@ impl Guard {
     }
 
     /// Whether this is a hold of that lock, or of that semaphore.
-    pub(crate) fn is_of(&self, lock: &LockHandle, mode: Mode) -> bool {
-        let hold = &self.driver.hold;
+    pub(crate) fn is_of(&self, store: &Arc<dyn Backend>, name: &Name, kind: Kind) -> bool {
+        let hold = &self.claim.hold;
         // The store and not the keeper: both contexts of a keeper have the same.
-        Arc::ptr_eq(&hold.context.backend, &lock.context.backend)
-            && hold.asked_mode.kind() == mode.kind()
-            && lock.name.as_ref().is_ok_and(|name| *name == hold.name)
+        Arc::ptr_eq(&hold.context.backend, store)
+            && hold.asked_mode.kind() == kind
+            && hold.name == *name
     }
 
     /// Who holds, for people.
     pub fn label(&self) -> &Label {
-        &self.driver.hold.label
+        &self.claim.hold.label
     }
 }
 
-/// A driver that a caller polls. The background goes on when it is dropped.
-struct Driving<'a>(&'a Arc<Driver>);
-
-impl Driving<'_> {
-    fn step(&self, cx: &mut Context<'_>) {
-        let step = AssertUnwindSafe(|| self.0.poll(cx));
-        if catch_unwind(step).is_err() {
-            // A timer panics when its runtime has been shut down; anything else is the store's.
-            let gone = self.0.hold.context.runtime_is_gone();
-            let reason = if gone { LossReason::RuntimeShutdown } else { LossReason::StoreFailed };
-            self.0.abandon(reason);
-        }
-    }
-}
-
-impl Drop for Driving<'_> {
-    fn drop(&mut self) {
-        self.0.nudge();
-    }
-}
-
-async fn run_while_held<F: Future>(hold: &Hold, work: F) -> Result<F::Output> {
+async fn while_held<F: Future>(hold: &Hold, work: F) -> Result<F::Output> {
     let lost = hold.lost_token();
-    let output = run_until_lost(|| hold.state() == State::Lost, lost.cancelled(), work).await;
+    let output = run_while_held(|| hold.state() == State::Lost, lost.cancelled(), work).await;
     output.ok_or_else(|| hold.lost_error("hold"))
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        if self.driver.hold.end(Ending::Drop) {
-            self.driver.let_go();
+        if self.claim.hold.end(Ending::Drop) {
+            self.claim.poll_once();
         }
     }
 }
@@ -426,7 +404,7 @@ impl Drop for Guard {
 impl fmt::Debug for Guard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Guard")
-            .field("name", &self.driver.hold.name)
+            .field("name", &self.claim.hold.name)
             .field("mode", &self.mode())
             .field("fence", &self.fence())
             .field("state", &self.state())

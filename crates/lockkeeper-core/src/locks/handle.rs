@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use crate::blocking_runtime::block_on;
 use crate::contract::{ClaimSpec, Mode};
+use crate::engine::acquire::{Acquire, Acquired};
+use crate::engine::claim_driver::{AcquireMethod, AcquireOptions};
 use crate::engine::context::KeeperContext;
-use crate::engine::driver::Plan;
-use crate::engine::observe::Watch;
-use crate::engine::polling::{Acquire, Acquired};
+use crate::engine::observe;
 use crate::error::{Error, Result};
 use crate::locks::guard::Guard;
 use crate::name::Name;
@@ -60,7 +60,7 @@ impl LockHandle {
         mode: Mode,
     ) -> Result<Guard> {
         match self.start(context, mode, Wait::AsSet).await? {
-            Acquired::Held(driver) => Ok(Guard::new(driver)),
+            Acquired::Held(claim) => Ok(Guard::new(claim)),
             Acquired::NotInTime { waited } => Err(self.error(Error::timed_out(waited))),
         }
     }
@@ -73,7 +73,7 @@ impl LockHandle {
         wait: Duration,
     ) -> Result<Option<Guard>> {
         match self.start(context, mode, Wait::For(wait)).await? {
-            Acquired::Held(driver) => Ok(Some(Guard::new(driver))),
+            Acquired::Held(claim) => Ok(Some(Guard::new(claim))),
             Acquired::NotInTime { .. } => Ok(None),
         }
     }
@@ -87,7 +87,7 @@ impl LockHandle {
         // A store whose answers are always there would never let other tasks of this thread run.
         tokio::task::coop::consume_budget().await;
         let claim = self.claim(context, mode, wait);
-        claim.inspect_err(|error| Watch::turned_away(context, mode, error))?.await
+        claim.inspect_err(|error| observe::rejected(context.store, mode, error))?.await
     }
 
     fn claim(&self, context: &Arc<KeeperContext>, mode: Mode, wait: Wait) -> Result<Acquire> {
@@ -103,10 +103,17 @@ impl LockHandle {
             let queue = wait != Some(Duration::ZERO);
             let spec = ClaimSpec::new(name.clone(), ttl, background);
             let spec = ClaimSpec { label, mode, queue, max_wait: wait, ..spec };
-            let plan = Plan { wait, max_hold: self.options.max_hold, adopt: false };
-            context.drive(spec, plan, None)
+            let (max_hold, method) = (self.options.max_hold, AcquireMethod::Attempt);
+            let options = AcquireOptions { wait, max_hold, method };
+            Acquire::new(context, spec, options, None)
         };
         spec().map_err(|error| error.at(context.backend.name(), "lock", &name))
+    }
+
+    /// Whether a guard is a hold of this lock, or of this semaphore.
+    pub(crate) fn is_of(&self, guard: &Guard, mode: Mode) -> bool {
+        let is_of = |name: &Name| guard.is_of(&self.context.backend, name, mode.kind());
+        self.name.as_ref().is_ok_and(is_of)
     }
 
     /// An error about this lock.

@@ -202,19 +202,25 @@ pub enum EventKind {
     Freed,
 }
 
-/// A holder or waiter, and where it was seen.
-type Sightings = BTreeMap<(Name, Kind, String), (bool, Participant)>;
+/// The holders and waiters that a look has found, by lock and owner.
+type Sightings = BTreeMap<(Name, Kind, String), (Role, Participant)>;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Role {
+    Waiter,
+    Holder,
+}
 
 fn sightings(infos: Vec<LockInfo>) -> Sightings {
     let mut seen = Sightings::new();
     for LockInfo { name, kind, holders, waiters } in infos {
-        let waiters = waiters.into_iter().map(|participant| (false, participant));
-        let holders = holders.into_iter().map(|participant| (true, participant));
+        let waiters = waiters.into_iter().map(|participant| (Role::Waiter, participant));
+        let holders = holders.into_iter().map(|participant| (Role::Holder, participant));
         // A holder may still have a place in the queue for a moment: the hold counts.
-        for (holds, participant) in waiters.chain(holders) {
+        for (role, participant) in waiters.chain(holders) {
             let who =
                 participant.owner.map_or(participant.who().to_owned(), |owner| owner.to_string());
-            seen.insert((name.clone(), kind, who), (holds, participant));
+            seen.insert((name.clone(), kind, who), (role, participant));
         }
     }
     seen
@@ -273,17 +279,17 @@ fn now_differs(events: &mut VecDeque<Event>, before: &Sightings, now: &Sightings
         events.push_back(Event { name: name.clone(), kind: *kind, what, who: who.clone() });
     };
     // Those who go first, so that a lock is seen to be free before the next has it.
-    for (key, (held, who)) in before {
-        match (held, now.get(key).map(|(holds, _)| holds)) {
-            (true, None | Some(false)) => add(key, EventKind::Freed, who),
-            (false, None) => add(key, EventKind::Left, who),
-            (true, Some(true)) | (false, Some(_)) => {}
+    for (key, (was, who)) in before {
+        match (was, now.get(key).map(|(is, _)| is)) {
+            (Role::Holder, None | Some(Role::Waiter)) => add(key, EventKind::Freed, who),
+            (Role::Waiter, None) => add(key, EventKind::Left, who),
+            (Role::Holder, Some(Role::Holder)) | (Role::Waiter, Some(_)) => {}
         }
     }
-    for (key, (holds, who)) in now {
-        match (before.get(key).map(|(held, _)| held), holds) {
-            (None | Some(false), true) => add(key, EventKind::Acquired, who),
-            (None, false) => add(key, EventKind::Queued, who),
+    for (key, (is, who)) in now {
+        match (before.get(key).map(|(was, _)| was), is) {
+            (None | Some(Role::Waiter), Role::Holder) => add(key, EventKind::Acquired, who),
+            (None, Role::Waiter) => add(key, EventKind::Queued, who),
             (Some(_), _) => {}
         }
     }

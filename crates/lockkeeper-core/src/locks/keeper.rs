@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use crate::blocking_runtime::block_on;
 use crate::contract::{Backend, Capabilities, ClaimSpec};
+use crate::engine::acquire::{Acquire, Acquired};
+use crate::engine::claim_driver::{AcquireMethod, AcquireOptions};
 use crate::engine::context::KeeperContext;
-use crate::engine::driver::Plan;
-use crate::engine::polling::Acquired;
 use crate::error::{Error, Result};
 use crate::locks::guard::Guard;
 use crate::locks::handle::LockHandle;
@@ -119,7 +119,7 @@ impl Keeper {
     ///
     /// # Errors
     ///
-    /// Those of [`Mutex::lock`], and [`ErrorKind::Lost`] if the lock was lost before the work was
+    /// Those of [`Mutex::lock`], and [`Lost`](crate::ErrorKind::Lost) if the lock was lost before the work was
     /// done. That the release failed is logged and not an error: the work is done.
     ///
     /// # Cancel safety
@@ -187,10 +187,10 @@ impl Keeper {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Lost`] if the lease had ended, or the ticket's owner, mode or fence are not those of the hold (which
+    /// [`Lost`](crate::ErrorKind::Lost) if the lease had ended, or the ticket's owner, mode or fence are not those of the hold (which
     /// stores compare the fence is said at [`Ticket`]);
-    /// [`ErrorKind::InvalidOption`] if the ticket cannot be one, before anything is asked;
-    /// [`ErrorKind::Unsupported`] on a store without leases.
+    /// [`InvalidOption`](crate::ErrorKind::InvalidOption) if the ticket cannot be one, before anything is asked;
+    /// [`Unsupported`](crate::ErrorKind::Unsupported) on a store without leases.
     ///
     /// # Cancel safety
     ///
@@ -233,9 +233,10 @@ impl Keeper {
         let ttl = check_lease(ttl, self.options.max_hold).map_err(at)?;
         let spec = ClaimSpec::new(name.clone(), ttl, background);
         let spec = ClaimSpec { owner, label, mode, ticket: fence, ..spec };
-        let plan = Plan { wait: None, max_hold: self.options.max_hold, adopt: true };
-        match context.drive(spec, plan, fence).map_err(at)?.await? {
-            Acquired::Held(driver) => Ok(Guard::new(driver)),
+        let (max_hold, method) = (self.options.max_hold, AcquireMethod::Adopt);
+        let options = AcquireOptions { wait: None, max_hold, method };
+        match Acquire::new(context, spec, options, fence).map_err(at)?.await? {
+            Acquired::Held(claim) => Ok(Guard::new(claim)),
             // Nothing is waited for, so there is no time to run out of.
             Acquired::NotInTime { waited } => Err(at(Error::timed_out(waited))),
         }
@@ -245,12 +246,13 @@ impl Keeper {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unsupported`] if the store cannot be looked into.
+    /// [`Unsupported`](crate::ErrorKind::Unsupported) if the store cannot be looked into.
     pub fn inspect(&self) -> Result<Inspect> {
         Inspect::new(self.context.clone())
     }
 
-    /// The owners of this keeper's acquires that wait at this moment, in the order in which they began: for
+    /// The owners of this keeper's acquires that wait at this moment, in the order in which they began, those of blocking
+    /// methods last: for
     /// finding one's own place among the [waiters](crate::LockInfo::waiters) of a lock.
     ///
     /// An acquire is among them from when it was first polled and the store had no answer at once, until it
@@ -281,8 +283,7 @@ impl Keeper {
     /// # }
     /// ```
     pub fn waiting(&self) -> Vec<Owner> {
-        let living = self.context.both().flat_map(|context| context.pending.living());
-        living.filter(|driver| driver.hold.is_waiting()).map(|driver| driver.hold.owner).collect()
+        self.context.both().flat_map(|context| context.waiting_owners()).collect()
     }
 
     /// What the store can do.
@@ -300,7 +301,7 @@ impl Keeper {
 
     /// Ends the keeper and all its clones: waits until no release is under way.
     ///
-    /// Waiting acquires end with [`ErrorKind::Closed`], and so does every acquire from now on.
+    /// Waiting acquires end with [`Closed`](crate::ErrorKind::Closed), and so does every acquire from now on.
     /// Guards that still live keep their locks and are not waited for. If the store is down, this
     /// waits until the leases have run out: put a timeout around it if you cannot.
     ///

@@ -9,7 +9,7 @@ use crate::blocking_runtime::block_on;
 use crate::contract::{BoxFuture, Mode};
 use crate::engine::context::KeeperContext;
 use crate::engine::hold::{ReleaseOutcome, State};
-use crate::engine::until_lost::run_until_lost;
+use crate::engine::while_held::run_while_held;
 use crate::error::{Error, Result};
 use crate::futures::join_all;
 use crate::locks::guard::Guard;
@@ -143,7 +143,7 @@ impl LockAll {
         match self.take(context, self.options.max_wait).await? {
             Taken::All(guards) => Ok(guards),
             Taken::Contended(name) => {
-                let store = context.backend.name();
+                let store = context.store;
                 Err(Error::timed_out(start.elapsed()).at(store, "lock", &name))
             }
         }
@@ -257,7 +257,7 @@ impl Guards {
             if lost { Poll::Ready(()) } else { Poll::Pending }
         });
         let first_lost = || self.iter().find(|guard| guard.state() == State::Lost);
-        let output = run_until_lost(|| first_lost().is_some(), any_lost, work).await;
+        let output = run_while_held(|| first_lost().is_some(), any_lost, work).await;
         output.ok_or_else(|| {
             let lost = first_lost().map(Guard::lost_error);
             // Only a guard that is lost ends the wait.

@@ -5,7 +5,6 @@
 //! block may be the only one of the first runtime. They share options, fence floors and the end by `close`.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use crate::background::Background;
 use crate::engine::context::KeeperContext;
@@ -15,10 +14,7 @@ impl KeeperContext {
     ///
     /// The blocking runtime takes over then, because it always runs. A guard that was acquired before stays lost.
     pub(crate) fn live(self: &Arc<Self>) -> &Arc<Self> {
-        // The maintenance task reports the end of its runtime. Before it is started, a probe has to find out.
-        let gone = self.runtime_gone.load(Ordering::Relaxed)
-            || (!self.has_steward.load(Ordering::Relaxed) && self.runtime_is_gone());
-        if gone { self.for_blocking() } else { self }
+        if self.runtime_is_known_gone() { self.for_blocking() } else { self }
     }
 
     /// Returns the context for a blocking call: on the blocking runtime.
@@ -28,12 +24,7 @@ impl KeeperContext {
         if self.background.get_or_init(Background::blocking).is_blocking() {
             return self;
         }
-        let context = self.blocking.get_or_init(|| {
-            let floors = self.floors.clone();
-            let context = Self { floors, ..Self::new(self.backend.clone()) };
-            context.background.get_or_init(Background::blocking);
-            Arc::new(context)
-        });
+        let context = self.blocking.get_or_init(|| Arc::new(self.new_blocking()));
         // `close` may have looked for this context before it existed.
         if self.closed.is_cancelled() {
             context.close();

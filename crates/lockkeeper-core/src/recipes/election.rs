@@ -28,7 +28,7 @@ pub(crate) const PREFIX: &str = "election/";
 
 /// The first pause, and the longest, before a campaign that failed is begun anew.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+const MAX_PAUSE: Duration = Duration::from_secs(5);
 
 /// An election: of all who campaign, one leads at a time. From [`Keeper::election`].
 ///
@@ -270,7 +270,7 @@ impl Election {
 
     /// Campaigns, however often the store fails to answer.
     async fn campaign_until_elected(&self, context: &Arc<KeeperContext>) -> Result<Leadership> {
-        let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
+        let mut backoff = Backoff::new(FIRST_PAUSE, MAX_PAUSE);
         let mut failures = 0_u32;
         loop {
             match self.campaign_on(context).await {

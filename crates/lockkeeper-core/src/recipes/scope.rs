@@ -159,7 +159,7 @@ impl Frame {
     fn find(&self, lock: &LockHandle, mode: Mode) -> Option<Arc<Guard>> {
         // Not upgraded under our own lock: what is upgraded may be the last, whose drop runs foreign code.
         let known = self.guards().clone();
-        let here = known.iter().filter_map(Weak::upgrade).find(|guard| guard.is_of(lock, mode));
+        let here = known.iter().filter_map(Weak::upgrade).find(|guard| lock.is_of(guard, mode));
         here.or_else(|| self.around.get().and_then(|around| around.find(lock, mode)))
     }
 }

@@ -92,7 +92,7 @@ struct MemoryClaim {
 
 /// The highest floor that is taken, unless the store has granted such a fence itself. The fences of this store count
 /// grants: it comes nowhere near this number, which leaves it as many fences again.
-const HIGHEST_FLOOR: u64 = 1 << 62;
+const MAX_FLOOR: u64 = 1 << 62;
 
 /// An answer that is there already.
 fn ready<'a, T: Send + 'a>(answer: T) -> BoxFuture<'a, T> {
@@ -127,7 +127,7 @@ impl MemoryClaim {
 impl Claim for MemoryClaim {
     fn attempt(&mut self, floor: Option<Fence>) -> BoxFuture<'_, Result<Attempt>> {
         let implausible = |floor: &Fence| {
-            floor.get() > HIGHEST_FLOOR && floor.get() - 1 > self.store.table().last_fence()
+            floor.get() > MAX_FLOOR && floor.get() - 1 > self.store.table().last_fence()
         };
         if let Some(floor) = floor.filter(implausible) {
             let message =

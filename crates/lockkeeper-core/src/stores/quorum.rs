@@ -149,7 +149,7 @@ impl Backend for Quorum {
             node_timeout: self.node_timeout.min(spec.ttl),
             background: spec.background,
             granted: false,
-            heeded: Vec::new(),
+            listened_to: Vec::new(),
             last: None,
             downgraded: false,
         }))
@@ -170,7 +170,7 @@ struct QuorumClaim {
     granted: bool,
     /// Of a claim that waits: which nodes refused it for the sake of the holder that has a majority. Their notices say
     /// that this holder has released; those of other nodes only that another claim lost a split vote.
-    heeded: Vec<bool>,
+    listened_to: Vec<bool>,
     /// What was granted last, if nothing was given back since.
     last: Option<LastGrant>,
     /// A downgrade was asked for. From then on it is asked for instead of a renewal: a node that was slow may
@@ -278,7 +278,7 @@ impl QuorumClaim {
 
     async fn acquire(&mut self, floor: Option<Fence>) -> Result<Attempt> {
         let mut end = Moment::now().add(self.node_timeout);
-        self.heeded.clear();
+        self.listened_to.clear();
         self.ask_all(Ask::Attempt(floor));
         let mut last = self.last.take().filter(|last| floor <= Some(last.fence));
         let asked = |node: &Node| match &node.op {
@@ -384,7 +384,7 @@ impl QuorumClaim {
         match votes.refusal() {
             Refusal::Taken { holder, retry } => {
                 let by_holder = |said: &Said| matches!(said, Said::Contended { holder: other, .. } if *other == holder);
-                self.heeded = said.iter().map(by_holder).collect();
+                self.listened_to = said.iter().map(by_holder).collect();
                 Ok(Attempt::Contended { retry, holder })
             }
             Refusal::Split => Ok(Attempt::Undecided),
@@ -479,9 +479,9 @@ impl QuorumClaim {
     }
 
     async fn news(&mut self) -> Change {
-        let (granted, heeded) = (self.granted, &self.heeded);
+        let (granted, listened_to) = (self.granted, &self.listened_to);
         let listen = |(i, node): (usize, &Node)| -> Option<BoxFuture<'static, Change>> {
-            if !granted && !heeded.get(i).copied().unwrap_or(false) {
+            if !granted && !listened_to.get(i).copied().unwrap_or(false) {
                 return None;
             }
             let claim = node.claim.clone();

@@ -25,7 +25,7 @@ use crate::name::Name;
 use crate::options::invalid;
 
 /// The most permits of a semaphore made of slots: each is a lock, and a claim knows them all.
-const MOST_SLOTS: u32 = 1024;
+const MAX_SLOTS: u32 = 1024;
 
 /// How often whoever is next looks whether a permit has become free, on a store that does not tell.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -74,7 +74,7 @@ impl Slots {
     /// The names of all locks that a semaphore may be made of: for a store that can look a name up and
     /// cannot list them.
     pub fn parts(semaphore: &str) -> impl Iterator<Item = Name> + '_ {
-        let slots = (0..MOST_SLOTS).map(move |slot| slot_name(semaphore, slot));
+        let slots = (0..MAX_SLOTS).map(move |slot| slot_name(semaphore, slot));
         std::iter::once(gate_name(semaphore)).chain(slots)
     }
 
@@ -110,8 +110,8 @@ impl Backend for Slots {
         let parts = Parts { inner: self.inner.clone(), spec };
         let name = &parts.spec.name;
         let gate = parts.spec.queue.then(|| parts.claim(gate_name(name), true)).transpose()?;
-        if of > MOST_SLOTS {
-            let message = format!("a semaphore of this store has at most {MOST_SLOTS} permits");
+        if of > MAX_SLOTS {
+            let message = format!("a semaphore of this store has at most {MAX_SLOTS} permits");
             return Err(invalid(message));
         }
         let known = self.semaphores.get(name);

@@ -6,6 +6,8 @@
     reason = "every test file is a crate, and uses a part of it"
 )]
 
+pub mod unordered;
+
 use std::time::Duration;
 
 use lockkeeper_core::{

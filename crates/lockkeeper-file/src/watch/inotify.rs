@@ -159,7 +159,7 @@ impl Shared {
         let all: Vec<_> = watches.values().map(|watch| watch.bell.clone()).collect();
         drop(watches);
         for bell in all {
-            bell.ring_all();
+            bell.ring();
         }
     }
 
@@ -208,12 +208,11 @@ mod tests {
     use std::pin::pin;
     use std::time::Duration;
 
-    use super::super::Wake;
     use super::*;
 
     /// Waits for a ring that something causes.
-    async fn rings(listener: &Listener, wake: Wake, cause: impl FnOnce()) {
-        let mut rung = pin!(listener.bell().rung(wake));
+    async fn rings(listener: &Listener, cause: impl FnOnce()) {
+        let mut rung = pin!(listener.bell().notified());
         rung.as_mut().enable();
         cause();
         let rung = tokio::time::timeout(Duration::from_secs(30), rung);
@@ -226,21 +225,19 @@ mod tests {
         let path = dir.path().join("a");
         let make = || drop(fs::File::create(&path).unwrap());
         let watcher = Watcher::start().unwrap();
-        for wake in [Wake::One, Wake::All] {
-            make();
-            let listener = watcher.listen(&path).unwrap();
-            let open = OpenOptions::new().write(true).open(&path).unwrap();
-            rings(&listener, wake, || drop(open)).await;
-            let open = OpenOptions::new().write(true).open(&path).unwrap();
-            rings(&listener, wake, || fs::remove_file(&path).unwrap()).await;
-            drop(open);
-            make();
-            let listener = watcher.listen(&path).unwrap();
-            let _open = OpenOptions::new().write(true).open(&path).unwrap();
-            let other = dir.path().join("b");
-            fs::write(&other, "").unwrap();
-            rings(&listener, wake, || fs::rename(&other, &path).unwrap()).await;
-        }
+        make();
+        let listener = watcher.listen(&path).unwrap();
+        let open = OpenOptions::new().write(true).open(&path).unwrap();
+        rings(&listener, || drop(open)).await;
+        let open = OpenOptions::new().write(true).open(&path).unwrap();
+        rings(&listener, || fs::remove_file(&path).unwrap()).await;
+        drop(open);
+        make();
+        let listener = watcher.listen(&path).unwrap();
+        let _open = OpenOptions::new().write(true).open(&path).unwrap();
+        let other = dir.path().join("b");
+        fs::write(&other, "").unwrap();
+        rings(&listener, || fs::rename(&other, &path).unwrap()).await;
     }
 
     #[test]
@@ -280,9 +277,9 @@ mod tests {
         fs::write(&path, "").unwrap();
         let watcher = Watcher::start().unwrap();
         let listener = watcher.listen(&path).unwrap();
-        let before = listener.bell().rings();
+        let before = listener.bell().notices();
         watcher.shared.tell(-1, ReadFlags::QUEUE_OVERFLOW);
-        assert!(listener.bell().rings() > before);
+        assert!(listener.bell().notices() > before);
     }
 
     /// Takes the watch away whose end is the thread's, and waits for it.

@@ -38,12 +38,12 @@ pub(crate) fn subject(options: &Options, query: &str) -> Subject {
         let path = behind.path(&held.name);
         async move { std::fs::remove_file(path).unwrap() }
     })
-    .without_waiters()
     .another({
         let (options, path) = (options.clone(), dir.path().to_owned());
         move || std::future::ready(Arc::new(options.open(&path).unwrap()) as Arc<dyn Backend>)
     })
     .helper(helper(), format!("{}{query}", url(dir.path())))
+    .with_own_waiters()
     .keep(dir)
 }
 

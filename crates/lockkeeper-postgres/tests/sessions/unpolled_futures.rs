@@ -44,7 +44,7 @@ async fn a_lock_that_is_granted_to_a_future_that_was_left_comes_back() {
     let next = soon("the next", keeper.mutex(name.clone()).lock()).await.unwrap();
     let error = soon("what was left", left.as_mut()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
-    assert!(error.to_string().contains("nobody polled it for 2.0s"), "{error}");
+    assert!(error.to_string().contains("its future was not polled for 2.0s"), "{error}");
     assert!(next.is_held());
     next.release().await.unwrap();
 }

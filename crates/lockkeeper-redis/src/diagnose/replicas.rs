@@ -1,21 +1,21 @@
-//! What a failover to a replica would make wrong.
+//! Replicas: what a failover to one of them would make unsafe.
 
 use std::collections::HashMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures_util::future::join_all;
 use lockkeeper_core::{Finding, Result};
-use redis::{ProtocolVersion, from_redis_value};
-use tokio_util::sync::CancellationToken;
+use redis::from_redis_value;
 
-use crate::config::{Address, Config, Servers};
+use crate::client::connection::Connection;
+use crate::client::settings::{Address, Servers};
+use crate::client::{handshake, stream};
+use crate::config::Config;
 use crate::error::unavailable;
-use crate::stream;
-use crate::wire::Wire;
 
 /// How far the clocks of master and replica may be apart. A planned failover takes about that long, and after it the
 /// next fence is that of the replica's clock.
-const APART: Duration = Duration::from_millis(100);
+const MAX_DIFFERENCE: Duration = Duration::from_millis(100);
 
 /// A server's clock compared with the one here: by how many microseconds it is ahead, at least and at most.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,9 +26,9 @@ pub(super) struct Clock {
 
 impl Clock {
     /// Reads it. The answer was made between the moment before the request was sent and the one after it came.
-    pub(super) async fn read(server: &Wire) -> Option<Self> {
+    pub(super) async fn read(server: &Connection) -> Option<Self> {
         let before = now()?;
-        let time = server.ask(&redis::cmd("TIME")).await.ok()?;
+        let time = server.query(&redis::cmd("TIME")).await.ok()?;
         let (seconds, micros): (u32, u32) = from_redis_value(time).ok()?;
         let (time, after) = (i128::from(seconds) * 1_000_000 + i128::from(micros), now()?);
         Some(Self { least: time - after, most: time - before })
@@ -75,7 +75,8 @@ struct Answer {
 pub(super) async fn ask_all(config: &Config, info: &HashMap<String, String>) -> Vec<Replica> {
     let addresses = (0..).map_while(|number| info.get(&format!("slave{number}")));
     let asked = addresses.filter_map(|line| address(line)).map(async |address| {
-        let asked = tokio::time::timeout(config.connect_timeout, ask(config, &address)).await;
+        let asked =
+            tokio::time::timeout(config.client.connect_timeout, ask(config, &address)).await;
         let answer = asked.unwrap_or_else(|_| Err(unavailable("no answer in time")));
         Replica { address, answer }
     });
@@ -91,13 +92,11 @@ fn address(line: &str) -> Option<Address> {
 }
 
 async fn ask(config: &Config, address: &Address) -> Result<Answer> {
-    let gone = CancellationToken::new();
-    let places = stream::resolve(address).await?;
-    let protocol = ProtocolVersion::RESP2;
-    let server = Wire::open(config, address, &places, protocol, None, &gone).await?;
+    let ips = stream::resolve(address).await?;
+    let server = handshake::open_plain(&config.client, address, &ips).await?;
     server.end_handshake();
     let mut info = redis::cmd("INFO");
-    let info = server.ask(info.arg("replication")).await.ok();
+    let info = server.query(info.arg("replication")).await.ok();
     let info = info.and_then(|info| from_redis_value::<String>(info).ok()).unwrap_or_default();
     let is_promoted = !info.lines().any(|line| line.trim_end() == "slave_priority:0");
     Ok(Answer { clock: Clock::read(&server).await, is_promoted })
@@ -170,13 +169,13 @@ fn clock(master: Clock, Replica { address, answer }: &Replica) -> Option<Finding
         }
     };
     let (behind, ahead) = (master.ahead_of(clock), clock.ahead_of(master));
-    let (apart, direction, consequence) = if behind > APART {
+    let (apart, direction, consequence) = if behind > MAX_DIFFERENCE {
         (
             behind,
             "behind",
             "after a failover to it fences may fall by that much, and leases last longer",
         )
-    } else if ahead > APART {
+    } else if ahead > MAX_DIFFERENCE {
         (ahead, "ahead of", "after a failover to it leases end earlier by that much")
     } else {
         return None;

@@ -22,7 +22,11 @@ fn lease(server: &RedisServer, name: &str) -> (String, Instant) {
 }
 
 /// Kills a holder; the next has the lock when the lease of the dead one has ended, and not before.
-async fn a_killed_holder_is_followed(holder_ttl: Duration, waiter_ttl: Duration, dead_head: bool) {
+async fn a_waiter_takes_over_from_a_killed_holder(
+    holder_ttl: Duration,
+    waiter_ttl: Duration,
+    dead_head: bool,
+) {
     let server = RedisServer::start_or_panic();
     let near = keeper(&server.url()).await;
     let mut holder = Process::start(&server.url(), "a", holder_ttl, &["hold"]);
@@ -63,22 +67,22 @@ async fn a_killed_holder_is_followed(holder_ttl: Duration, waiter_ttl: Duration,
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_holder_is_followed_when_its_lease_ends() {
-    a_killed_holder_is_followed(secs(2), secs(2), false).await;
+    a_waiter_takes_over_from_a_killed_holder(secs(2), secs(2), false).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_holder_with_a_short_ttl_is_followed_by_one_with_a_long_ttl() {
-    a_killed_holder_is_followed(millis(1500), LONG, false).await;
+    a_waiter_takes_over_from_a_killed_holder(millis(1500), LONG, false).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_holder_with_a_longer_ttl_is_followed_by_one_with_a_short_ttl() {
-    a_killed_holder_is_followed(secs(3), secs(1), false).await;
+    a_waiter_takes_over_from_a_killed_holder(secs(3), secs(1), false).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dead_head_of_the_queue_behind_a_dead_holder_is_skipped() {
-    a_killed_holder_is_followed(secs(5), LONG, true).await;
+    a_waiter_takes_over_from_a_killed_holder(secs(5), LONG, true).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

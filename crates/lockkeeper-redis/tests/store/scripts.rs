@@ -10,15 +10,15 @@ use crate::kit::number;
 
 macro_rules! lua {
     ($($file:literal)+) => {
-        concat!($(include_str!(concat!("../../src/scripts/", $file, ".lua")), "\n",)+)
+        concat!($(include_str!(concat!("../../src/", $file, ".lua")), "\n",)+)
     };
 }
 
-const STEPS: &str = lua!("steps_at_once" "common" "steps");
-const RENEW: &str = lua!("renew");
-const DOWNGRADE: &str = lua!("one" "common" "downgrade");
-const BREAK: &str = lua!("one" "common" "break");
-const LOOK: &str = lua!("look");
+const STEPS: &str = lua!("claim/commands_fast" "claim/common" "claim/commands");
+const RENEW: &str = lua!("claim/renew");
+const DOWNGRADE: &str = lua!("claim/one" "claim/common" "claim/downgrade");
+const BREAK: &str = lua!("claim/one" "claim/common" "inspect/break");
+const LOOK: &str = lua!("inspect/look");
 
 pub(crate) const LOCK: &str = "lockkeeper:{a}";
 pub(crate) const SEMAPHORE: &str = "lockkeeper:{a}:s";

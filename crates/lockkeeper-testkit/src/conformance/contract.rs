@@ -1,4 +1,4 @@
-//! The contract itself, on claims made by hand.
+//! The contract itself, tested on bare claims.
 
 use std::task::Poll;
 use std::time::{Duration, Instant};
@@ -34,8 +34,8 @@ fn is_lost(renewal: Renewal) -> bool {
     matches!(renewal, Renewal::Lost(_))
 }
 
-/// Asked again after a lost answer, a holder gets the same grant.
-pub async fn an_attempt_asked_again_by_its_holder_is_granted_again(subject: Subject) {
+/// A holder that repeats its attempt after a lost response gets the same grant.
+pub async fn a_repeated_attempt_of_the_holder_is_granted_again(subject: Subject) {
     let mut claim = subject.claim("a", |_| ());
     let first = granted(&mut *claim, None).await;
     let again = granted(&mut *claim, None).await;
@@ -46,28 +46,30 @@ pub async fn an_attempt_asked_again_by_its_holder_is_granted_again(subject: Subj
     assert!(contended(&mut *subject.claim("a", |_| ())).await);
     assert_eq!(released(&mut *claim).await, Release::Released);
     drop(claim);
-    subject.done(&[]).await;
+    subject.assert_nothing_left(&[]).await;
 }
 
-/// A failed try is as if it had not been.
+/// A failed attempt that did not queue leaves nothing in the store.
 pub async fn an_unqueued_attempt_leaves_no_trace(subject: Subject) {
     let mut holder = subject.claim("a", |_| ());
     granted(&mut *holder, None).await;
-    let before = subject.left().await.map(|left| (left[0].holders.len(), left[0].waiters.len()));
+    let before =
+        subject.remaining_locks().await.map(|left| (left[0].holders.len(), left[0].waiters.len()));
     let mut other = subject.claim("a", |spec| spec.queue = false);
     assert!(contended(&mut *other).await);
-    let after = subject.left().await.map(|left| (left[0].holders.len(), left[0].waiters.len()));
+    let after =
+        subject.remaining_locks().await.map(|left| (left[0].holders.len(), left[0].waiters.len()));
     assert_eq!(before, after);
     assert_eq!(released(&mut *holder).await, Release::Released);
-    // Not even dropped, it stands in nobody's way.
+    // The claim does not block others, even before it is dropped.
     let mut third = subject.claim("a", |_| ());
     granted(&mut *third, None).await;
     released(&mut *third).await;
-    subject.done(&[]).await;
+    subject.assert_nothing_left(&[]).await;
 }
 
-/// A release is idempotent, works from any state and never touches another owner's hold.
-pub async fn a_release_gives_up_only_its_own_and_from_any_state(subject: Subject) {
+/// A release is idempotent, works from any state and never affects another owner's hold.
+pub async fn a_release_frees_only_its_own_hold_and_works_in_any_state(subject: Subject) {
     let mut fresh = subject.claim("a", |_| ());
     assert_eq!(released(&mut *fresh).await, Release::WasNotHeld);
     let mut holder = subject.claim("a", |_| ());
@@ -80,10 +82,10 @@ pub async fn a_release_gives_up_only_its_own_and_from_any_state(subject: Subject
     assert_eq!(released(&mut *holder).await, Release::Released);
     assert_eq!(released(&mut *holder).await, Release::WasNotHeld);
     drop((fresh, holder, waiter));
-    subject.done(&[]).await;
+    subject.assert_nothing_left(&[]).await;
 }
 
-/// A renewal finds out, and never brings back.
+/// A renewal reports a loss, and never restores the hold.
 pub async fn a_renewal_never_creates_a_hold(subject: Subject) {
     let mut claim = subject.claim("a", |_| ());
     assert!(is_lost(renewed(&mut *claim).await), "before the first attempt");
@@ -102,11 +104,11 @@ pub async fn a_renewal_never_creates_a_hold(subject: Subject) {
     granted(&mut *other, None).await;
     released(&mut *other).await;
     drop((claim, other));
-    subject.done(&[]).await;
+    subject.assert_nothing_left(&[]).await;
 }
 
-/// The engine may drop any future: that is an answer lost, and the claim goes on.
-pub async fn a_dropped_answer_leaves_the_claim_usable(subject: Subject) {
+/// The engine may drop any future: the claim stays usable, as after a lost response.
+pub async fn a_cancelled_call_leaves_the_claim_usable(subject: Subject) {
     for polls in 0..3 {
         let mut claim = subject.claim("a", |spec| spec.queue = true);
         dropped(claim.attempt(None), polls).await;
@@ -118,10 +120,10 @@ pub async fn a_dropped_answer_leaves_the_claim_usable(subject: Subject) {
         released(&mut *claim).await;
         assert!(is_lost(renewed(&mut *claim).await));
     }
-    subject.done(&[]).await;
+    subject.assert_nothing_left(&[]).await;
 }
 
-/// Polls a future a few times, whether it is woken or not, and drops it.
+/// Polls a future a few times, without waiting for wake-ups, and drops it.
 async fn dropped<T>(mut future: lockkeeper_core::BoxFuture<'_, T>, polls: usize) {
     for _ in 0..polls {
         let ready = std::future::poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx).is_ready()));
@@ -132,8 +134,8 @@ async fn dropped<T>(mut future: lockkeeper_core::BoxFuture<'_, T>, polls: usize)
     }
 }
 
-/// Exclusive grants have rising fences; a floor is honoured by stores that say so, unless it is implausible; a store
-/// without fences gives none.
+/// Exclusive grants have rising fences; stores that declare it honour a floor, unless it is implausible; a store
+/// without fences returns none.
 pub async fn fences_rise_and_honour_their_floor_where_declared(subject: Subject) {
     let fences = subject.capabilities().fences;
     let mut last = None;
@@ -161,7 +163,7 @@ pub async fn fences_rise_and_honour_their_floor_where_declared(subject: Subject)
         assert!(granted(&mut *next, None).await.fence > raised, "forgot a raised fence");
         released(&mut *next).await;
 
-        // One that is implausible is refused, also of a holder, and is not to be seen afterwards.
+        // An implausible floor is refused, also from a holder, and has no later effect.
         let mut holder = subject.claim("b", |_| ());
         for _ in 0..2 {
             let answer = soon("attempt", holder.attempt(Some(Fence::MAX))).await;
@@ -172,16 +174,16 @@ pub async fn fences_rise_and_honour_their_floor_where_declared(subject: Subject)
         }
         released(&mut *holder).await;
     }
-    subject.done(&[]).await;
+    subject.assert_nothing_left(&[]).await;
 }
 
-/// Asks until the lock is had.
+/// Repeats the attempt until the lock is granted.
 async fn granted_soon(claim: &mut dyn Claim) {
     eventually("a grant", async || !contended(claim).await).await;
 }
 
-/// Asked again, a holder has the whole ttl before it.
-pub async fn an_attempt_asked_again_has_a_full_lease(subject: Subject) {
+/// After a repeated attempt, a holder has the whole TTL left.
+pub async fn a_repeated_attempt_has_a_full_lease(subject: Subject) {
     let ttl = subject.ttl;
     let mut claim = subject.claim("a", |spec| spec.ttl = ttl);
     let start = Instant::now();
@@ -192,7 +194,7 @@ pub async fn an_attempt_asked_again_has_a_full_lease(subject: Subject) {
     let mut other = subject.claim("a", |_| ());
     while start.elapsed() < ttl * 6 / 5 {
         let contended = contended(&mut *other).await;
-        // Only what was asked well within the lease says anything, on a busy machine.
+        // On a busy machine, only attempts sent well within the lease are conclusive.
         assert!(contended || again.elapsed() > ttl * 9 / 10, "ended after {:?}", again.elapsed());
         if !contended {
             break;
@@ -201,11 +203,11 @@ pub async fn an_attempt_asked_again_has_a_full_lease(subject: Subject) {
     }
     released(&mut *claim).await;
     released(&mut *other).await;
-    subject.done(&[]).await;
+    subject.assert_nothing_left(&[]).await;
 }
 
-/// A waiter that refreshes its place keeps it.
-pub async fn a_refreshed_place_stays_where_it_was(subject: Subject) {
+/// A waiter that refreshes its position in the queue keeps it.
+pub async fn a_refreshed_waiter_keeps_its_position(subject: Subject) {
     let mut holder = subject.claim("a", |_| ());
     granted(&mut *holder, None).await;
     let mut first = subject.claim("a", |spec| spec.queue = true);
@@ -222,11 +224,11 @@ pub async fn a_refreshed_place_stays_where_it_was(subject: Subject) {
     granted_soon(&mut *second).await;
     released(&mut *second).await;
     drop((holder, first, second));
-    subject.done(&[]).await;
+    subject.assert_nothing_left(&[]).await;
 }
 
-/// A waiter that was handed the lock, does not know it yet and leaves, leaves it to the next.
-pub async fn a_waiter_that_leaves_passes_on_what_it_was_handed(subject: Subject) {
+/// A waiter that is granted the lock and leaves before it knows passes the grant on to the next.
+pub async fn a_waiter_that_leaves_passes_its_grant_on(subject: Subject) {
     let mut holder = subject.claim("a", |_| ());
     granted(&mut *holder, None).await;
     let mut waiter = subject.claim("a", |spec| spec.queue = true);
@@ -237,13 +239,13 @@ pub async fn a_waiter_that_leaves_passes_on_what_it_was_handed(subject: Subject)
     granted(&mut *next, None).await;
     released(&mut *next).await;
     drop((holder, waiter, next));
-    subject.done(&[]).await;
+    subject.assert_nothing_left(&[]).await;
 }
 
-/// The ttl of a renewal counts, whatever the claim's own was.
-pub async fn a_renewal_lasts_as_long_as_was_asked(subject: Subject) {
+/// The TTL of a renewal applies, independent of the claim's own TTL.
+pub async fn a_renewal_lasts_for_its_ttl(subject: Subject) {
     let (short, leases) = (subject.ttl, subject.capabilities().leases);
-    let silence = subject.ends_in_silence().await;
+    let silence = subject.expires_without_renewal().await;
     let renew = async |claim: &mut dyn Claim, ttl| {
         let renewal = soon("renew", claim.renew(ttl)).await.expect("the store answers");
         match renewal {
@@ -252,14 +254,14 @@ pub async fn a_renewal_lasts_as_long_as_was_asked(subject: Subject) {
             Renewal::Lost(reason) => panic!("lost, though held: {reason}"),
         }
     };
-    // Longer than at first: it outlives the first lease.
+    // A longer TTL: the hold outlives the first lease.
     let mut claim = subject.claim("a", |spec| spec.ttl = short);
     granted(&mut *claim, None).await;
     renew(&mut *claim, TTL).await;
     tokio::time::sleep(short * 3 / 2).await;
     let mut other = subject.claim("a", |_| ());
     assert!(contended(&mut *other).await, "a longer lease ended like the first");
-    // Shorter than before: it ends soon, and not at once.
+    // A shorter TTL: the hold ends soon, but not immediately.
     let start = Instant::now();
     renew(&mut *claim, short).await;
     if leases {
@@ -269,13 +271,13 @@ pub async fn a_renewal_lasts_as_long_as_was_asked(subject: Subject) {
     }
     released(&mut *claim).await;
     drop((claim, other));
-    subject.done(&[]).await;
+    subject.assert_nothing_left(&[]).await;
 }
 
-/// What has ended has ended: a renewal does not bring it back, and a release did not hold it. If silence
-/// ends nothing, nothing has.
-pub async fn a_lease_that_ran_out_is_neither_renewed_nor_released(subject: Subject) {
-    let (ttl, ended) = (subject.ttl, subject.ends_in_silence().await);
+/// An expired hold is neither renewed nor released. If the store has no expiry, the hold
+/// persists.
+pub async fn an_expired_lease_is_neither_renewed_nor_released(subject: Subject) {
+    let (ttl, ended) = (subject.ttl, subject.expires_without_renewal().await);
     let mut renewing = subject.claim("a", |spec| spec.ttl = ttl);
     let mut releasing = subject.claim("b", |spec| spec.ttl = ttl);
     granted(&mut *renewing, None).await;
@@ -285,5 +287,5 @@ pub async fn a_lease_that_ran_out_is_neither_renewed_nor_released(subject: Subje
     assert_eq!(released(&mut *releasing).await == Release::WasNotHeld, ended);
     released(&mut *renewing).await;
     drop((renewing, releasing));
-    subject.done(&[]).await;
+    subject.assert_nothing_left(&[]).await;
 }

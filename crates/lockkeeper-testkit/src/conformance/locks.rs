@@ -9,8 +9,8 @@ use tokio::sync::{Barrier, mpsc, oneshot};
 use super::{Subject, soon};
 use crate::history::History;
 
-/// Many tasks on one name: never two at once, and fences rise.
-pub async fn one_at_a_time_under_contention(subject: Subject) {
+/// Many tasks contend for one name: holders never overlap, and fences rise.
+pub async fn holders_never_overlap_under_contention(subject: Subject) {
     let keepers = [subject.keeper(), subject.keeper()];
     let history = History::new();
     let tasks: Vec<_> = (0..8)
@@ -32,10 +32,10 @@ pub async fn one_at_a_time_under_contention(subject: Subject) {
         soon("ten locks", task).await.expect("does not panic");
     }
     assert_eq!(history.assert_clean().holds, 80);
-    subject.done(&[&keepers[0], &keepers[1]]).await;
+    subject.assert_nothing_left(&[&keepers[0], &keepers[1]]).await;
 }
 
-/// What clients try for at the same moment: all that there is of it.
+/// A lock of which clients request everything at the same moment.
 #[derive(Debug, Clone, Copy)]
 enum Whole {
     Mutex,
@@ -51,9 +51,9 @@ impl Whole {
     }
 }
 
-/// A try is refused only if another holds: when all clients try a free lock at once, or all permits of a free
+/// A try is refused only if another client holds the lock: of clients that all try a free lock at once, or all permits of a free
 /// semaphore, one of them gets it.
-pub async fn of_clients_that_try_at_the_same_moment_exactly_one_gets_a_free_lock(subject: Subject) {
+pub async fn of_clients_that_try_a_free_lock_together_exactly_one_gets_it(subject: Subject) {
     let clients = subject.clients(4).await;
     let kinds = if subject.capabilities().permits {
         &[Whole::Mutex, Whole::Permits(1), Whole::Permits(3)][..]
@@ -86,10 +86,10 @@ pub async fn of_clients_that_try_at_the_same_moment_exactly_one_gets_a_free_lock
         }
     }
     let clients: Vec<&Keeper> = clients.iter().collect();
-    subject.done(&clients).await;
+    subject.assert_nothing_left(&clients).await;
 }
 
-/// Two holds are two owners, always.
+/// Two guards are two owners, even of one lock object.
 pub async fn two_guards_of_one_mutex_exclude_each_other(subject: Subject) {
     let keeper = subject.keeper();
     let mutex = Arc::new(keeper.mutex(subject.name("a")));
@@ -100,10 +100,10 @@ pub async fn two_guards_of_one_mutex_exclude_each_other(subject: Subject) {
     assert!(keeper.mutex(subject.name("a")).try_lock().await.unwrap().is_none());
     assert_eq!(guard.release().await.unwrap(), ReleaseOutcome::Released);
     drop(mutex.try_lock().await.unwrap().expect("free again"));
-    subject.done(&[&keeper]).await;
+    subject.assert_nothing_left(&[&keeper]).await;
 }
 
-/// Contention is `None` for a try, and `TimedOut` past `max_wait`.
+/// Contention is `None` for a try, and `TimedOut` after `max_wait`.
 pub async fn a_try_that_fails_is_none_and_a_bounded_wait_ends(subject: Subject) {
     let keeper = subject.keeper();
     let mutex = keeper.mutex(subject.name("a"));
@@ -119,11 +119,11 @@ pub async fn a_try_that_fails_is_none_and_a_bounded_wait_ends(subject: Subject) 
     assert!(guard.is_held());
     drop(guard);
     soon("lock", mutex.lock()).await.unwrap().release().await.unwrap();
-    subject.done(&[&keeper]).await;
+    subject.assert_nothing_left(&[&keeper]).await;
 }
 
-/// Everybody who waits gets it; on a fair store in the order in which they asked.
-pub async fn waiters_enter_and_in_order_where_declared(subject: Subject) {
+/// All waiters are granted the lock; on a fair store in FIFO order.
+pub async fn waiters_are_granted_the_lock_in_order_where_declared(subject: Subject) {
     let keeper = subject.keeper();
     let mutex = keeper.mutex(subject.name("a"));
     let guard = mutex.lock().await.unwrap();
@@ -136,7 +136,7 @@ pub async fn waiters_enter_and_in_order_where_declared(subject: Subject) {
             entered.send(i).unwrap();
             guard.release().await.unwrap();
         }));
-        subject.until_queued("a", i + 1).await;
+        subject.wait_for_waiters("a", i + 1).await;
     }
     guard.release().await.unwrap();
     let mut seen = Vec::new();
@@ -148,13 +148,13 @@ pub async fn waiters_enter_and_in_order_where_declared(subject: Subject) {
         seen.sort_unstable();
     }
     assert_eq!(seen, [0, 1, 2, 3, 4, 5]);
-    subject.done(&[&keeper]).await;
+    subject.assert_nothing_left(&[&keeper]).await;
 }
 
-/// A store that declares push wakes a waiter long before it would look by itself; any other lets it
-/// in when it looks.
+/// A store that declares push wakes a waiter long before its next poll; on other stores the waiter is granted
+/// the lock at its next poll.
 pub async fn a_waiter_is_handed_the_lock_when_it_is_released(subject: Subject) {
-    // A waiter looks by itself after a third of its ttl, which is longer than `soon` waits.
+    // A waiter polls after a third of its TTL, which is longer than `soon` waits.
     let keeper = subject.keeper();
     let mutex = keeper.mutex(subject.name("a"));
     for _ in 0..3 {
@@ -163,7 +163,7 @@ pub async fn a_waiter_is_handed_the_lock_when_it_is_released(subject: Subject) {
             let mutex = mutex.clone();
             async move { mutex.lock().await.unwrap() }
         });
-        subject.until_queued("a", 1).await;
+        subject.wait_for_waiters("a", 1).await;
         assert!(!waiter.is_finished());
         let fence = guard.fence();
         guard.release().await.unwrap();
@@ -172,10 +172,10 @@ pub async fn a_waiter_is_handed_the_lock_when_it_is_released(subject: Subject) {
         assert!(subject.capabilities().fences == Fences::None || next.fence() > fence);
         next.release().await.unwrap();
     }
-    subject.done(&[&keeper]).await;
+    subject.assert_nothing_left(&[&keeper]).await;
 }
 
-/// The ttl is no limit on how long one may hold.
+/// The TTL does not limit how long a lock is held.
 pub async fn a_lock_is_renewed_for_as_long_as_it_is_held(subject: Subject) {
     let keeper = subject.keeper();
     let mutex = keeper.mutex(subject.name("a")).ttl(subject.ttl);
@@ -187,26 +187,26 @@ pub async fn a_lock_is_renewed_for_as_long_as_it_is_held(subject: Subject) {
         tokio::time::sleep(subject.ttl / 10).await;
     }
     assert_eq!(guard.release().await.unwrap(), ReleaseOutcome::Released);
-    subject.done(&[&keeper]).await;
+    subject.assert_nothing_left(&[&keeper]).await;
 }
 
-/// Dropping works everywhere.
-pub async fn a_guard_dropped_on_a_plain_thread_gives_its_lock_back(subject: Subject) {
+/// A guard can be dropped on a thread without a runtime.
+pub async fn a_guard_dropped_on_a_plain_thread_releases_its_lock(subject: Subject) {
     let keeper = subject.keeper();
     let mutex = keeper.mutex(subject.name("a"));
     let guard = mutex.lock().await.unwrap();
     std::thread::spawn(move || drop(guard)).join().expect("does not panic");
     soon("lock", mutex.lock()).await.unwrap().release().await.unwrap();
-    subject.done(&[&keeper]).await;
+    subject.assert_nothing_left(&[&keeper]).await;
 }
 
 async fn no_shared_locks(subject: Subject, keeper: &Keeper) {
     let error = keeper.rw_lock(subject.name("a")).read().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
-    subject.done(&[keeper]).await;
+    subject.assert_nothing_left(&[keeper]).await;
 }
 
-/// Readers hold together, a writer alone.
+/// Readers share the lock, a writer excludes all others.
 pub async fn readers_share_and_writers_exclude(subject: Subject) {
     let keeper = subject.keeper();
     if !subject.capabilities().shared {
@@ -230,12 +230,12 @@ pub async fn readers_share_and_writers_exclude(subject: Subject) {
     let writer = soon("write", lock.write()).await.unwrap();
     assert!(subject.capabilities().fences == Fences::None || writer.fence() > fence);
     writer.release().await.unwrap();
-    subject.done(&[&keeper]).await;
+    subject.assert_nothing_left(&[&keeper]).await;
 }
 
-/// On a fair store readers wait behind a writer, and enter together after it; on any store everybody
-/// gets a turn.
-pub async fn nobody_overtakes_a_waiting_writer(subject: Subject) {
+/// On a fair store readers queue behind a writer, and are granted together after it; on any store every waiter
+/// is served.
+pub async fn readers_do_not_overtake_a_waiting_writer(subject: Subject) {
     let keeper = subject.keeper();
     if !subject.capabilities().shared {
         return no_shared_locks(subject, &keeper).await;
@@ -250,12 +250,12 @@ pub async fn nobody_overtakes_a_waiting_writer(subject: Subject) {
             let guard = if who == "writer" { lock.write().await } else { lock.read().await };
             let (leave, told) = oneshot::channel::<()>();
             entered.send((who, leave)).unwrap();
-            // Until it is told, or nobody can tell it any more.
+            // Until the sender signals or is dropped.
             let _ = told.await;
             guard.unwrap().release().await.unwrap();
         }));
         if subject.capabilities().fair {
-            subject.until_queued("a", i + 1).await;
+            subject.wait_for_waiters("a", i + 1).await;
         }
     }
     if subject.capabilities().fair {
@@ -266,7 +266,7 @@ pub async fn nobody_overtakes_a_waiting_writer(subject: Subject) {
         assert_eq!(who, "writer");
         assert!(order.try_recv().is_err(), "a reader beside a writer");
         drop(writer);
-        // Both are in before either is out: they entered together.
+        // Both hold before either releases: they were granted together.
         let together = [soon("a reader", order.recv()).await, soon("another", order.recv()).await];
         assert!(together.iter().flatten().all(|(who, _)| *who == "reader"));
     } else {
@@ -278,11 +278,11 @@ pub async fn nobody_overtakes_a_waiting_writer(subject: Subject) {
     for task in tasks {
         soon("its release", task).await.unwrap();
     }
-    subject.done(&[&keeper]).await;
+    subject.assert_nothing_left(&[&keeper]).await;
 }
 
-/// A try leaves no trace that readers would have to wait for.
-pub async fn a_failed_try_write_does_not_hold_up_readers(subject: Subject) {
+/// A failed try leaves nothing that blocks readers.
+pub async fn a_failed_try_write_does_not_block_readers(subject: Subject) {
     let keeper = subject.keeper();
     if !subject.capabilities().shared {
         return no_shared_locks(subject, &keeper).await;
@@ -292,11 +292,11 @@ pub async fn a_failed_try_write_does_not_hold_up_readers(subject: Subject) {
     assert!(lock.try_write().await.unwrap().is_none());
     let two = lock.try_read().await.unwrap().expect("readers still enter");
     drop((one, two));
-    subject.done(&[&keeper]).await;
+    subject.assert_nothing_left(&[&keeper]).await;
 }
 
-/// From write to read without a moment in which another writer could enter.
-pub async fn a_downgrade_leaves_no_gap(subject: Subject) {
+/// A downgrade from write to read lets no other writer in between.
+pub async fn a_downgrade_admits_no_other_writer(subject: Subject) {
     let keeper = subject.keeper();
     let lock = keeper.rw_lock(subject.name("a"));
     let guard = lock.write().await.unwrap();
@@ -305,13 +305,13 @@ pub async fn a_downgrade_leaves_no_gap(subject: Subject) {
         assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
         assert_eq!(guard.state(), State::Held, "a downgrade that cannot be loses nothing");
         guard.release().await.unwrap();
-        return subject.done(&[&keeper]).await;
+        return subject.assert_nothing_left(&[&keeper]).await;
     }
     let writer = tokio::spawn({
         let lock = lock.clone();
         async move { lock.write().await.unwrap() }
     });
-    subject.until_queued("a", 1).await;
+    subject.wait_for_waiters("a", 1).await;
     soon("downgrade", guard.downgrade()).await.unwrap();
     guard.downgrade().await.expect("a reader stays one");
     let another = lock.try_write_for(Duration::from_millis(100)).await.unwrap();
@@ -325,17 +325,17 @@ pub async fn a_downgrade_leaves_no_gap(subject: Subject) {
     assert!(lock.try_write().await.unwrap().is_none(), "a writer entered beside a reader");
     let reader = soon("read", lock.read()).await.unwrap();
     drop((guard, reader));
-    subject.done(&[&keeper]).await;
+    subject.assert_nothing_left(&[&keeper]).await;
 }
 
-/// At most as many as there are permits, several at once or none.
-pub async fn a_semaphore_admits_as_many_as_it_has(subject: Subject) {
+/// A semaphore never grants more permits than it has, and a set of permits as a whole or not at all.
+pub async fn a_semaphore_grants_as_many_permits_as_it_has(subject: Subject) {
     let keeper = subject.keeper();
     let semaphore = keeper.semaphore(subject.name("a"), 3);
     if !subject.capabilities().permits {
         let error = semaphore.acquire().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
-        return subject.done(&[&keeper]).await;
+        return subject.assert_nothing_left(&[&keeper]).await;
     }
     assert_eq!(semaphore.acquire_many(4).await.unwrap_err().kind(), ErrorKind::InvalidOption);
     let two = soon("two permits", semaphore.acquire_many(2)).await.unwrap();
@@ -363,11 +363,11 @@ pub async fn a_semaphore_admits_as_many_as_it_has(subject: Subject) {
         soon("five acquires", task).await.expect("does not panic");
     }
     assert_eq!(history.assert_clean().holds, 30);
-    subject.done(&[&keeper]).await;
+    subject.assert_nothing_left(&[&keeper]).await;
 }
 
-/// They are two things.
-pub async fn a_semaphore_and_a_mutex_of_one_name_do_not_meet(subject: Subject) {
+/// A semaphore and a mutex of one name are independent.
+pub async fn a_semaphore_and_a_mutex_of_one_name_are_independent(subject: Subject) {
     let keeper = subject.keeper();
     let mutex = keeper.mutex(subject.name("a")).lock().await.unwrap();
     let permit = soon("acquire", keeper.semaphore(subject.name("a"), 1).acquire()).await;
@@ -385,5 +385,5 @@ pub async fn a_semaphore_and_a_mutex_of_one_name_do_not_meet(subject: Subject) {
             mutex.release().await.unwrap();
         }
     }
-    subject.done(&[&keeper]).await;
+    subject.assert_nothing_left(&[&keeper]).await;
 }

@@ -1,4 +1,4 @@
-//! What must hold when other processes are killed and stopped.
+//! Behaviour when other processes are killed and stopped.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -11,33 +11,33 @@ use tokio::process::{Child, ChildStdout, Command};
 use super::{Subject, soon};
 use crate::history::History;
 
-/// A program made of [`helper::main`](crate::helper::main), and the store that it is to open.
+/// A program whose main function is [`helper::main`](crate::helper::main), and the store that it opens.
 #[derive(Debug, Clone)]
 pub struct Helper {
-    /// The program.
+    /// The path of the program.
     pub program: PathBuf,
-    /// Its first argument: where the subject's store is.
+    /// Its first argument: the address of the subject's store.
     pub url: String,
 }
 
-/// Makes a test of each behaviour that a store must show when other processes die.
+/// Creates a test for each behaviour that a store must have when other processes die.
 ///
-/// Takes the path of an async function without arguments that makes a
+/// Takes the path of an async function without arguments that returns a
 /// [`Subject`](crate::conformance::Subject) with a [`helper`](crate::conformance::Subject::helper).
 #[macro_export]
 macro_rules! conformance_across_processes {
     ($factory:path) => {
         $crate::__as_tests! { $factory;
-            a_killed_holder_is_followed
-            a_killed_waiter_does_not_hold_up_the_others
-            a_stopped_holder_finds_out_when_it_goes_on
+            a_waiter_takes_over_from_a_killed_holder
+            a_killed_waiter_does_not_block_the_others
+            a_stopped_holder_detects_its_loss_when_it_continues
             processes_exclude_each_other
         }
     };
 }
 
 impl Subject {
-    /// Sets the program that takes locks in other processes.
+    /// Sets the program that acquires locks in other processes.
     #[must_use]
     pub fn helper(mut self, program: impl Into<PathBuf>, url: impl Into<String>) -> Self {
         self.helper = Some(Helper { program: program.into(), url: url.into() });
@@ -61,7 +61,7 @@ impl Subject {
     }
 }
 
-/// A helper that runs. Killed when dropped.
+/// A running helper process. Dropping it kills the process.
 struct Process {
     child: Child,
     lines: Lines<BufReader<ChildStdout>>,
@@ -90,49 +90,49 @@ impl Process {
     }
 }
 
-/// A holder that is killed with -9 is followed by the next, with a higher fence.
-pub async fn a_killed_holder_is_followed(subject: Subject) {
+/// After `kill -9` of the holder the next waiter is granted the lock, with a higher fence.
+pub async fn a_waiter_takes_over_from_a_killed_holder(subject: Subject) {
     let keeper = subject.keeper();
     let mut holder = subject.start("a", &["hold"]);
     let fence = Fence::new(holder.expect("held").await.parse().expect("a number"));
     let mutex = keeper.mutex(subject.name("a"));
     assert!(mutex.try_lock().await.unwrap().is_none());
     let waiter = tokio::spawn(async move { mutex.lock().await.unwrap() });
-    subject.until_queued("a", 1).await;
+    subject.wait_for_waiters("a", 1).await;
     holder.kill9().await;
     let next = soon("the waiter", waiter).await.unwrap();
     assert!(subject.capabilities().fences == Fences::None || next.fence() > fence);
     next.release().await.unwrap();
-    subject.done(&[&keeper]).await;
+    subject.assert_nothing_left(&[&keeper]).await;
 }
 
-/// A waiter that is killed with -9 stands in nobody's way.
-pub async fn a_killed_waiter_does_not_hold_up_the_others(subject: Subject) {
+/// A waiter that is killed with `kill -9` does not block other waiters.
+pub async fn a_killed_waiter_does_not_block_the_others(subject: Subject) {
     let keeper = subject.keeper();
     let mutex = keeper.mutex(subject.name("a"));
     let guard = mutex.lock().await.unwrap();
     let mut dead = subject.start("a", &["hold"]);
-    subject.until_queued("a", 1).await;
+    subject.wait_for_waiters("a", 1).await;
     let waiter = tokio::spawn({
         let mutex = mutex.clone();
         async move { mutex.lock().await.unwrap() }
     });
-    subject.until_queued("a", 2).await;
+    subject.wait_for_waiters("a", 2).await;
     dead.kill9().await;
     guard.release().await.unwrap();
     let next = soon("the waiter behind", waiter).await.unwrap();
     next.release().await.unwrap();
-    subject.done(&[&keeper]).await;
+    subject.assert_nothing_left(&[&keeper]).await;
 }
 
-/// A holder that is stopped for longer than its lease loses it and finds out as soon as it goes on. If
-/// silence ends nothing, it keeps the lock.
-pub async fn a_stopped_holder_finds_out_when_it_goes_on(subject: Subject) {
+/// A holder that is stopped for longer than its lease loses it, and detects the loss as soon as it continues. If
+/// the store has no expiry, it keeps the lock.
+pub async fn a_stopped_holder_detects_its_loss_when_it_continues(subject: Subject) {
     let keeper = subject.keeper();
     let mut holder = subject.start("a", &["hold"]);
     holder.expect("held").await;
     let mutex = keeper.mutex(subject.name("a"));
-    let ends = subject.ends_in_silence().await;
+    let ends = subject.expires_without_renewal().await;
     holder.signal(Signal::STOP);
     if ends {
         let next = soon("lock", mutex.lock()).await.unwrap();
@@ -147,10 +147,10 @@ pub async fn a_stopped_holder_finds_out_when_it_goes_on(subject: Subject) {
         holder.expect("released").await;
         soon("lock", mutex.lock()).await.unwrap().release().await.unwrap();
     }
-    subject.done(&[&keeper]).await;
+    subject.assert_nothing_left(&[&keeper]).await;
 }
 
-/// Several processes on one name, one of them killed on the way: never two at once.
+/// Several processes contend for one name, and one of them is killed: holders never overlap.
 pub async fn processes_exclude_each_other(subject: Subject) {
     let history = History::new();
     let mut processes: Vec<_> = (0..4).map(|_| subject.start("a", &["hammer", "25"])).collect();
@@ -166,7 +166,7 @@ pub async fn processes_exclude_each_other(subject: Subject) {
     }
     doomed.kill9().await;
     while let Some(line) = doomed.next_line().await {
-        // What it had said before it was killed.
+        // Lines that it printed before it was killed.
         read(&history, &line);
     }
     for mut process in processes {
@@ -180,5 +180,5 @@ pub async fn processes_exclude_each_other(subject: Subject) {
     }
     assert_eq!(finished, 75);
     assert!(history.assert_clean().holds >= 80);
-    subject.done(&[]).await;
+    subject.assert_nothing_left(&[]).await;
 }

@@ -7,17 +7,17 @@ use lockkeeper_core::{ErrorKind, Guard, Mutex, Result};
 use super::{Subject, soon};
 
 /// Waits longer than any clock counts. Each must behave as a wait without a limit.
-const LONGEST_WAITS: [Duration; 3] =
+const MAX_WAITS: [Duration; 3] =
     [Duration::MAX, Duration::from_secs(u64::MAX), Duration::from_millis(u64::MAX)];
 /// Waits that end before another holder can release.
-const SHORTEST_WAITS: [Duration; 2] = [Duration::ZERO, Duration::from_nanos(1)];
+const MIN_WAITS: [Duration; 2] = [Duration::ZERO, Duration::from_nanos(1)];
 
 /// A waiter with a limit beyond the end of the clock is granted the lock when the holder releases it. A
 /// waiter with a limit of nearly zero is refused, and does not fail.
 pub async fn extreme_waits_are_granted_or_refused_and_never_fail(subject: Subject) {
     let keeper = subject.keeper();
     let mutex = keeper.mutex(subject.name("a"));
-    for wait in LONGEST_WAITS {
+    for wait in MAX_WAITS {
         enters_after_release(&subject, &mutex, move |mutex| async move {
             let guard = mutex.try_lock_for(wait).await?;
             Ok(guard.expect("a wait that has no end is granted"))
@@ -29,14 +29,14 @@ pub async fn extreme_waits_are_granted_or_refused_and_never_fail(subject: Subjec
         .await;
     }
     let holder = soon("lock", mutex.lock()).await.unwrap();
-    for wait in SHORTEST_WAITS {
+    for wait in MIN_WAITS {
         assert!(soon("a short try", mutex.try_lock_for(wait)).await.unwrap().is_none());
         let error = soon("a short wait", mutex.clone().max_wait(wait).lock()).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
     }
     holder.release().await.unwrap();
     soon("lock", mutex.lock()).await.unwrap().release().await.unwrap();
-    subject.done(&[&keeper]).await;
+    subject.assert_nothing_left(&[&keeper]).await;
 }
 
 /// Starts a waiter while the lock is held, releases the lock, and expects the waiter to be granted.
@@ -46,7 +46,7 @@ where
 {
     let holder = soon("lock", mutex.lock()).await.unwrap();
     let waiter = tokio::spawn(wait(mutex.clone()));
-    subject.until_queued("a", 1).await;
+    subject.wait_for_waiters("a", 1).await;
     holder.release().await.unwrap();
     let guard = soon("the waiter", waiter).await.expect("the waiter does not panic").unwrap();
     guard.release().await.unwrap();
@@ -65,7 +65,7 @@ pub async fn a_contended_lock_all_waits_for_all_its_names(subject: Subject) {
             None => all.clone(),
         };
         let waiter = tokio::spawn(async move { all.lock().await });
-        subject.until_queued("b", 1).await;
+        subject.wait_for_waiters("b", 1).await;
         holder.release().await.unwrap();
         let guards = soon("the waiter", waiter).await.expect("the waiter does not panic").unwrap();
         assert_eq!(guards.iter().count(), names.len());
@@ -73,7 +73,7 @@ pub async fn a_contended_lock_all_waits_for_all_its_names(subject: Subject) {
         guards.release().await.unwrap();
     }
     let holder = soon("lock", keeper.mutex(names[2].clone()).lock()).await.unwrap();
-    for wait in SHORTEST_WAITS {
+    for wait in MIN_WAITS {
         assert!(soon("a short try", all.try_lock_for(wait)).await.unwrap().is_none());
     }
     let error =
@@ -86,5 +86,5 @@ pub async fn a_contended_lock_all_waits_for_all_its_names(subject: Subject) {
     }
     holder.release().await.unwrap();
     soon("all of them", all.lock()).await.unwrap().release().await.unwrap();
-    subject.done(&[&keeper]).await;
+    subject.assert_nothing_left(&[&keeper]).await;
 }

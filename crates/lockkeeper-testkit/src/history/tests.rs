@@ -56,7 +56,7 @@ fn a_writer_beside_a_reader_is_an_overlap() {
 }
 
 #[test]
-fn an_overlap_with_one_that_is_not_the_neighbour_is_found() {
+fn an_overlap_with_a_hold_that_is_not_adjacent_is_found() {
     let long = hold(READER, 0, 0, 100);
     let found = violation([long.clone(), hold(READER, 0, 1, 2), hold(WRITER, 1, 50, 60)]);
     assert!(matches!(found, Violation::Overlap { first, .. } if first == long));
@@ -76,14 +76,14 @@ fn a_hold_that_never_ended_overlaps_all_that_come_later() {
 }
 
 #[test]
-fn permits_above_the_smallest_of_are_a_crowd() {
+fn more_permits_than_the_smallest_limit_are_a_violation() {
     let last = permits(2, 4, 2, 10);
     let found = violation([permits(1, 3, 0, 10), permits(1, 4, 1, 10), last.clone()]);
     assert_eq!(found, Violation::Crowd { last, in_use: 4, of: 3 });
 }
 
 #[test]
-fn a_smaller_of_counts_only_while_its_holder_holds() {
+fn a_smaller_limit_applies_only_while_its_holder_holds() {
     assert_clean([permits(1, 1, 0, 10), permits(3, 4, 10, 20), permits(1, 4, 11, 20)]);
     let found = violation([permits(3, 4, 10, 20), permits(1, 1, 11, 20)]);
     assert!(matches!(found, Violation::Crowd { in_use: 4, of: 1, .. }));
@@ -118,7 +118,7 @@ fn shared_fences_are_compared_with_exclusive_ones_only() {
 }
 
 #[test]
-fn a_hold_that_ends_before_it_starts_is_told_and_left_out_of_the_rest() {
+fn a_hold_that_ends_before_it_starts_is_reported_and_left_out_of_other_checks() {
     let wrong = hold(WRITER, 1, 10, 9);
     let found = violation([wrong.clone(), hold(WRITER, 1, 0, 20)]);
     assert_eq!(found, Violation::EndsBeforeStart(wrong));
@@ -139,7 +139,7 @@ fn every_violation_is_one_line_that_shows_the_holds() {
 }
 
 #[test]
-fn a_clean_history_is_summed_up() {
+fn a_clean_history_has_a_summary() {
     let other = Hold { name: "b".into(), end: None, ..hold(WRITER, 1, 5, 0) };
     let holds = [
         hold(WRITER, 1, 0, 10),
@@ -159,7 +159,7 @@ fn an_empty_history_is_clean() {
 }
 
 #[test]
-fn holds_that_only_touch_do_not_overlap() {
+fn adjacent_holds_do_not_overlap() {
     assert_clean([hold(WRITER, 1, 0, 10), hold(WRITER, 2, 10, 20), hold(READER, 2, 20, 30)]);
     let reversed = [(4, 9, 9), (3, 5, 9), (2, 5, 5), (1, 5, 5)];
     assert_clean(reversed.map(|(fence, start, end)| hold(WRITER, fence, start, end)));
@@ -167,18 +167,18 @@ fn holds_that_only_touch_do_not_overlap() {
 }
 
 #[test]
-fn a_semaphore_and_a_lock_of_one_name_never_meet() {
+fn a_semaphore_and_a_lock_of_one_name_are_independent() {
     assert_clean([hold(WRITER, 1, 0, 10), permits(2, 2, 5, 15), hold(WRITER, 2, 10, 20)]);
 }
 
 #[test]
-fn names_never_meet() {
+fn names_are_independent() {
     let other = Hold { name: "b".into(), ..hold(WRITER, 1, 5, 15) };
     assert_clean([hold(WRITER, 1, 0, 10), other]);
 }
 
 #[test]
-fn thirty_thousand_holds_are_checked() {
+fn a_history_of_thirty_thousand_holds_is_checked() {
     let writers = (0..10_000).map(|n| hold(WRITER, n + 1, 10 * n, 10 * n + 4));
     let readers = (0..10_000).map(|n| hold(READER, n + 1, 10 * n + 4, 10 * n + 10));
     // All at once, and each over before the one that started before it: the worst case for a sweep.
@@ -192,7 +192,7 @@ fn thirty_thousand_holds_are_checked() {
 }
 
 #[test]
-fn holds_noted_one_after_the_other_are_clean() {
+fn consecutive_holds_are_clean() {
     let history = History::new();
     let threads: Vec<_> = (0..4)
         .map(|thread| {
@@ -249,7 +249,7 @@ fn a_release_before_the_deadline_ends_a_hold() {
 }
 
 #[test]
-fn a_discarded_hold_was_never_there() {
+fn a_discarded_hold_is_not_checked() {
     let history = History::new();
     let open = history.begin("a", 1, WRITER, None);
     history.begin("a", 2, WRITER, None).discard();
@@ -292,7 +292,7 @@ fn a_hold_is_read_back_from_its_line() {
 }
 
 #[test]
-fn a_line_that_is_no_hold_is_refused() {
+fn a_malformed_line_is_rejected() {
     let lines = [
         "",
         "a b exclusive 1 2",

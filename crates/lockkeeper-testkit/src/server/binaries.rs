@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::StartError;
 
-/// Where to look for the servers' programs.
+/// Where the servers' programs are searched.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Binaries(Vec<PathBuf>);
 

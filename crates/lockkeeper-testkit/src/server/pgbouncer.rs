@@ -9,7 +9,7 @@ use std::process::Command;
 
 use rustix::process::{Pid, Signal};
 
-use super::postgres::{User, give, knock, run_as, user};
+use super::postgres::{User, give, run_as, sends_authentication_request, user};
 use super::{Binaries, Ports, PostgresServer, Recipe, Server, StartError};
 
 /// A `PgBouncer`, which lends sessions of a server. What it can do is at [`Server`].
@@ -38,7 +38,7 @@ impl PgBouncer {
     fn with_mode(server: &PostgresServer, mode: &'static str) -> Result<Self, StartError> {
         let mut program = Binaries::installed().find("pgbouncer", "pgbouncer");
         if program.is_err() {
-            // Debian keeps it where only root looks.
+            // Debian installs it outside of the `PATH` of ordinary users.
             program = Binaries::within([PathBuf::from("/usr/sbin")]).find("pgbouncer", "pgbouncer");
         }
         let (server, user) = (server.port(), user()?);
@@ -87,7 +87,7 @@ impl Recipe for Bouncer {
             self.mode,
             dir.join("pid").display()
         );
-        // If it cannot be written, the program says so.
+        // If the file cannot be written, the program reports it.
         let _ = fs::write(&config, text);
         let mut command = run_as(self.user, &self.program);
         command.arg(config);
@@ -96,7 +96,7 @@ impl Recipe for Bouncer {
 
     fn ask(&self, mut stream: TcpStream, pid: Pid, dir: &Path) -> io::Result<bool> {
         let own = fs::read_to_string(dir.join("pid"))?;
-        Ok(knock(&mut stream)? && own.trim() == pid.as_raw_pid().to_string())
+        Ok(sends_authentication_request(&mut stream)? && own.trim() == pid.as_raw_pid().to_string())
     }
 
     fn shutdown_signal(&self) -> Signal {

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, geteuid};
 
-use super::{Binaries, PAUSE, Ports, Recipe, Server, StartError};
+use super::{Binaries, POLL_INTERVAL, Ports, Recipe, Server, StartError};
 
 /// How long `initdb` and `pg_basebackup` may take.
 const MAKING: Duration = Duration::from_secs(60);
@@ -162,7 +162,7 @@ impl Recipe for Postgres {
             match maker.try_wait().map_err(cannot)? {
                 Some(status) if status.success() => return Ok(()),
                 Some(status) => break status.to_string(),
-                None if start.elapsed() < MAKING => sleep(PAUSE),
+                None if start.elapsed() < MAKING => sleep(POLL_INTERVAL),
                 None => {
                     let _ = maker.kill();
                     let _ = maker.wait();
@@ -184,7 +184,7 @@ impl Recipe for Postgres {
     }
 
     fn ask(&self, mut stream: TcpStream, pid: Pid, dir: &Path) -> io::Result<bool> {
-        let admitted = knock(&mut stream)?;
+        let admitted = sends_authentication_request(&mut stream)?;
         let state = fs::read_to_string(data(dir).join("postmaster.pid"))?;
         let own = state.lines().next() == Some(&pid.as_raw_pid().to_string());
         // The status line is what tells that it has bound its port: the file is there before that.
@@ -208,9 +208,9 @@ impl Recipe for Postgres {
     }
 }
 
-/// Asks to be let in, and says whether that is considered: a server that starts up or recovers sends an
+/// Sends a startup message and returns whether the server starts to authenticate: a server that starts up or recovers sends an
 /// error instead.
-pub(super) fn knock(stream: &mut TcpStream) -> io::Result<bool> {
+pub(super) fn sends_authentication_request(stream: &mut TcpStream) -> io::Result<bool> {
     let mut startup = Vec::from(196_608_u32.to_be_bytes()); // Version 3.0 of the protocol.
     startup.extend(b"user\0postgres\0database\0postgres\0\0");
     let len = u32::try_from(startup.len() + 4).map_err(io::Error::other)?;

@@ -22,10 +22,12 @@ use std::time::Instant;
 
 use rustix::process::{Pid, Signal};
 
-use super::{Binaries, PATIENCE, PAUSE, Ports, Recipe, Server, ServerClock, StartError};
+use super::{
+    Binaries, POLL_INTERVAL, Ports, Recipe, START_TIMEOUT, Server, ServerClock, StartError,
+};
 use resp::Client;
 
-/// A Redis server that keeps nothing on disk, unless told to. What it can do is at [`Server`].
+/// A Redis server without persistence by default. Its common methods are those of [`Server`].
 ///
 /// ```
 /// use lockkeeper_testkit::server::RedisServer;
@@ -107,9 +109,9 @@ impl RedisServer {
     ///
     /// The server's own, as it words it (`WRONGTYPE …`), or that of the connection.
     pub fn try_command(&self, args: &[&str]) -> io::Result<String> {
-        let stream = TcpStream::connect_timeout(&self.addr(), PATIENCE)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
+        let stream = TcpStream::connect_timeout(&self.addr(), START_TIMEOUT)?;
+        stream.set_read_timeout(Some(START_TIMEOUT))?;
+        stream.set_write_timeout(Some(START_TIMEOUT))?;
         let mut client = Client::new(stream);
         Login::log_in(self.login.as_ref(), &mut client)?;
         client.call(args)
@@ -136,12 +138,12 @@ impl RedisServer {
     fn wait_for(&self, command: &[&str], line: &str) -> Result<(), StartError> {
         let start = Instant::now();
         let mut answer = String::new();
-        while start.elapsed() < PATIENCE {
+        while start.elapsed() < START_TIMEOUT {
             answer = self.try_command(command).unwrap_or_else(|error| error.to_string());
             if answer.lines().any(|got| got == line) {
                 return Ok(());
             }
-            sleep(PAUSE);
+            sleep(POLL_INTERVAL);
         }
         let answer: Vec<&str> = answer.lines().collect();
         let (port, answer) = (self.port(), answer.join(" | "));
@@ -229,7 +231,7 @@ impl RedisBuilder {
         self.args(&["--appendonly", "yes", "--appendfsync", "always"])
     }
 
-    /// Has it speak TLS, with a new certificate for `localhost` and 127.0.0.1, on a port of its own: the
+    /// Enables TLS, with a new certificate for `localhost` and 127.0.0.1, on a second port: the
     /// url is `rediss://localhost:PORT/`. Clients need no certificate.
     ///
     /// [`addr`](Server::addr) and [`port`](Server::port) are still those without TLS, which

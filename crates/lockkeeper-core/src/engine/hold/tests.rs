@@ -1,4 +1,4 @@
-//! What is told of a hold, and when.
+//! What a hold reports, and when.
 
 use std::cell::Cell;
 use std::future::poll_fn;
@@ -31,7 +31,7 @@ fn a_hold_is_lost_while_the_machine_sleeps_and_says_so_at_once() {
     assert_eq!(hold.state(), State::Held);
     let token = hold.lost_token();
     sleep_machine(TTL);
-    assert!(!token.is_cancelled(), "nobody has looked yet");
+    assert!(!token.is_cancelled(), "the clock has not been read yet");
     assert_eq!(hold.state(), State::Lost);
     assert!(token.is_cancelled());
     assert!(hold.lost_token().is_cancelled());
@@ -59,7 +59,7 @@ fn a_hold_that_ran_out_before_it_was_given_back_was_lost() {
     sleep_machine(TTL);
     assert!(hold.end(Ending::Release));
     hold.released(Ok(ReleaseOutcome::Released));
-    let outcome = hold.take_outcome(Waker::noop());
+    let outcome = hold.take_release_outcome(Waker::noop());
     assert_eq!(outcome.unwrap().unwrap(), ReleaseOutcome::AlreadyLost);
 }
 
@@ -97,19 +97,19 @@ fn given_up() -> Error {
 #[test]
 fn an_acquire_that_has_its_lock_by_now_is_not_given_up() {
     let hold = hold();
-    assert!(!hold.give_up(given_up()));
+    assert!(!hold.fail_from_outside(given_up()));
     assert_eq!(hold.state(), State::Held);
     assert_eq!(hold.ending(), None);
-    assert!(matches!(hold.take_verdict(Waker::noop()), Some(Verdict::Granted)));
+    assert!(matches!(hold.take_acquire_outcome(Waker::noop()), Some(AcquireOutcome::Granted)));
 }
 
 #[test]
 fn an_acquire_that_was_given_up_gets_no_guard_from_a_grant_that_comes_then() {
     let hold = asking();
-    assert!(hold.give_up(given_up()));
+    assert!(hold.fail_from_outside(given_up()));
     assert!(hold.granted(Moment::now(), None, Some(TTL), None));
     hold.succeed();
-    assert!(matches!(hold.take_verdict(Waker::noop()), Some(Verdict::Failed(_))));
+    assert!(matches!(hold.take_acquire_outcome(Waker::noop()), Some(AcquireOutcome::Failed(_))));
     assert_eq!(hold.ending(), Some(Ending::Release));
 }
 
@@ -122,8 +122,8 @@ fn an_acquire_that_is_given_up_is_woken_if_it_was_polled_just_before() {
         }
     }
     let (hold, woken) = (asking(), Arc::new(Woken(AtomicBool::new(false))));
-    assert!(hold.take_verdict(&woken.clone().into()).is_none());
-    assert!(hold.give_up(given_up()));
+    assert!(hold.take_acquire_outcome(&woken.clone().into()).is_none());
+    assert!(hold.fail_from_outside(given_up()));
     assert!(woken.0.load(Ordering::SeqCst));
 }
 
@@ -133,6 +133,6 @@ fn a_request_to_a_hold_that_nobody_drives_any_more_is_answered() {
     hold.lose(LossReason::Broken);
     hold.finished();
     let (reply, mut answer) = oneshot::channel();
-    hold.ask(Request::Downgrade(reply));
+    hold.request(Request::Downgrade(reply));
     assert!(answer.try_recv().is_err_and(|error| error == oneshot::error::TryRecvError::Closed));
 }

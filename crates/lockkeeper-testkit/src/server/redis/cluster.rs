@@ -7,7 +7,7 @@ use super::{Mode, RedisBuilder, RedisServer, StartError, addresses, in_parallel}
 pub struct RedisCluster(Vec<RedisServer>);
 
 impl RedisCluster {
-    /// Starts one and waits until every node calls it well.
+    /// Starts a cluster and waits until every node reports `cluster_state:ok`.
     ///
     /// # Errors
     ///
@@ -68,7 +68,7 @@ impl RedisCluster {
         sizes.map(|size| size.parse::<usize>().unwrap_or_else(|_| panic!("{size:?}"))).sum()
     }
 
-    /// Waits until all nodes know each other and call the cluster well, as after a restart of one.
+    /// Waits until all nodes know each other and report `cluster_state:ok`, as after a restart of one.
     ///
     /// # Errors
     ///

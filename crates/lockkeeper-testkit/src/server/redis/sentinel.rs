@@ -99,7 +99,7 @@ impl RedisSentinel {
 
     /// Has the sentinels replace a master that does not answer for a second.
     ///
-    /// Not from the start on: a busy machine may keep a server that is well from answering for so long.
+    /// Not from the start: on a busy machine a healthy server may take that long to answer.
     pub fn watch_closely(&self) {
         for sentinel in &self.sentinels {
             // One that the test has killed need not know.

@@ -1,0 +1,236 @@
+//! A future that is polled by a caller's task or by a background task, whichever has a reason to.
+//!
+//! A caller polls in its own task, so that a short operation never waits for another task to be scheduled. A background
+//! task takes over when there is no caller, or when something was requested of the future without polling it. The
+//! future itself does not register a waker for such requests: [`SharedFuture::request_repoll`] is the wake-up.
+//!
+//! # Invariants
+//!
+//! 1. **At most one poller.** Two threads never poll the future at the same time, and no thread polls it after it
+//!    has completed.
+//! 2. **No lost request.** After `request_repoll`, the future is polled at least once more, unless it has completed or
+//!    was abandoned. If another thread is polling at that moment, `request_repoll` sets a flag and returns. Each
+//!    thread that leaves the slot checks the flag.
+//! 3. **`request_repoll` never blocks**, also if the future itself calls it from inside of a poll.
+//! 4. **The background task takes over.** It polls with its own waker before it waits, so an event that the waker of a
+//!    departed caller was registered for is not lost after a request. At most one background task is spawned.
+//! 5. **Completion drops the future once**, outside of the lock, and wakes the background task, which then ends.
+//! 6. **A background task that is dropped early abandons the future**: the future is dropped, and
+//!    [`SharedFutureOwner::abandoned`] is called, once.
+//! 7. **A panic is contained.** A panic in [`SharedFuture::poll`] reaches that caller, and the slot stays usable. One in
+//!    [`SharedFuture::poll_once`] goes no further. The panicked future is polled by the background task next, which
+//!    panics in turn and ends as in 6.
+//!
+//! Each one has a test in `tests/shared_future` that explores the interleavings with loom.
+
+use std::fmt;
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::{Arc, PoisonError, TryLockError};
+use std::task::{Context, Poll, Waker};
+
+use super::sync::{AtomicBool, Mutex, MutexGuard, Ordering};
+
+type BoxFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// The value that a shared future is a part of, so that both are one allocation.
+pub(crate) trait SharedFutureOwner: Send + Sync + Sized + 'static {
+    /// What lives while the future is polled or dropped, like an entered runtime.
+    type Scope<'a>;
+
+    fn shared_future(&self) -> &SharedFuture;
+
+    fn enter(&self) -> Self::Scope<'_>;
+
+    /// Runs the background task. Called at most once.
+    fn spawn(&self, task: BackgroundTask<Self>);
+
+    /// The future has completed, and there never was a background task.
+    fn completed_in_foreground(&self);
+
+    /// The future was dropped before it completed.
+    fn abandoned(&self, cause: Abandoned);
+}
+
+/// Why a shared future was dropped before it completed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Abandoned {
+    /// The background task panicked.
+    Panicked,
+    /// The runtime dropped the background task, or runs none any more.
+    RuntimeShutdown,
+}
+
+/// A future, and the state that its pollers share.
+pub(crate) struct SharedFuture {
+    slot: Mutex<PollSlot>,
+    /// A request found the slot taken: the thread that leaves it serves the request.
+    repoll_requested: AtomicBool,
+}
+
+struct PollSlot {
+    /// `None` after it has completed or was abandoned.
+    future: Option<BoxFuture>,
+    background: Background,
+}
+
+/// The background task.
+enum Background {
+    NotSpawned,
+    /// Spawned, and not polled yet: its first poll is still to come.
+    Starting,
+    Polled(Waker),
+}
+
+impl SharedFuture {
+    pub(crate) fn new(future: BoxFuture) -> Self {
+        let slot = PollSlot { future: Some(future), background: Background::NotSpawned };
+        Self { slot: Mutex::new(slot), repoll_requested: AtomicBool::new(false) }
+    }
+
+    fn slot(&self) -> MutexGuard<'_, PollSlot> {
+        // A future that panics poisons the lock. The slot itself is never half written.
+        self.slot.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Polls in the caller's task. Waits for another thread that is polling.
+    pub(crate) fn poll<O: SharedFutureOwner>(owner: &Arc<O>, cx: &mut Context<'_>) -> Poll<()> {
+        Self::poll_in(owner, owner.shared_future().slot(), cx)
+    }
+
+    fn poll_in<O: SharedFutureOwner>(
+        owner: &Arc<O>,
+        mut slot: MutexGuard<'_, PollSlot>,
+        cx: &mut Context<'_>,
+    ) -> Poll<()> {
+        let Some(future) = &mut slot.future else { return Poll::Ready(()) };
+        let poll = {
+            let _scope = owner.enter();
+            future.as_mut().poll(cx)
+        };
+        if poll.is_pending() {
+            drop(slot);
+            Self::run_missed_repoll(owner);
+            return Poll::Pending;
+        }
+        let future = slot.future.take();
+        let background = std::mem::replace(&mut slot.background, Background::Starting);
+        drop(slot);
+        drop(future);
+        match background {
+            Background::NotSpawned => owner.completed_in_foreground(),
+            Background::Starting => {}
+            Background::Polled(waker) => waker.wake(),
+        }
+        Poll::Ready(())
+    }
+
+    /// Polls once in the caller's thread, if no other thread polls, and leaves the rest to the background task.
+    ///
+    /// Neither blocks nor panics, so that a guard can call it when it is dropped.
+    pub(crate) fn poll_once<O: SharedFutureOwner>(owner: &Arc<O>) {
+        if let Ok(slot) = owner.shared_future().slot.try_lock() {
+            let mut cx = Context::from_waker(Waker::noop());
+            // The background task meets the panic again, and reports it.
+            let _ = catch_unwind(AssertUnwindSafe(|| Self::poll_in(owner, slot, &mut cx)));
+        }
+        // The poller that has the slot may have looked before this call, and no waker was registered here.
+        Self::request_repoll(owner);
+    }
+
+    /// Makes the background task poll, and spawns it if there is none.
+    pub(crate) fn request_repoll<O: SharedFutureOwner>(owner: &Arc<O>) {
+        let this = owner.shared_future();
+        // Set before the slot is tried: a thread that has the slot finds the flag when it leaves. A swap and not a
+        // store: if it comes after the swap of a thread that left, it also sees that thread's unlock.
+        this.repoll_requested.swap(true, Ordering::SeqCst);
+        let slot = match this.slot.try_lock() {
+            Ok(slot) => slot,
+            Err(TryLockError::Poisoned(slot)) => slot.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        // Requests up to here are served by the wake-up below.
+        this.repoll_requested.store(false, Ordering::SeqCst);
+        if slot.future.is_none() {
+            return;
+        }
+        match &slot.background {
+            Background::NotSpawned => Self::spawn_in(owner, slot),
+            // Its first poll comes after this.
+            Background::Starting => {}
+            Background::Polled(waker) => {
+                let waker = waker.clone();
+                // Wakers run foreign code, which may come back here.
+                drop(slot);
+                waker.wake();
+            }
+        }
+    }
+
+    fn spawn_in<O: SharedFutureOwner>(owner: &Arc<O>, mut slot: MutexGuard<'_, PollSlot>) {
+        slot.background = Background::Starting;
+        drop(slot);
+        owner.spawn(BackgroundTask(owner.clone()));
+    }
+
+    /// Spawns the background task, unless there is one or the future has completed. Waits for another thread that is
+    /// polling.
+    pub(crate) fn run_in_background<O: SharedFutureOwner>(owner: &Arc<O>) {
+        let slot = owner.shared_future().slot();
+        if slot.future.is_some() && matches!(slot.background, Background::NotSpawned) {
+            Self::spawn_in(owner, slot);
+        } else {
+            drop(slot);
+            Self::run_missed_repoll(owner);
+        }
+    }
+
+    /// Serves a request that found the slot taken by this thread.
+    fn run_missed_repoll<O: SharedFutureOwner>(owner: &Arc<O>) {
+        if owner.shared_future().repoll_requested.swap(false, Ordering::SeqCst) {
+            Self::request_repoll(owner);
+        }
+    }
+
+    /// Drops the future, unless it has completed.
+    pub(crate) fn abandon<O: SharedFutureOwner>(owner: &O, cause: Abandoned) {
+        let future = owner.shared_future().slot().future.take();
+        if let Some(future) = future {
+            let scope = owner.enter();
+            drop(future);
+            drop(scope);
+            owner.abandoned(cause);
+        }
+    }
+}
+
+impl fmt::Debug for SharedFuture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedFuture").finish_non_exhaustive()
+    }
+}
+
+/// Polls a shared future until it has completed.
+pub(crate) struct BackgroundTask<O: SharedFutureOwner>(Arc<O>);
+
+impl<O: SharedFutureOwner> Future for BackgroundTask<O> {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let mut slot = self.0.shared_future().slot();
+        match &slot.background {
+            Background::Polled(waker) if waker.will_wake(cx.waker()) => {}
+            _ => slot.background = Background::Polled(cx.waker().clone()),
+        }
+        SharedFuture::poll_in(&self.0, slot, cx)
+    }
+}
+
+impl<O: SharedFutureOwner> Drop for BackgroundTask<O> {
+    fn drop(&mut self) {
+        let panicking = std::thread::panicking();
+        let cause = if panicking { Abandoned::Panicked } else { Abandoned::RuntimeShutdown };
+        SharedFuture::abandon(&*self.0, cause);
+    }
+}

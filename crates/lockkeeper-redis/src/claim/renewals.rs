@@ -1,0 +1,109 @@
+//! Renewals. Those that are due at about the same time share calls, so ten thousand holds need a few hundred.
+
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use lockkeeper_core::coalescer::{Batch, BatchSender, Coalescer, Limits};
+use lockkeeper_core::{Fence, Owner, Result};
+use redis::{Cmd, Value};
+use tokio::runtime::Handle;
+
+use super::commands::millis;
+use crate::client::node::Sharing;
+use crate::client::reconnecting::ReconnectingClient;
+use crate::client::script::{Script, script};
+use crate::client::session::is_unknown_script;
+use crate::error::{translate, unexpected};
+use crate::names::Keys;
+
+pub(crate) static RENEW: LazyLock<Script> = script!("renew.lua");
+
+/// A script that runs for long delays all other clients of the server, so a call has at most 64 renewals. All calls are
+/// sent at once: one after the other, the last holds could expire.
+const SHARED: Limits =
+    Limits { max_direct: 0, max_in_flight: 1024, max_batch: 64, linger: Duration::from_millis(20) };
+/// Every renewal is sent by its caller.
+const UNSHARED: Limits = Limits { max_direct: usize::MAX, max_batch: 1, ..SHARED };
+/// Which keys of a lock the script uses.
+const KEYS: [usize; 4] = [0, 1, 2, 4];
+
+/// A hold to renew.
+#[derive(Debug, Clone)]
+pub(crate) struct Renewal {
+    pub(crate) keys: Keys,
+    pub(crate) owner: Owner,
+    /// As in the scripts.
+    pub(crate) mode: &'static str,
+    pub(crate) ttl: Duration,
+    /// The fence that the hold must have, if it comes from a ticket.
+    pub(crate) ticket: Option<Fence>,
+}
+
+/// Renews holds on one server.
+#[derive(Debug, Clone)]
+pub(crate) struct RenewalBatcher(Coalescer<RenewalSender>);
+
+impl RenewalBatcher {
+    pub(super) fn new(
+        client: Arc<ReconnectingClient>,
+        sharing: Sharing,
+        min_replicas: u32,
+    ) -> Self {
+        let limits = match sharing {
+            Sharing::AllKeys => SHARED,
+            Sharing::None => UNSHARED,
+        };
+        Self(Coalescer::new(RenewalSender { client, min_replicas }, limits))
+    }
+
+    /// Renews a hold; false if it is not held. Waits for others to share its call, at most for a thousandth of the lease.
+    pub(crate) async fn renew(&self, renewal: Renewal) -> Result<bool> {
+        let linger = (renewal.ttl / 1000).min(SHARED.linger);
+        self.0.send_within(renewal, linger).await
+    }
+}
+
+struct RenewalSender {
+    client: Arc<ReconnectingClient>,
+    min_replicas: u32,
+}
+
+impl BatchSender for RenewalSender {
+    type Item = Renewal;
+    type Answer = bool;
+
+    async fn send(&self, batch: &mut Batch<Self>) -> Result<Vec<Result<bool>>> {
+        let session = self.client.session().await?;
+        let Some(renewals) = batch.close() else { return Ok(Vec::new()) };
+        let mut reply = session.evalsha(&RENEW, |call| add_all(call, renewals)).await;
+        if is_unknown_script(&reply) {
+            // A renewal that is not awaited may have been followed by a release or a shorter lease.
+            let Some(renewals) = batch.retain_awaited() else { return Ok(Vec::new()) };
+            reply = session.eval(&RENEW, |call| add_all(call, renewals)).await;
+        }
+        let reply = reply.map_err(translate)?;
+        session.replicated(self.min_replicas).await?;
+        let held = reply.as_sequence().ok_or_else(|| unexpected(&reply))?;
+        Ok(held.iter().map(|held| Ok(*held == Value::Int(1))).collect())
+    }
+
+    fn runtime(&self) -> Handle {
+        self.client.runtime()
+    }
+}
+
+/// Adds the keys and arguments of some renewals to a call.
+fn add_all(call: &mut Cmd, renewals: &[Renewal]) {
+    call.arg(renewals.len() * KEYS.len());
+    for renewal in renewals {
+        renewal.keys.add_to(call, &KEYS);
+    }
+    for renewal in renewals {
+        call.arg(renewal.owner.to_string());
+        match renewal.ticket {
+            None => call.arg(renewal.mode),
+            Some(fence) => call.arg(format!("{}{fence}", renewal.mode)),
+        };
+        call.arg(millis(renewal.ttl));
+    }
+}

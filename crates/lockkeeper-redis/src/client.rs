@@ -1,0 +1,24 @@
+//! The transport: connections to Redis servers, and nothing that knows what a lock is.
+//!
+//! From the network upwards: [`stream`] and [`tls`] carry bytes, [`resp`] scans and parses frames, [`connection`] matches
+//! replies to commands, [`session`] logs in and subscribes, [`reconnecting`] replaces a session that broke, and
+//! [`topology`] finds the server that has a slot. The lock layer attaches an [`events::EventHandler`] to each server.
+
+pub(crate) mod cluster;
+pub(crate) mod connection;
+pub(crate) mod events;
+pub(crate) mod handshake;
+pub(crate) mod identity;
+pub(crate) mod io;
+pub(crate) mod node;
+pub(crate) mod reconnecting;
+pub(crate) mod replication;
+pub(crate) mod resp;
+pub(crate) mod script;
+pub(crate) mod sentinel;
+pub(crate) mod session;
+pub(crate) mod settings;
+pub(crate) mod stream;
+#[cfg_attr(not(feature = "tls"), path = "client/no_tls.rs")]
+pub(crate) mod tls;
+pub(crate) mod topology;

@@ -1,0 +1,183 @@
+//! The slot map of a cluster.
+
+use std::collections::HashMap;
+use std::error::Error as _;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use lockkeeper_core::{Error, Result};
+use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
+
+use super::node::{CreateNode, Node, Sharing};
+use super::reconnecting::{ReconnectingClient, Target};
+use super::settings::Address;
+use crate::error::{ErrorClass, classify, translate, unavailable};
+
+/// How long a request waits each time for a slot that is being moved.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// The masters of a cluster. Each key is on the one that has its slot.
+pub(super) struct Cluster<N> {
+    create: CreateNode<N>,
+    seeds: Vec<Address>,
+    map: Mutex<Map<N>>,
+    /// Locked by the task that reads the map; the others wait for it.
+    reading: tokio::sync::Mutex<()>,
+}
+
+struct Map<N> {
+    /// First and last slot, and the address of their master.
+    ranges: Vec<(u16, u16, Address)>,
+    nodes: HashMap<Address, Arc<N>>,
+    /// How often it was read.
+    version: u64,
+}
+
+impl<N: Node> Cluster<N> {
+    pub(super) fn new(seeds: Vec<Address>, create: CreateNode<N>) -> Self {
+        let map = Map { ranges: Vec::new(), nodes: HashMap::new(), version: 0 };
+        Self { create, seeds, map: Mutex::new(map), reading: tokio::sync::Mutex::default() }
+    }
+
+    fn map(&self) -> MutexGuard<'_, Map<N>> {
+        self.map.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the node that has a slot.
+    pub(super) async fn node(&self, slot: u16) -> Result<Arc<N>> {
+        let (node, version) = self.known(slot);
+        if let Some(node) = node {
+            return Ok(node);
+        }
+        self.read_map(version).await?;
+        self.known(slot).0.ok_or_else(|| unavailable(format!("no node has slot {slot}")))
+    }
+
+    pub(super) async fn nodes(&self) -> Result<Vec<Arc<N>>> {
+        let version = self.map().version;
+        if version == 0 {
+            self.read_map(version).await?;
+        }
+        let mut map = self.map();
+        let mut addresses: Vec<Address> = map.ranges.iter().map(|range| range.2.clone()).collect();
+        addresses.sort_by_key(ToString::to_string);
+        addresses.dedup();
+        Ok(addresses.iter().map(|address| self.node_at(&mut map, address)).collect())
+    }
+
+    fn known(&self, slot: u16) -> (Option<Arc<N>>, u64) {
+        let mut map = self.map();
+        let range = map.ranges.iter().find(|(first, last, _)| (*first..=*last).contains(&slot));
+        let address = range.map(|range| range.2.clone());
+        (address.map(|address| self.node_at(&mut map, &address)), map.version)
+    }
+
+    fn node_at(&self, map: &mut Map<N>, address: &Address) -> Arc<N> {
+        let create = || (self.create)(Target::Fixed(address.clone()), Sharing::None);
+        map.nodes.entry(address.clone()).or_insert_with(create).clone()
+    }
+
+    /// Returns the node to send a request to again that failed on `node`, or the error if that would not help.
+    pub(super) async fn redirect(&self, node: &Arc<N>, slot: u16, error: Error) -> Result<Arc<N>> {
+        let version = self.map().version;
+        let Some(reply) = error.source().and_then(|source| source.downcast_ref::<RedisError>())
+        else {
+            // The node could not be reached: perhaps another has taken over.
+            self.read_map(version).await?;
+            let now = self.node(slot).await?;
+            return if Arc::ptr_eq(&now, node) { Err(error) } else { Ok(now) };
+        };
+        match reply.kind() {
+            ErrorKind::Server(ServerErrorKind::Moved) => {
+                let address = destination(reply);
+                self.read_map(version).await?;
+                if let Some(address) = address {
+                    // The node that replied knows better than the one that gave the map.
+                    let mut map = self.map();
+                    map.ranges.retain(|range| (range.0, range.1) != (slot, slot));
+                    map.ranges.insert(0, (slot, slot, address.clone()));
+                    return Ok(self.node_at(&mut map, &address));
+                }
+                self.node(slot).await
+            }
+            // Between two nodes: neither has all keys, so neither runs a script on them.
+            ErrorKind::Server(ServerErrorKind::TryAgain | ServerErrorKind::Ask) => {
+                tokio::time::sleep(PAUSE).await;
+                Ok(node.clone())
+            }
+            _ if classify(reply) == ErrorClass::Broken => {
+                // Whether the request was executed is not known: the engine repeats it, perhaps elsewhere.
+                let _ = self.read_map(version).await;
+                Err(error)
+            }
+            _ => Err(error),
+        }
+    }
+
+    /// Asks one node after the other for the map, unless another task has read it since `version`.
+    async fn read_map(&self, version: u64) -> Result<()> {
+        let _reading = self.reading.lock().await;
+        let known: Vec<Address> = {
+            let map = self.map();
+            if map.version != version {
+                return Ok(());
+            }
+            map.ranges.iter().map(|range| range.2.clone()).collect()
+        };
+        let mut failure: Option<Error> = None;
+        let mut asked = Vec::new();
+        for address in known.into_iter().chain(self.seeds.iter().cloned()) {
+            if asked.contains(&address) {
+                continue;
+            }
+            asked.push(address.clone());
+            let node = self.node_at(&mut self.map(), &address);
+            match read_ranges(node.client(), &address).await {
+                Ok(ranges) => {
+                    let mut map = self.map();
+                    // Claims keep the nodes that they use.
+                    map.nodes.retain(|at, _| ranges.iter().any(|range| range.2 == *at));
+                    map.ranges = ranges;
+                    map.version += 1;
+                    return Ok(());
+                }
+                Err(error) => failure = Some(error),
+            }
+        }
+        Err(failure.unwrap_or_else(|| unavailable("no node of the cluster answers")))
+    }
+}
+
+/// Reads where a slot is from the reply of a node that does not have it: `host:port`.
+fn destination(error: &RedisError) -> Option<Address> {
+    let (host, port) = error.redirect_node()?.0.rsplit_once(':')?;
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    let port = port.parse().ok()?;
+    // A node that does not know the other's address leaves it empty: the map has it.
+    (!host.is_empty()).then(|| Address { host: host.to_owned(), port })
+}
+
+async fn read_ranges(
+    client: &Arc<ReconnectingClient>,
+    from: &Address,
+) -> Result<Vec<(u16, u16, Address)>> {
+    let session = client.session().await?;
+    let slots = session.send(redis::cmd("CLUSTER").arg("SLOTS")).await.map_err(translate)?;
+    let ranges = slots.as_sequence().unwrap_or_default().iter().filter_map(|range| {
+        let [Value::Int(first), Value::Int(last), master, ..] = range.as_sequence()? else {
+            return None;
+        };
+        let [host, Value::Int(port), ..] = master.as_sequence()? else { return None };
+        let host: Option<String> = redis::from_redis_value(host.clone()).ok().flatten();
+        // A node that does not know its own address leaves it empty.
+        let host = host.filter(|host| !host.is_empty()).unwrap_or_else(|| from.host.clone());
+        let port = u16::try_from(*port).ok()?;
+        let address = Address { host, port };
+        Some((u16::try_from(*first).ok()?, u16::try_from(*last).ok()?, address))
+    });
+    let ranges: Vec<_> = ranges.collect();
+    if ranges.is_empty() {
+        return Err(unavailable(format!("{from}: the cluster has no slots assigned")));
+    }
+    Ok(ranges)
+}

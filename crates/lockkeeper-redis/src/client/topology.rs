@@ -1,0 +1,104 @@
+//! Which server has a key: one server, or one of a cluster. Decided here and nowhere else.
+
+use std::sync::Arc;
+
+use lockkeeper_core::{Error, Result};
+
+use super::cluster::Cluster;
+use super::node::{CreateNode, Node, Sharing};
+use super::reconnecting::Target;
+use super::session::Session;
+use super::settings::Servers;
+use crate::error::unavailable;
+use crate::names::Keys;
+
+/// How often a request follows a slot that has moved, or waits for one that is being moved.
+const MAX_HOPS: usize = 6;
+
+/// The servers of a store.
+pub(crate) struct Topology<N>(Kind<N>);
+
+enum Kind<N> {
+    Single(Arc<N>),
+    Cluster(Cluster<N>),
+}
+
+impl<N: Node> Topology<N> {
+    pub(crate) fn new(servers: Servers, create: CreateNode<N>) -> Self {
+        let target = match servers {
+            Servers::One(address) => Target::Fixed(address),
+            Servers::Sentinel { sentinels, master } => Target::Sentinel { sentinels, master },
+            Servers::Cluster(seeds) => return Self(Kind::Cluster(Cluster::new(seeds, create))),
+        };
+        Self(Kind::Single(create(target, Sharing::AllKeys)))
+    }
+
+    /// Finds the node that has some keys.
+    pub(crate) async fn route(&self, keys: &Keys) -> Result<Route<'_, N>> {
+        match &self.0 {
+            Kind::Single(node) => Ok(Route { node: node.clone(), cluster: None }),
+            Kind::Cluster(cluster) => {
+                let slot = keys.slot();
+                let node = cluster.node(slot).await?;
+                Ok(Route { node, cluster: Some(ClusterRoute { cluster, slot, hops: 0 }) })
+            }
+        }
+    }
+
+    /// Returns the nodes of all masters.
+    pub(crate) async fn nodes(&self) -> Result<Vec<Arc<N>>> {
+        match &self.0 {
+            Kind::Single(node) => Ok(vec![node.clone()]),
+            Kind::Cluster(cluster) => cluster.nodes().await,
+        }
+    }
+}
+
+impl<N> std::fmt::Debug for Topology<N> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self.0 {
+            Kind::Single(_) => "Single",
+            Kind::Cluster(_) => "Cluster",
+        })
+    }
+}
+
+/// The way of a request to the node that has its keys, over redirects.
+pub(crate) struct Route<'a, N> {
+    node: Arc<N>,
+    cluster: Option<ClusterRoute<'a, N>>,
+}
+
+struct ClusterRoute<'a, N> {
+    cluster: &'a Cluster<N>,
+    slot: u16,
+    hops: usize,
+}
+
+impl<N: Node> Route<'_, N> {
+    /// The node to send the request to.
+    pub(crate) fn node(&self) -> &Arc<N> {
+        &self.node
+    }
+
+    /// Returns a session on the node that has the keys.
+    pub(crate) async fn session(mut self) -> Result<Arc<Session>> {
+        loop {
+            match self.node.client().session().await {
+                Ok(session) => return Ok(session),
+                Err(error) => self.redirect(error).await?,
+            }
+        }
+    }
+
+    /// Finds out where to send a request again that failed. Returns the error if that would not help.
+    pub(crate) async fn redirect(&mut self, error: Error) -> Result<()> {
+        let Some(route) = &mut self.cluster else { return Err(error) };
+        route.hops += 1;
+        if route.hops == MAX_HOPS {
+            return Err(unavailable("the slot of the lock is being moved to another node"));
+        }
+        self.node = route.cluster.redirect(&self.node, route.slot, error).await?;
+        Ok(())
+    }
+}
