@@ -281,7 +281,7 @@ impl<S: BatchSender> Shared<S> {
     /// Makes the call for a batch, and answers its requests.
     async fn call(self: Arc<Self>) {
         let mut batch = Batch { items: Vec::new(), answers: Vec::new(), open: Some(self.clone()) };
-        let answers = caught(async { self.sender.send(&mut batch).await }).await;
+        let answers = caught(pin!(async { self.sender.send(&mut batch).await })).await;
         // All that wait have waited for what has failed.
         batch.close_with(usize::MAX);
         batch.answer(answers);
@@ -310,7 +310,7 @@ struct Direct<'a, S: BatchSender>(&'a Shared<S>);
 impl<S: BatchSender> Direct<'_, S> {
     async fn send(self, item: S::Item) -> Result<S::Answer> {
         let mut batch = Batch { items: vec![item], answers: Vec::new(), open: None };
-        let answers = caught(async { self.0.sender.send(&mut batch).await }).await?;
+        let answers = caught(pin!(async { self.0.sender.send(&mut batch).await })).await?;
         let count = answers.len();
         answers
             .into_iter()
@@ -419,9 +419,9 @@ async fn sleep_until(due: Option<Instant>) {
     }
 }
 
-/// Turns a panic into an error: the requests of other callers depend on it.
-async fn caught<T>(call: impl Future<Output = Result<T>>) -> Result<T> {
-    let mut call = pin!(call);
+/// Turns a panic into an error: the requests of other callers depend on it. The call is pinned by the caller: as an
+/// argument it would be stored twice, and futures of direct calls are moved.
+async fn caught<T>(mut call: Pin<&mut impl Future<Output = Result<T>>>) -> Result<T> {
     poll_fn(|cx| {
         let polled = catch_unwind(AssertUnwindSafe(|| call.as_mut().poll(cx)));
         polled.unwrap_or_else(|_| Poll::Ready(Err(unavailable("the call panicked"))))
