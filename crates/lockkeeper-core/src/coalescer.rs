@@ -423,7 +423,8 @@ async fn sleep_until(due: Option<Instant>) {
     }
 }
 
-/// Turns a panic into an error: the requests of other callers depend on it.
+/// Turns a panic into an error: the requests of other callers depend on it. The call is pinned by the caller: as an
+/// argument it would be stored twice, and futures of direct calls are moved.
 async fn caught<T>(mut call: Pin<&mut impl Future<Output = Result<T>>>) -> Result<T> {
     poll_fn(|cx| {
         let polled = catch_unwind(AssertUnwindSafe(|| call.as_mut().poll(cx)));

@@ -13,8 +13,8 @@ use tokio::time::Instant;
 use crate::names::AdvisoryKey;
 use crate::queue::{Entry, Locals};
 use crate::sessions::{
-    Granted, HeldModes, PendingQuery, ReleaseContext, SessionPool, SessionRequest, SessionSlot,
-    connection_closed, downgrade, poll_once, release,
+    Granted, HeldModes, PendingQuery, ReleaseContext, RenewalCause, SessionPool, SessionRequest,
+    SessionSlot, connection_closed, downgrade, min_heartbeat_interval, poll_once, release,
 };
 
 /// How long a dropped claim may take to release its lock before its session is ended.
@@ -93,7 +93,30 @@ enum State {
 struct Hold {
     slot: SessionSlot,
     fence: Option<Fence>,
+    /// When the last renewal, or the grant, was requested.
+    renewed: Instant,
+    /// Whether a heartbeat was announced that the next renewal shares.
+    joins: bool,
     held_modes: HeldModes,
+}
+
+impl Hold {
+    fn new(slot: SessionSlot, fence: Option<Fence>, attempted: Instant) -> Self {
+        Self { slot, fence, renewed: attempted, joins: false, held_modes: HeldModes::One }
+    }
+
+    /// Records that a renewal starts, and returns what caused it.
+    fn start_renewal(&mut self, ttl: Duration) -> RenewalCause {
+        let since_last = std::mem::replace(&mut self.renewed, Instant::now()).elapsed();
+        if std::mem::take(&mut self.joins) {
+            RenewalCause::Announced
+        } else if since_last >= ttl / 6 {
+            // The engine renews after a third of the validity.
+            RenewalCause::Due
+        } else {
+            RenewalCause::Requested
+        }
+    }
 }
 
 impl PostgresClaim {
@@ -326,8 +349,7 @@ impl PostgresClaim {
             slot.session.stop_waiting();
             entry.hold(&self.spec, granted.fence, slot.session.clone());
             self.leave_queue();
-            self.state =
-                State::Held(Hold { slot, fence: granted.fence, held_modes: HeldModes::One });
+            self.state = State::Held(Hold::new(slot, granted.fence, self.attempted));
         } else {
             slot.leave();
             entry.waits_on(None);
@@ -364,8 +386,17 @@ impl PostgresClaim {
         loop {
             match &mut self.state {
                 State::Held(hold) => {
-                    hold.slot.session.connection.closed.cancelled().await;
-                    return Change::Lost(LossReason::SessionEnded);
+                    let session = &hold.slot.session;
+                    tokio::select! {
+                        () = session.connection.closed.cancelled() => {
+                            return Change::Lost(LossReason::SessionEnded);
+                        }
+                        () = session.heartbeats.announced() => {}
+                    }
+                    if hold.renewed.elapsed() >= min_heartbeat_interval(self.spec.ttl) {
+                        hold.joins = true;
+                        return Change::LookAgain;
+                    }
                 }
                 State::Waiting(query) => {
                     let answer = (&mut query.answer).await;
@@ -415,11 +446,11 @@ impl PostgresClaim {
             return Ok(Renewal::Lost(LossReason::SessionEnded));
         };
         let connection = hold.slot.session.connection.clone();
+        let cause = hold.start_renewal(ttl);
         let answer = match kind {
             _ if connection.has_expired() || connection.is_closed() => Err(connection_closed()),
-            RenewalKind::Renew if connection.idle_timeout() >= ttl => connection.ping().await,
             RenewalKind::Renew => match connection.extend_idle_timeout(ttl).await {
-                Ok(()) => connection.ping().await,
+                Ok(()) => hold.slot.session.renew(ttl, cause).await,
                 failed => failed,
             },
             RenewalKind::Downgrade => {

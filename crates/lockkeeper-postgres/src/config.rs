@@ -141,6 +141,31 @@ impl Settings {
     }
 }
 
+/// Returns the hosts and ports of a configuration, for errors: `a:5432,b:5433`, or the directory of a socket.
+pub(crate) fn address(driver: &Config) -> String {
+    const DEFAULT_PORT: u16 = 5432;
+    let hosts: Vec<String> = if driver.get_hosts().is_empty() {
+        driver.get_hostaddrs().iter().map(ToString::to_string).collect()
+    } else {
+        driver.get_hosts().iter().map(host_name).collect()
+    };
+    let ports = driver.get_ports();
+    let addresses = hosts.iter().enumerate().map(|(place, host)| {
+        // One port is for all hosts.
+        let port = ports.get(place).or(ports.first()).copied().unwrap_or(DEFAULT_PORT);
+        if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+    });
+    addresses.collect::<Vec<_>>().join(",")
+}
+
+fn host_name(host: &Host) -> String {
+    match host {
+        Host::Tcp(name) => name.clone(),
+        #[cfg(unix)]
+        Host::Unix(directory) => directory.display().to_string(),
+    }
+}
+
 fn is_on(name: &str, value: &str) -> Result<bool> {
     match value {
         "on" => Ok(true),
@@ -224,6 +249,20 @@ mod tests {
         ] {
             assert!(Settings::parse(url).is_ok(), "{url}");
         }
+    }
+
+    #[test]
+    fn the_address_of_a_url_has_every_host_with_its_port() {
+        for (url, expected) in [
+            ("postgres://u:hunter2@db/x", "db:5432"),
+            ("postgres://u@a:1,b:2/x", "a:1,b:2"),
+            ("postgres://u@[::1]:5/x", "[::1]:5"),
+            ("postgres:///x?hostaddr=192.0.2.1", "192.0.2.1:5432"),
+            ("postgres://u@%2Frun%2Fpostgresql/x", "/run/postgresql:5432"),
+        ] {
+            assert_eq!(address(&Settings::parse(url).unwrap().driver), expected, "{url}");
+        }
+        assert_eq!(address(Config::new().host("a").host("b").port(7)), "a:7,b:7");
     }
 
     #[test]

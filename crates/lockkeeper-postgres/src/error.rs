@@ -21,6 +21,12 @@ pub(crate) fn translate(error: tokio_postgres::Error) -> Error {
 fn with_causes(error: &tokio_postgres::Error) -> String {
     let mut message = error.to_string();
     let mut cause = error.source();
+    // The cause says it, and the address is added.
+    if message == "error connecting to server"
+        && let Some(inner) = cause
+    {
+        (message, cause) = (inner.to_string(), inner.source());
+    }
     while let Some(inner) = cause {
         let text = inner.to_string();
         if !message.contains(&text) {
@@ -82,6 +88,11 @@ pub(crate) fn is_wait_over(error: &tokio_postgres::Error) -> bool {
 pub(crate) fn is_cancelled(error: &Error) -> bool {
     let source = error.source().and_then(|source| source.downcast_ref::<tokio_postgres::Error>());
     source.is_some_and(|source| source.code() == Some(&SqlState::QUERY_CANCELED))
+}
+
+/// Adds the address of the server that an error is about.
+pub(crate) fn at(address: &str, error: &Error) -> Error {
+    Error::new(error.kind(), format!("{address}: {error}")).with_source(error.clone())
 }
 
 pub(crate) fn unavailable(message: impl Into<String>) -> Error {

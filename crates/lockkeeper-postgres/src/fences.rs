@@ -13,8 +13,8 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
 use tokio_postgres::{Client, Config, GenericClient, NoTls, Transaction};
 
-use crate::config::Settings;
-use crate::error::{config, translate};
+use crate::config::{Settings, address};
+use crate::error::{at, config, translate};
 use crate::sessions::{Pool, PooledConnection, Tls};
 
 const TABLE: &str = include_str!("fences/table.sql");
@@ -230,7 +230,8 @@ impl Connections {
                 return Ok((client, permit));
             }
         }
-        let (client, connection) = self.tls.connect(&self.config).await?;
+        let connected = self.tls.connect(&self.config).await;
+        let (client, connection) = connected.map_err(|error| at(&address(&self.config), &error))?;
         tokio::spawn(connection);
         Ok((client, permit))
     }

@@ -108,11 +108,15 @@ impl BatchSender for TrySender {
         if let Some([item]) = batch.items() {
             return Ok(vec![self.send_alone(*item).await]);
         }
-        tokio::select! {
-            answers = self.send_batch(batch) => answers,
-            // The connection of a pool closes when it is no longer referenced, here neither.
-            () = self.connection.closed.cancelled() => Err(connection_closed()),
-        }
+        // Boxed, so that it does not enlarge the futures of direct tries.
+        Box::pin(async {
+            tokio::select! {
+                answers = self.send_batch(batch) => answers,
+                // The connection of a pool closes when it is no longer referenced, here neither.
+                () = self.connection.closed.cancelled() => Err(connection_closed()),
+            }
+        })
+        .await
     }
 
     fn runtime(&self) -> Handle {

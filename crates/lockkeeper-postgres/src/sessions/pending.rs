@@ -163,23 +163,25 @@ impl PendingQuery {
 /// Tries to lock a key with a fence, together with other tries of the session. Returns the transaction id if the lock
 /// was granted.
 async fn try_fenced(session: &Session, item: Try) -> Result<Option<Option<i64>>> {
-    let (connection, key) = (&session.connection, AdvisoryKey::from_i64(item.key));
-    match session.tries.send(item).await {
+    let error = match session.tries.send(item).await {
         Ok(TryAnswer::Granted(xid)) => return Ok(Some(Some(xid))),
         Ok(TryAnswer::Contended) => return Ok(None),
+        Ok(TryAnswer::Failed(error)) => Some(error),
+        // Another key may be the reason.
+        Ok(TryAnswer::SharedFailed) | Err(_) => None,
+    };
+    // Boxed: it is rare, and would enlarge the future of every try.
+    Box::pin(async {
+        let (connection, key) = (&session.connection, AdvisoryKey::from_i64(item.key));
         // The lock may have been granted before the error.
-        Ok(TryAnswer::Failed(error)) => {
-            unlock(connection, item.shared, key).await?;
-            if error.code() != Some(&SqlState::QUERY_CANCELED) {
-                return Err(translate(error));
-            }
+        unlock(connection, item.shared, key).await?;
+        match error {
+            Some(error) if error.code() != Some(&SqlState::QUERY_CANCELED) => Err(translate(error)),
+            // Sent alone, this try gets its own answer.
+            _ => try_alone(connection, key, item.shared, true).await,
         }
-        // Another key may be the reason. Sent alone, this try gets its own answer.
-        Ok(TryAnswer::SharedFailed) | Err(_) => {
-            unlock(connection, item.shared, key).await?;
-        }
-    }
-    try_alone(connection, key, item.shared, true).await
+    })
+    .await
 }
 
 /// Tries to lock a key. Returns `Some` if the lock was granted, with the transaction id if a fence was asked for.

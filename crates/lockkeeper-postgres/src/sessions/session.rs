@@ -13,6 +13,7 @@ use tokio_postgres::types::{ToSql, Type};
 
 use super::batch::{self, TrySender};
 use super::connection::{Connection, connection_closed};
+use super::heartbeat::{Heartbeats, RenewalCause};
 use crate::names::AdvisoryKey;
 
 /// How long the server may take to confirm a release, at the least and at the most, when no other claim relies on the
@@ -26,6 +27,8 @@ pub(crate) struct Session {
     usage: Mutex<Usage>,
     /// Fenced tries, which share statements when there are many.
     pub(crate) tries: Coalescer<TrySender>,
+    /// Renewals, which share heartbeats.
+    pub(crate) heartbeats: Heartbeats,
     /// Notified when the session may be free for a claim that found none.
     freed: Arc<Notify>,
 }
@@ -54,7 +57,8 @@ pub(crate) enum Purpose {
 impl Session {
     pub(crate) fn new(connection: Arc<Connection>, freed: Arc<Notify>) -> Self {
         let tries = batch::coalescer(connection.clone());
-        Self { connection, usage: Mutex::default(), tries, freed }
+        let heartbeats = Heartbeats::new(connection.clone());
+        Self { connection, usage: Mutex::default(), tries, heartbeats, freed }
     }
 
     fn usage(&self) -> MutexGuard<'_, Usage> {
@@ -110,6 +114,16 @@ impl Session {
     fn is_relied_on(&self) -> bool {
         let usage = self.usage();
         usage.keys.len() > usage.releases
+    }
+
+    /// Renews a lock of `ttl` that this session holds.
+    pub(crate) async fn renew(&self, ttl: Duration, cause: RenewalCause) -> Result<()> {
+        // A lock that is alone has no other to wait for. After half of the TTL without an answer there is no time to wait:
+        // the engine may give a late renewal less time than the linger.
+        let is_alone = self.usage().keys.len() <= 1;
+        let is_late = self.connection.idle_for() >= ttl / 2;
+        let cause = if is_alone || is_late { RenewalCause::Requested } else { cause };
+        self.heartbeats.renew(ttl, cause).await
     }
 
     fn free(&self, key: AdvisoryKey, outcome: SlotOutcome) {

@@ -7,6 +7,7 @@ mod common;
 mod connections;
 mod granted_despite_errors;
 mod half_open;
+mod heartbeats;
 mod loss;
 mod queue_order;
 mod servers;

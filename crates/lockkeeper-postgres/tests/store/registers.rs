@@ -73,6 +73,7 @@ async fn a_server_that_is_not_there_lets_nothing_pass_and_no_password_is_shown()
     assert!(!format!("{register:?}").contains("hunter2"));
     let error = soon("the answer", register.check("a", fence(1))).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.to_string().contains("127.0.0.1:1: Connection refused"), "{error}");
     assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
 }
 

@@ -15,7 +15,8 @@ use super::super::pooled::PooledConnection;
 use super::super::session::{Purpose, Session};
 use super::super::transport::Transport;
 use super::{SessionPool, SessionRequest, Source, Table};
-use crate::error::unavailable;
+use crate::config::address;
+use crate::error::{at, unavailable};
 
 /// How often to check whether a pool's connection has closed: the pool runs its task and does not notify.
 const POOLED_CHECK_INTERVAL: Duration = Duration::from_millis(100);
@@ -67,6 +68,10 @@ impl SessionPool {
             });
             let opened = opened.await.unwrap_or_else(|_| {
                 Err(unavailable(format!("the server did not let us in within {limit:.1?}")))
+            });
+            let opened = opened.map_err(|error| match &pool.source {
+                Source::Server { config, .. } => at(&address(config), &error),
+                Source::Pool(_) => error,
             });
             let opened = opened.map(|session| pool.table().sessions.push(session));
             drop(reservation);
