@@ -1,7 +1,7 @@
 //! How often the hot paths allocate, exactly: that does not depend on how fast the machine is.
 //!
-//! In a binary of its own, with one test, since the allocator counts for the whole process. Whoever changes the number on purpose
-//! writes the new one here.
+//! In a binary of its own, with one test, since the allocator counts for the whole process. A change that alters the number on purpose
+//! updates it here.
 #![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 
 use std::alloc::System;
@@ -13,12 +13,12 @@ use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
 const LOCKS: usize = 1000;
-/// With the feature `metrics`, the labels of four metrics come on top, whether or not anybody records them.
+/// With the feature `metrics`, the labels of four metrics come on top, whether or not they are recorded.
 const EACH: usize = if cfg!(feature = "metrics") { 12 } else { 8 };
 
 /// In paused time, so that no timer comes in between; on one thread.
 #[tokio::test(start_paused = true)]
-async fn an_uncontended_lock_and_release_allocate_as_often_as_ever() {
+async fn the_number_of_allocations_of_an_uncontended_lock_is_unchanged() {
     let keeper = Keeper::new(Memory::new());
     let mutex = keeper.mutex("orders/42");
     let locks = async || {

@@ -11,7 +11,7 @@ fn runtime() -> tokio::runtime::Runtime {
 }
 
 #[tokio::test(start_paused = true)]
-async fn names_that_are_none_are_refused() {
+async fn invalid_names_are_refused() {
     let keeper = Keeper::new(Memory::new());
     let long = "x".repeat(1025);
     for bad in ["", "a\0b", "\0", long.as_str()] {
@@ -55,7 +55,7 @@ async fn options_out_of_range_are_refused() {
 }
 
 #[test]
-fn owners_read_what_they_write_and_nothing_else() {
+fn owners_parse_only_their_own_format() {
     let owner = Owner::random();
     assert_eq!(owner.to_string().parse::<Owner>().unwrap(), owner);
     for bad in ["", "x", &"0".repeat(31), &"g".repeat(32), &"+".repeat(32), &"0".repeat(33)] {
@@ -72,7 +72,7 @@ fn the_default_label_is_a_label() {
 
 proptest! {
     #[test]
-    fn every_name_is_taken_or_refused_for_a_reason(name in any::<String>()) {
+    fn every_name_is_accepted_or_refused_with_a_reason(name in any::<String>()) {
         let good = !name.is_empty() && name.len() <= 1024 && !name.contains('\0');
         prop_assert_eq!(Name::new(name.clone()).is_ok(), good);
         let lock = runtime().block_on(async {
@@ -90,7 +90,7 @@ proptest! {
     }
 
     #[test]
-    fn every_duration_is_taken_or_refused_and_nothing_overflows(
+    fn every_duration_is_accepted_or_refused_without_overflow(
         ttl in any::<Duration>(),
         max_wait in any::<Duration>(),
         max_hold in any::<Duration>(),

@@ -35,7 +35,7 @@ async fn polled<F: Future>(future: F, times: usize, lies: Duration) -> Option<F:
     output
 }
 
-/// How a step of the engine may go on a bad day.
+/// How a step of the engine may fail.
 const DAYS: [Option<Fault>; 5] = [
     None,
     Some(Fault::SlowRequest(common::SECOND)),
@@ -44,7 +44,7 @@ const DAYS: [Option<Fault>; 5] = [
     Some(Fault::NoAnswer),
 ];
 
-fn bad_day(pair: &Pair, ops: &[Op], fault: Option<Fault>) {
+fn inject_faults(pair: &Pair, ops: &[Op], fault: Option<Fault>) {
     for op in ops {
         if let Some(fault) = fault {
             pair.faults.always(*op, fault);
@@ -91,7 +91,7 @@ async fn drop_after_each_poll<F: Future>(
 #[tokio::test(start_paused = true)]
 async fn a_dropped_acquire_leaves_no_holder() {
     for fault in DAYS {
-        let bad = |pair: &Pair| bad_day(pair, &[Op::Attempt], fault);
+        let bad = |pair: &Pair| inject_faults(pair, &[Op::Attempt], fault);
         drop_everywhere(&format!("lock, {fault:?}"), bad, async |keeper| {
             let _ = keeper.mutex("a").lock().await;
         })
@@ -112,7 +112,7 @@ async fn a_dropped_acquire_leaves_no_holder() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dropped_waiter_leaves_no_place_in_the_queue() {
+async fn a_cancelled_waiter_leaves_the_queue() {
     for fault in DAYS {
         let prepare = |pair: &Pair| {
             let mutex = pair.healthy.mutex("a");
@@ -121,7 +121,7 @@ async fn a_dropped_waiter_leaves_no_place_in_the_queue() {
                 sleep(secs(35)).await;
                 drop(guard);
             });
-            bad_day(pair, &[Op::Attempt], fault);
+            inject_faults(pair, &[Op::Attempt], fault);
         };
         for mode in [Mode::Exclusive, Mode::Shared] {
             drop_everywhere(&format!("waiting for {mode:?}, {fault:?}"), prepare, async |keeper| {
@@ -140,7 +140,7 @@ async fn a_dropped_waiter_leaves_no_place_in_the_queue() {
 
 /// Dropped before its time is up, while it leaves the queue, or while a set is given back.
 #[tokio::test(start_paused = true)]
-async fn a_dropped_bounded_wait_leaves_no_place_in_the_queue() {
+async fn a_cancelled_bounded_wait_leaves_the_queue() {
     for (op, fault) in
         [Op::Attempt, Op::Release].into_iter().flat_map(|op| DAYS.map(|day| (op, day)))
     {
@@ -151,7 +151,7 @@ async fn a_dropped_bounded_wait_leaves_no_place_in_the_queue() {
                 sleep(secs(35)).await;
                 drop(guard);
             });
-            bad_day(pair, &[op], fault);
+            inject_faults(pair, &[op], fault);
         };
         let what = format!("{op:?}, {fault:?}");
         drop_everywhere(&format!("try_lock_for, {what}"), prepare, async |keeper| {
@@ -176,7 +176,7 @@ async fn a_dropped_bounded_wait_leaves_no_place_in_the_queue() {
 #[tokio::test(start_paused = true)]
 async fn a_dropped_release_releases() {
     for fault in DAYS {
-        let bad = |pair: &Pair| bad_day(pair, &[Op::Release], fault);
+        let bad = |pair: &Pair| inject_faults(pair, &[Op::Release], fault);
         drop_everywhere(&format!("release, {fault:?}"), bad, async |keeper| {
             let guard = keeper.mutex("a").lock().await.unwrap();
             // Once with a background task, once without.
@@ -190,9 +190,9 @@ async fn a_dropped_release_releases() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whatever_is_dropped_of_a_hold_it_is_given_back() {
+async fn a_hold_is_released_whichever_of_its_futures_is_dropped() {
     for fault in DAYS {
-        let bad = |pair: &Pair| bad_day(pair, &[Op::Renew, Op::Downgrade], fault);
+        let bad = |pair: &Pair| inject_faults(pair, &[Op::Renew, Op::Downgrade], fault);
         drop_everywhere(&format!("extend and downgrade, {fault:?}"), bad, async |keeper| {
             let guard = keeper.rw_lock("a").write().await.unwrap();
             let _ = guard.extend(secs(60)).await;
@@ -208,7 +208,7 @@ async fn whatever_is_dropped_of_a_hold_it_is_given_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dropped_adopt_leaves_the_lock_to_its_lease() {
+async fn a_cancelled_adopt_leaves_the_lock_until_its_lease_ends() {
     for n in 0..5 {
         let pair = pair();
         let ticket = pair.faulty.mutex("a").lock().await.unwrap().detach().unwrap();
@@ -228,7 +228,7 @@ async fn a_dropped_adopt_leaves_the_lock_to_its_lease() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cancelled_waiting_writer_lets_the_readers_behind_it_in() {
+async fn readers_behind_a_cancelled_writer_are_granted_the_lock() {
     let pair = pair();
     let lock = pair.healthy.rw_lock("a");
     let _reader = lock.read().await.unwrap();

@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep};
 // Prefixed.
 
 #[tokio::test(start_paused = true)]
-async fn prefixes_do_not_meet_and_the_whole_store_sees_them_all() {
+async fn prefixes_are_independent_and_the_whole_store_lists_them_all() {
     let store = Arc::new(Memory::new());
     let whole = Keeper::from_backend(store.clone());
     let red = Keeper::new(Prefixed::new(store.clone(), "red").unwrap());
@@ -39,7 +39,7 @@ async fn prefixes_do_not_meet_and_the_whole_store_sees_them_all() {
 }
 
 #[test]
-fn a_prefix_that_could_meet_another_is_refused() {
+fn a_prefix_that_could_collide_with_another_is_refused() {
     let store: Arc<dyn Backend> = Arc::new(Memory::new());
     for bad in ["", "a/b", "/", "a\0", &"x".repeat(257)] {
         let error = Prefixed::new(store.clone(), bad).unwrap_err();
@@ -54,7 +54,7 @@ fn slots() -> Keeper {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_semaphore_of_slots_admits_as_many_as_it_has() {
+async fn a_semaphore_of_slots_grants_as_many_permits_as_it_has() {
     let keeper = slots();
     let gpus = keeper.semaphore("gpu", 4);
     let _mutex = keeper.mutex("gpu").lock().await.unwrap();
@@ -75,7 +75,7 @@ async fn a_semaphore_of_slots_admits_as_many_as_it_has() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn waiters_for_slots_enter_in_order_and_only_one_of_them_looks() {
+async fn waiters_for_slots_are_granted_in_order_and_only_one_of_them_polls() {
     let (store, faults) = Faulty::new(Uncounting::default());
     let keeper = Keeper::new(Slots::new(Arc::new(store)));
     let gpus = keeper.semaphore("gpu", 2);
@@ -108,7 +108,7 @@ async fn waiters_for_slots_enter_in_order_and_only_one_of_them_looks() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn those_who_want_several_slots_do_not_deadlock() {
+async fn requests_for_several_slots_do_not_deadlock() {
     let keeper = slots();
     let gpus = keeper.semaphore("gpu", 5);
     let tasks: Vec<_> = (0..20)
@@ -160,7 +160,7 @@ fn two_processes() -> [(Keeper, Faults); 2] {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_permit_costs_as_many_questions_however_many_the_process_holds() {
+async fn the_number_of_requests_per_permit_is_independent_of_held_permits() {
     const PERMITS: u32 = 512;
     let [(keeper, faults), _] = two_processes();
     let semaphore = keeper.semaphore("gpu", PERMITS);
@@ -181,7 +181,7 @@ async fn a_permit_costs_as_many_questions_however_many_the_process_holds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn permits_of_other_processes_are_asked_for_once_and_not_for_each_permit() {
+async fn permits_of_other_processes_are_requested_once_and_not_per_permit() {
     const PERMITS: u32 = 512;
     let [(one, _), (other, faults)] = two_processes();
     let mut held = Vec::new();
@@ -197,7 +197,7 @@ async fn permits_of_other_processes_are_asked_for_once_and_not_for_each_permit()
 
 /// What a process knows of slots is a hint: the store has the last word.
 #[tokio::test(start_paused = true)]
-async fn a_try_is_refused_only_if_really_no_permit_is_free() {
+async fn a_try_is_refused_only_if_no_permit_is_free() {
     const PERMITS: u32 = 16;
     let [(one, _), (other, _)] = two_processes();
     let mut held = Vec::new();
@@ -216,7 +216,7 @@ async fn a_try_is_refused_only_if_really_no_permit_is_free() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_hears_of_a_slot_that_its_own_process_gives_back() {
+async fn a_waiter_is_notified_of_a_slot_released_by_its_own_process() {
     let [(keeper, _), _] = two_processes();
     let semaphore = keeper.semaphore("gpu", 4);
     let all = semaphore.acquire_many(4).await.unwrap();
@@ -313,7 +313,7 @@ async fn a_contended_lock_is_contended_also_while_two_nodes_are_down() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn three_nodes_down_is_unavailable_and_what_the_others_gave_is_given_back() {
+async fn three_nodes_down_are_unavailable_and_grants_of_the_others_are_released() {
     for fault in [Fault::Hangs, Fault::Refused, Fault::NoAnswer, Fault::LostAnswer] {
         let five = five();
         for i in [0, 2, 4] {
@@ -330,9 +330,9 @@ async fn three_nodes_down_is_unavailable_and_what_the_others_gave_is_given_back(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_try_without_a_majority_gives_back_what_it_got() {
+async fn a_try_without_a_majority_releases_its_grants() {
     let five = five();
-    // Two nodes are another's, two a third's: nobody has a majority.
+    // Two other owners hold two nodes each: there is no majority.
     let mut others = Vec::new();
     for memory in &five.memories[..4] {
         others.push(Keeper::new(memory.clone()).mutex("a").lock().await.unwrap());
@@ -346,7 +346,7 @@ async fn a_try_without_a_majority_gives_back_what_it_got() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_straggler_that_grants_late_is_released_too() {
+async fn a_late_grant_of_a_slow_node_is_released_too() {
     let five = five();
     five.faults[1].always(Op::Attempt, Fault::SlowRequest(millis(200)));
     let guard = five.keeper.mutex("a").lock().await.unwrap();
@@ -357,7 +357,7 @@ async fn a_straggler_that_grants_late_is_released_too() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn quorum_validity_counts_from_before_the_first_node_was_asked() {
+async fn quorum_validity_counts_from_before_the_first_request() {
     let five = five();
     for faults in &five.faults {
         faults.once(Op::Attempt, Fault::SlowAnswer(millis(400)));
@@ -393,7 +393,7 @@ async fn renewal_needs_a_true_majority_and_a_failed_one_releases_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_renewal_does_not_drop_an_attempt_that_is_on_its_way() {
+async fn a_renewal_does_not_cancel_an_attempt_in_flight() {
     let five = five();
     // Two nodes hear of us only after the others have granted, and after the first renewal.
     for faults in &five.faults[3..] {
@@ -408,7 +408,7 @@ async fn a_renewal_does_not_drop_an_attempt_that_is_on_its_way() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_quorum_outlives_two_forgetful_nodes_and_not_three() {
+async fn a_quorum_survives_the_data_loss_of_two_nodes_and_not_of_three() {
     let nodes: Vec<Forgetful> = (0..5).map(|_| Forgetful::default()).collect();
     let backends = nodes.iter().map(|node| Arc::new(node.clone()) as Arc<dyn Backend>);
     let keeper = Keeper::new(Quorum::new(backends).unwrap());
@@ -460,7 +460,7 @@ async fn fences_rise_whichever_majority_gives_them() {
 
 /// Three nodes are another's, so the try got two.
 #[tokio::test(start_paused = true)]
-async fn a_failed_try_of_a_quorum_has_given_back_what_it_got() {
+async fn a_failed_try_of_a_quorum_has_released_its_grants() {
     let five = five();
     let background = Background::new(tokio::runtime::Handle::current());
     let other = ClaimSpec::new(Name::new("a").unwrap(), secs(30), background);
@@ -513,7 +513,7 @@ async fn a_node_whose_fences_are_implausible_is_outvoted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_fence_that_cannot_be_written_to_a_majority_is_no_grant() {
+async fn without_a_majority_for_the_fence_there_is_no_grant() {
     let five = five();
     // Each node grants, but the one with the highest fence is alone with it.
     let keeper = Keeper::new(five.memories[0].clone());
@@ -532,7 +532,7 @@ async fn a_fence_that_cannot_be_written_to_a_majority_is_no_grant() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_is_woken_by_the_release_and_all_who_contend_get_their_turn() {
+async fn a_release_wakes_a_waiter_and_all_contenders_are_served() {
     let five = five();
     let holder = five.keeper.mutex("a").lock().await.unwrap();
     let tasks: Vec<_> = (0..10)

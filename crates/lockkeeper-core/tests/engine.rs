@@ -20,7 +20,7 @@ const HELD_FOR: Duration = Duration::from_millis(30_000 - 302);
 const TICK: Duration = Duration::from_millis(2);
 
 #[tokio::test(start_paused = true)]
-async fn loss_is_told_at_the_deadline_while_a_renewal_hangs() {
+async fn a_loss_is_reported_at_the_deadline_while_a_renewal_hangs() {
     let Pair { faulty, faults, healthy } = pair();
     let start = Instant::now();
     let guard = faulty.mutex("a").lock().await.unwrap();
@@ -63,7 +63,7 @@ async fn a_renewal_error_is_neither_a_renewal_nor_a_loss() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_renewal_that_gets_no_answer_is_tried_again_within_the_lease() {
+async fn a_renewal_without_a_response_is_retried_within_the_lease() {
     for fault in [Fault::Hangs, Fault::NoAnswer, Fault::LostAnswer] {
         let Pair { faulty, faults, .. } = pair();
         let guard = faulty.mutex("a").lock().await.unwrap();
@@ -105,7 +105,7 @@ async fn lost_is_final_even_if_the_store_comes_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lock_that_was_lost_here_but_not_in_the_store_is_given_back() {
+async fn a_lock_lost_locally_but_not_in_the_store_is_released() {
     let pair = pair();
     let guard = pair.faulty.mutex("a").lock().await.unwrap();
     pair.faults.always(Op::Renew, Fault::NoAnswer);
@@ -135,7 +135,7 @@ async fn validity_counts_from_before_the_send() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_handed_over_grant_counts_from_the_last_ask_of_the_waiter() {
+async fn a_handed_off_grant_counts_from_the_last_attempt_of_the_waiter() {
     let pair = pair();
     let holder = pair.healthy.mutex("a").lock().await.unwrap();
     let waiter = tokio::spawn({
@@ -154,7 +154,7 @@ async fn a_handed_over_grant_counts_from_the_last_ask_of_the_waiter() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_refreshes_its_place_every_third_of_the_ttl_and_asks_no_more_than_that() {
+async fn a_waiter_sends_one_refresh_per_third_of_the_ttl_and_nothing_else() {
     let pair = pair();
     let _holder = pair.healthy.mutex("a").lock().await.unwrap();
     let _waiter = tokio::spawn({
@@ -168,7 +168,7 @@ async fn a_waiter_refreshes_its_place_every_third_of_the_ttl_and_asks_no_more_th
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_takes_longer_than_its_lease_is_no_grant() {
+async fn a_response_that_takes_longer_than_its_lease_is_no_grant() {
     let pair = pair();
     // Answered, but nothing is left of it.
     pair.faults.once(Op::Attempt, Fault::SlowAnswer(millis(1990)));
@@ -214,7 +214,7 @@ async fn a_store_that_is_down_is_an_error_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_bears_an_outage_shorter_than_the_ttl() {
+async fn a_waiter_survives_an_outage_shorter_than_the_ttl() {
     let pair = pair();
     let holder = pair.healthy.mutex("a").lock().await.unwrap();
     let waiter = tokio::spawn({
@@ -232,7 +232,7 @@ async fn a_waiter_bears_an_outage_shorter_than_the_ttl() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_whose_store_is_down_for_longer_than_the_ttl_is_told() {
+async fn a_waiter_fails_if_its_store_is_down_for_longer_than_the_ttl() {
     let pair = pair();
     let _holder = pair.healthy.mutex("a").lock().await.unwrap();
     let start = Instant::now();
@@ -249,7 +249,7 @@ async fn a_waiter_whose_store_is_down_for_longer_than_the_ttl_is_told() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_missed_notice_is_made_up_for_by_the_next_refresh() {
+async fn the_next_refresh_makes_up_for_a_missed_notification() {
     let pair = pair();
     pair.faults.always(Op::Changed, Fault::Hangs);
     let holder = pair.healthy.mutex("a").lock().await.unwrap();
@@ -266,7 +266,7 @@ async fn a_missed_notice_is_made_up_for_by_the_next_refresh() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_holder_that_dies_is_followed_when_its_lease_ends() {
+async fn a_waiter_takes_over_when_the_lease_of_a_dead_holder_ends() {
     let pair = pair();
     let start = Instant::now();
     let ticket = pair.healthy.mutex("a").ttl(secs(5)).lock().await.unwrap().detach().unwrap();
@@ -288,7 +288,7 @@ async fn a_lock_is_renewed_every_third_of_its_ttl() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_renewal_never_brings_a_lock_back() {
+async fn a_renewal_never_restores_a_lost_lock() {
     let pair = pair();
     // The notice of the loss is missed, so that the renewal finds out.
     pair.faults.always(Op::Changed, Fault::Hangs);
@@ -299,7 +299,7 @@ async fn a_renewal_never_brings_a_lock_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_holder_whose_lock_is_broken_is_told_at_once() {
+async fn a_holder_is_notified_at_once_when_its_lock_is_broken() {
     let Pair { faulty, healthy, .. } = pair();
     let guard = faulty.mutex("a").lock().await.unwrap();
     // Lets the driver begin to listen.
@@ -312,7 +312,7 @@ async fn a_holder_whose_lock_is_broken_is_told_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn max_hold_ends_a_hold_though_its_holder_lives() {
+async fn max_hold_ends_a_hold_although_its_holder_is_alive() {
     let pair = pair();
     for (ttl, max_hold) in [(30, 100), (30, 10)] {
         let start = Instant::now();
@@ -342,7 +342,7 @@ async fn the_store_frees_a_lock_after_max_hold_even_if_the_release_does_not_reac
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dropped_guard_is_given_back_at_once() {
+async fn a_dropped_guard_is_released_at_once() {
     let Pair { faulty, healthy, .. } = pair();
     for held_for in [Duration::ZERO, secs(1), secs(100)] {
         let guard = faulty.mutex("a").lock().await.unwrap();
@@ -355,7 +355,7 @@ async fn a_dropped_guard_is_given_back_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dropped_guard_is_given_back_in_the_background_by_a_slow_store() {
+async fn a_dropped_guard_is_released_in_the_background_on_a_slow_store() {
     let Pair { faulty, faults, healthy } = pair();
     faults.always(Op::Release, Fault::SlowRequest(secs(2)));
     for held_for in [Duration::ZERO, secs(1), secs(100)] {
@@ -402,7 +402,7 @@ async fn an_extend_that_fails_releases_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_shorter_lease_whose_answer_is_lost_is_believed() {
+async fn a_shorter_lease_applies_even_if_its_response_is_lost() {
     let Pair { faulty, faults, .. } = pair();
     let guard = faulty.mutex("a").lock().await.unwrap();
     // The store cuts the lease to 3 s and the answer is lost: only 3 s can be relied on.
@@ -412,7 +412,7 @@ async fn a_shorter_lease_whose_answer_is_lost_is_believed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn extend_of_a_lost_lock_says_so() {
+async fn extend_of_a_lost_lock_is_an_error() {
     let Pair { faulty, healthy, .. } = pair();
     let guard = faulty.mutex("a").lock().await.unwrap();
     healthy.inspect().unwrap().break_lock("a").await.unwrap();
@@ -430,7 +430,7 @@ async fn extend_does_not_go_past_max_hold() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_release_that_fails_is_done_when_the_store_is_back() {
+async fn a_failed_release_is_retried_until_the_store_is_back() {
     for fault in [Fault::Refused, Fault::LostAnswer, Fault::Hangs, Fault::NoAnswer] {
         let pair = pair();
         let guard = pair.faulty.mutex("a").lock().await.unwrap();
@@ -446,7 +446,7 @@ async fn a_release_that_fails_is_done_when_the_store_is_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dropped_guard_of_a_store_that_is_down_gives_up_when_the_lease_has_ended() {
+async fn a_dropped_guard_stops_retrying_its_release_when_the_lease_has_ended() {
     let pair = pair();
     let guard = pair.faulty.mutex("a").lock().await.unwrap();
     pair.faults.everything(Fault::Refused);
@@ -459,7 +459,7 @@ async fn a_dropped_guard_of_a_store_that_is_down_gives_up_when_the_lease_has_end
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_ask_whose_answer_is_lost_leaves_nothing() {
+async fn an_attempt_whose_response_is_lost_leaves_nothing() {
     for fault in [Fault::LostAnswer, Fault::NoAnswer, Fault::SlowAnswer(secs(40))] {
         let pair = pair();
         pair.faults.once(Op::Attempt, fault);
@@ -471,7 +471,7 @@ async fn an_ask_whose_answer_is_lost_leaves_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn past_max_wait_it_is_timed_out_with_the_time_waited() {
+async fn after_max_wait_an_acquire_times_out_with_the_time_waited() {
     let pair = pair();
     let _holder = pair.healthy.mutex("a").lock().await.unwrap();
     let error = pair.faulty.mutex("a").max_wait(secs(7)).lock().await.unwrap_err();
@@ -484,7 +484,7 @@ async fn past_max_wait_it_is_timed_out_with_the_time_waited() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn zero_is_one_attempt_and_the_longest_wait_does_not_overflow() {
+async fn a_wait_of_zero_is_one_attempt_and_the_longest_wait_does_not_overflow() {
     let pair = pair();
     let holder = pair.healthy.mutex("a").lock().await.unwrap();
     let mutex = pair.faulty.mutex("a");
@@ -520,7 +520,7 @@ async fn a_century_long_ttl_works() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_is_told_when_the_keeper_is_closed_and_leaves_the_queue() {
+async fn a_waiter_of_a_closed_keeper_fails_and_leaves_the_queue() {
     let pair = pair();
     let _holder = pair.healthy.mutex("a").lock().await.unwrap();
     let waiter = tokio::spawn({
@@ -536,7 +536,7 @@ async fn a_waiter_is_told_when_the_keeper_is_closed_and_leaves_the_queue() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn close_waits_for_releases_under_way_and_not_for_guards() {
+async fn close_waits_for_releases_in_flight_and_not_for_guards() {
     let pair = pair();
     let kept = pair.faulty.mutex("kept").lock().await.unwrap();
     pair.faults.always(Op::Release, Fault::SlowRequest(secs(5)));
@@ -574,7 +574,7 @@ async fn nothing_is_spawned_before_the_guard_exists() {
 }
 
 #[test]
-fn a_guard_dropped_on_a_thread_without_a_runtime_gives_its_lock_back() {
+fn a_guard_dropped_on_a_thread_without_a_runtime_is_released() {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     let keeper = Keeper::new(Memory::new());
     let guard = runtime.block_on(keeper.mutex("a").lock()).unwrap();
@@ -584,7 +584,7 @@ fn a_guard_dropped_on_a_thread_without_a_runtime_gives_its_lock_back() {
 }
 
 #[test]
-fn a_guard_that_outlives_its_runtime_says_that_it_lost_and_its_keeper_goes_on() {
+fn a_guard_that_outlives_its_runtime_reports_its_loss_and_its_keeper_still_works() {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     let keeper = Keeper::new(Memory::new());
     let (long, short) = runtime.block_on(async {
@@ -634,7 +634,7 @@ async fn while_held_ends_the_work_when_the_lock_is_lost() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn fences_rise_even_if_the_store_forgets_everything() {
+async fn fences_rise_even_if_the_store_loses_its_data() {
     let store = Forgetful::default();
     let keeper = Keeper::new(store.clone());
     let mut last = None;
@@ -726,7 +726,7 @@ async fn async_and_blocking_locks_of_a_keeper_have_the_same_floors() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_forgets_a_hold_is_found_out_by_the_next_renewal() {
+async fn the_next_renewal_detects_that_the_store_lost_a_hold() {
     let store = Forgetful::default();
     let keeper = Keeper::new(store.clone());
     let guard = keeper.mutex("a").lock().await.unwrap();

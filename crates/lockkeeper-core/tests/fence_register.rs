@@ -7,13 +7,13 @@ use lockkeeper_core::{
 use lockkeeper_testkit::fences::check_register;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_register_in_memory_keeps_its_word() {
+async fn a_register_in_memory_conforms() {
     let register = FenceRegister::in_memory();
     check_register(&[register.clone(), register]).await;
 }
 
 #[tokio::test]
-async fn two_registers_in_memory_know_nothing_of_each_other() {
+async fn two_registers_in_memory_are_independent() {
     let (one, other) = (FenceRegister::in_memory(), FenceRegister::in_memory());
     assert!(one.check("a", Fence::MAX).await.unwrap().is_passed());
     assert!(other.check("a", Fence::new(1).unwrap()).await.unwrap().is_passed());
@@ -33,7 +33,7 @@ impl FenceStore for Silent {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_does_not_answer_is_not_awaited_for_ever() {
+async fn a_check_on_a_hung_store_times_out() {
     let error = FenceRegister::new(Silent).check("a", Fence::MAX).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     let expected =

@@ -39,7 +39,7 @@ async fn assert_empty(store: &Memory, keepers: &[(Keeper, Faults)]) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn two_sets_that_each_get_one_slot_first_do_not_refuse_each_other() {
+async fn two_sets_that_each_get_one_slot_first_do_not_both_fail() {
     let store = Memory::new();
     let processes = processes(&store, 2);
     for round in 0..100 {
@@ -60,7 +60,7 @@ async fn two_sets_that_each_get_one_slot_first_do_not_refuse_each_other() {
 
 /// The sets of one process do not meet by chance: each knows which slots the other asks for.
 #[tokio::test(start_paused = true)]
-async fn two_sets_of_one_process_do_not_refuse_each_other() {
+async fn two_sets_of_one_process_do_not_both_fail() {
     let store = Memory::new();
     let processes = processes(&store, 2);
     let [(other, _), (keeper, faults)] = &processes[..] else { unreachable!() };
@@ -122,7 +122,7 @@ async fn a_set_is_refused_without_delay_if_others_hold_what_it_lacks() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_set_that_is_free_costs_one_question_for_each_slot() {
+async fn a_free_set_costs_one_request_per_slot() {
     let store = Memory::new();
     let processes = processes(&store, 1);
     let (keeper, faults) = &processes[0];
@@ -134,7 +134,7 @@ async fn a_set_that_is_free_costs_one_question_for_each_slot() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_try_that_has_its_turn_is_shown_neither_as_a_holder_nor_as_a_waiter() {
+async fn the_turn_of_a_try_is_shown_neither_as_a_holder_nor_as_a_waiter() {
     let store = Memory::new();
     let processes = processes(&store, 1);
     let keeper = &processes[0].0;
@@ -171,7 +171,7 @@ async fn assert_only_one_left(store: &Memory, keeper: &Keeper, what: &str) {
 
 /// Dropped after so many polls, in whichever step it is.
 #[tokio::test(start_paused = true)]
-async fn a_set_that_is_dropped_while_it_asks_again_leaves_nothing() {
+async fn a_set_cancelled_during_its_second_round_leaves_nothing() {
     for polls in 0..60 {
         let store = Memory::new();
         let (processes, _held) = half_taken(&store).await;
@@ -193,7 +193,7 @@ async fn a_set_that_is_dropped_while_it_asks_again_leaves_nothing() {
 
 /// A fault of each kind meets each of the requests: for the slots, for the turn, for the slots again.
 #[tokio::test(start_paused = true)]
-async fn a_set_whose_requests_fail_while_it_asks_again_leaves_nothing() {
+async fn a_set_whose_second_round_fails_leaves_nothing() {
     for fault in [Fault::Refused, Fault::LostAnswer, Fault::NoAnswer, Fault::Hangs] {
         for (op, number) in (0..6).flat_map(|number| [(Op::Attempt, number), (Op::Release, number)])
         {

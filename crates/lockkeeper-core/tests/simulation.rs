@@ -1,4 +1,4 @@
-//! Random clients on random bad days, in paused time: each seed is a world that can be run again.
+//! Random clients under random faults, in paused time: each seed is reproducible.
 //!
 //! The seeds are new each time, and a failure names its own. `LOCKKEEPER_SEED=<seed>` runs that one again, and the ones
 //! after it. What is checked is what the documentation of `Quorum` promises: nodes restart without their data, in any
@@ -45,13 +45,13 @@ fn any_fault(random: &mut fastrand::Rng) -> Fault {
 }
 
 /// Who believes that it holds, and the highest fence so far.
-struct Board {
+struct HolderRecord {
     seed: u64,
     guards: Mutex<Vec<Option<Arc<Guard>>>>,
     fence: Mutex<u64>,
 }
 
-impl Board {
+impl HolderRecord {
     /// Those who hold may hold together.
     fn check(&self) {
         let seed = self.seed;
@@ -116,7 +116,7 @@ async fn ask(
     got.ok()?.ok()
 }
 
-async fn client(id: usize, keeper: Keeper, kind: Kind, board: Arc<Board>, seed: u64) {
+async fn client(id: usize, keeper: Keeper, kind: Kind, record: Arc<HolderRecord>, seed: u64) {
     let mut random = fastrand::Rng::with_seed(seed);
     for _ in 0..25 {
         let wait = millis(random.u64(..3000));
@@ -125,14 +125,14 @@ async fn client(id: usize, keeper: Keeper, kind: Kind, board: Arc<Board>, seed: 
             continue;
         };
         let guard = Arc::new(guard);
-        board.enter(id, &guard);
+        record.enter(id, &guard);
         sleep(millis(random.u64(..4000))).await;
         if kind == Kind::QuorumRwLock && random.bool() {
-            board.leave(id);
+            record.leave(id);
             let _ = guard.downgrade().await;
             sleep(millis(random.u64(..500))).await;
         }
-        board.leave(id);
+        record.leave(id);
         let guard = Arc::into_inner(guard).unwrap();
         if random.bool() {
             let _ = timeout(millis(random.u64(..300)), guard.release()).await;
@@ -140,16 +140,16 @@ async fn client(id: usize, keeper: Keeper, kind: Kind, board: Arc<Board>, seed: 
     }
 }
 
-/// Breaks and mends at random, for ever.
-async fn chaos(
+/// Injects and removes random faults until it is cancelled.
+async fn inject_faults(
     faults: Vec<Faults>,
     servers: Vec<Faults>,
-    board: Arc<Board>,
+    record: Arc<HolderRecord>,
     mut random: fastrand::Rng,
 ) {
     loop {
         sleep(millis(random.u64(..50))).await;
-        board.check();
+        record.check();
         let one = &faults[random.usize(..faults.len())];
         let op = OPS[random.usize(..OPS.len())];
         if !servers.is_empty() && random.u32(..200) == 0 {
@@ -164,7 +164,7 @@ async fn chaos(
     }
 }
 
-async fn world(kind: Kind, seed: u64) {
+async fn run_seed(kind: Kind, seed: u64) {
     // The engine's pauses are random too.
     fastrand::seed(seed);
     let mut random = fastrand::Rng::with_seed(seed);
@@ -181,13 +181,13 @@ async fn world(kind: Kind, seed: u64) {
         servers.clear();
     }
     let guards = Mutex::new((0..CLIENTS).map(|_| None).collect());
-    let board = Arc::new(Board { seed, guards, fence: Mutex::new(0) });
+    let record = Arc::new(HolderRecord { seed, guards, fence: Mutex::new(0) });
     let (mut faults, mut keepers, mut tasks) = (Vec::new(), Vec::<Keeper>::new(), Vec::new());
     for (id, salt) in (0..CLIENTS).zip(0..) {
         if kind == Kind::Semaphore && id % 2 == 1 {
             // Two tasks of one process: each knows which slots the other has or asks for.
             let keeper = keepers[keepers.len() - 1].clone();
-            tasks.push(tokio::spawn(client(id, keeper, kind, board.clone(), seed * 31 + salt)));
+            tasks.push(tokio::spawn(client(id, keeper, kind, record.clone(), seed * 31 + salt)));
             continue;
         }
         let mut nodes = Vec::new();
@@ -202,9 +202,9 @@ async fn world(kind: Kind, seed: u64) {
         };
         let keeper = keeper.ttl(TTL);
         keepers.push(keeper.clone());
-        tasks.push(tokio::spawn(client(id, keeper, kind, board.clone(), seed * 31 + salt)));
+        tasks.push(tokio::spawn(client(id, keeper, kind, record.clone(), seed * 31 + salt)));
     }
-    let chaos = tokio::spawn(chaos(faults.clone(), servers, board.clone(), random));
+    let chaos = tokio::spawn(inject_faults(faults.clone(), servers, record.clone(), random));
     for task in tasks {
         task.await.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
     }
@@ -233,23 +233,23 @@ fn run(kind: Kind) {
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
         runtime.unwrap().block_on(async {
-            let ended = timeout(secs(100_000), world(kind, seed)).await;
+            let ended = timeout(secs(100_000), run_seed(kind, seed)).await;
             assert!(ended.is_ok(), "seed {seed}: stuck");
         });
     }
 }
 
 #[test]
-fn on_any_day_a_mutex_of_a_quorum_has_one_holder_and_leaves_nothing() {
+fn under_random_faults_a_mutex_of_a_quorum_has_one_holder_and_leaves_nothing() {
     run(Kind::QuorumMutex);
 }
 
 #[test]
-fn on_any_day_a_lock_of_a_quorum_has_readers_or_a_writer_and_leaves_nothing() {
+fn under_random_faults_a_lock_of_a_quorum_has_readers_or_a_writer_and_leaves_nothing() {
     run(Kind::QuorumRwLock);
 }
 
 #[test]
-fn on_any_day_slots_stay_within_their_permits_and_leave_nothing() {
+fn under_random_faults_slots_stay_within_their_permits_and_leave_nothing() {
     run(Kind::Semaphore);
 }

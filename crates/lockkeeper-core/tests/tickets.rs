@@ -27,7 +27,7 @@ async fn altered(keeper: &Keeper, ticket: &Ticket, alter: impl FnOnce(&mut Ticke
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_field_that_was_altered_is_found_out_and_the_hold_stays_as_it_was() {
+async fn every_altered_field_is_detected_and_the_hold_is_unchanged() {
     let keeper = Keeper::new(Memory::new());
     let ticket = ticket(&keeper).await;
     let permits = |take, of| move |ticket: &mut Ticket| ticket.mode = Mode::Permits { take, of };
@@ -112,7 +112,7 @@ async fn the_permits_of_a_ticket_are_checked_like_those_of_a_semaphore() {
 
 #[cfg(feature = "serde")]
 #[tokio::test(start_paused = true)]
-async fn a_ticket_with_a_field_that_cannot_be_is_not_even_read() {
+async fn a_ticket_with_an_impossible_field_is_not_parsed() {
     let keeper = Keeper::new(Memory::new());
     let ticket = serde_json::to_value(ticket(&keeper).await).unwrap();
     let long = "x".repeat(2000);
@@ -144,7 +144,7 @@ async fn a_ticket_with_a_field_that_cannot_be_is_not_even_read() {
 
 /// The fence of a ticket is not a floor: neither of its own name nor of another.
 #[tokio::test(start_paused = true)]
-async fn an_altered_fence_spreads_to_no_lock_and_to_no_other_keeper() {
+async fn an_altered_fence_affects_no_other_lock_and_no_other_keeper() {
     // Stores that cannot compare the fence of a ticket with their own.
     let nodes = (0..3).map(|_| Arc::new(Memory::new()) as Arc<dyn Backend>);
     let quorum: Arc<dyn Backend> = Arc::new(Quorum::new(nodes).unwrap());
@@ -163,7 +163,7 @@ async fn an_altered_fence_spreads_to_no_lock_and_to_no_other_keeper() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hold_made_of_several_is_adopted_though_each_has_a_fence_of_its_own() {
+async fn a_hold_of_several_slots_is_adopted_although_each_has_its_own_fence() {
     let keeper = Keeper::new(Slots::new(Arc::new(Uncounting(Memory::new()))));
     let ticket = keeper.semaphore("a", 3).acquire_many(2).await.unwrap().detach().unwrap();
     keeper.mutex("a").lock().await.unwrap().release().await.unwrap();

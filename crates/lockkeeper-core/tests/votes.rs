@@ -134,7 +134,7 @@ async fn a_try_for_a_lock_that_is_taken_is_one_round() {
 
 /// A holder with a bare majority leaves the other nodes free, and they are granted and given back.
 #[tokio::test(start_paused = true)]
-async fn a_holder_with_a_bare_majority_is_no_split_vote() {
+async fn a_holder_with_a_bare_majority_is_not_a_split_vote() {
     let stores = memories(5);
     let (held, links) = keeper(&stores, |_| Duration::ZERO);
     links[3].everything(Fault::Refused);
@@ -182,7 +182,7 @@ async fn a_try_that_stays_undecided_is_an_error_in_bounded_time_and_leaves_nothi
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_stays_through_undecided_rounds_and_enters_when_there_is_a_majority() {
+async fn a_waiter_survives_undecided_rounds_and_is_granted_with_a_majority() {
     let stores = memories(3);
     let mut strays = [stray(&stores[0], "a").await, stray(&stores[1], "a").await];
     let (keeper, _) = keeper(&stores, |_| millis(1));
@@ -199,7 +199,7 @@ async fn a_waiter_stays_through_undecided_rounds_and_enters_when_there_is_a_majo
 
 /// A round then takes longer than a third of the ttl.
 #[tokio::test(start_paused = true)]
-async fn a_waiter_with_a_short_ttl_stays_through_undecided_rounds_with_a_node_that_hangs() {
+async fn a_waiter_with_a_short_ttl_survives_undecided_rounds_with_a_hung_node() {
     let stores = memories(3);
     let mut stray = stray(&stores[0], "a").await;
     let (keeper, links) = keeper(&stores, |_| millis(1));
@@ -214,7 +214,7 @@ async fn a_waiter_with_a_short_ttl_stays_through_undecided_rounds_with_a_node_th
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_bears_a_store_that_fails_for_a_moment_between_undecided_rounds() {
+async fn a_waiter_survives_a_brief_failure_between_undecided_rounds() {
     let stores = memories(3);
     let mut strays = [stray(&stores[0], "a").await, stray(&stores[1], "a").await];
     let (keeper, links) = keeper(&stores, |_| millis(1));
@@ -270,7 +270,7 @@ async fn a_bounded_wait_ends_in_time_when_nodes_hang_between_undecided_rounds() 
 async fn an_undecided_try_that_is_dropped_or_closed_leaves_nothing() {
     let stores = memories(3);
     let _strays = [stray(&stores[0], "a").await, stray(&stores[1], "a").await];
-    // Polled so often and dropped, in whatever step it is.
+    // Polled a number of times and dropped, in any step.
     for polls in 0..40 {
         let (keeper, _) = keeper(&stores, |_| millis(1));
         let mutex = keeper.mutex("a");
@@ -387,7 +387,7 @@ async fn a_node_that_restarts_without_its_data_does_not_vote_for_a_ttl() {
 
 /// The exception that the documentation of `Quorum` states.
 #[tokio::test(start_paused = true)]
-async fn a_node_that_forgets_unnoticed_gives_a_lock_with_a_bare_majority_away() {
+async fn undetected_data_loss_of_a_node_breaks_a_lock_with_a_bare_majority() {
     let Forgetting { servers, held, other, _one } = Forgetting::new().await;
     servers[1].forget();
     let second = other.mutex("a").try_lock().await.unwrap();

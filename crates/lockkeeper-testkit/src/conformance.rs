@@ -18,7 +18,7 @@
 //!     let store = Memory::new();
 //!     Subject::new(Arc::new(store.clone()), move |held| {
 //!         let store = store.clone();
-//! How to remove a hold without its holder knowing.
+//!         // How to remove a hold without its holder knowing.
 //!         async move {
 //!             let inspector = store.inspector().unwrap();
 //!             inspector.break_lock(&Name::new(held.name).unwrap()).await.unwrap();

@@ -14,12 +14,12 @@ use tokio::sync::watch;
 /// By name: owner, mode and label.
 type Holders = HashMap<Name, Vec<(Owner, Mode, Label)>>;
 
-/// Clones are the same store. Every change is told to all who listen, whether they have asked or not.
+/// Clones are the same store. Every change notifies all subscribers.
 #[derive(Debug, Clone)]
 pub struct Unordered {
     holders: Arc<Mutex<Holders>>,
     changes: watch::Sender<u64>,
-    /// Whether waiters are told at all.
+    /// Whether waiters are notified at all.
     push: bool,
 }
 

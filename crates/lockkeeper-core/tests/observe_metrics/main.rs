@@ -30,7 +30,7 @@ async fn poll_and_drop(future: impl Future, polls: usize) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lock_that_is_free_counts_as_granted_at_once_and_its_hold_when_it_is_given_back() {
+async fn a_free_lock_counts_as_granted_at_once_and_its_hold_when_it_is_released() {
     let recorded = Recorded::default();
     let _here = recorded.here();
     let keeper = Keeper::new(Memory::new());
@@ -58,7 +58,7 @@ async fn a_lock_that_is_free_counts_as_granted_at_once_and_its_hold_when_it_is_g
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_counts_once_as_contended_and_tells_how_long_it_waited() {
+async fn a_waiter_counts_once_as_contended_with_its_wait_time() {
     let recorded = Recorded::default();
     let _here = recorded.here();
     let keeper = Keeper::new(Memory::new());
@@ -87,7 +87,7 @@ async fn a_waiter_counts_once_as_contended_and_tells_how_long_it_waited() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_try_in_vain_is_not_a_wait_that_timed_out() {
+async fn a_failed_try_is_not_counted_as_a_timed_out_wait() {
     let recorded = Recorded::default();
     let _here = recorded.here();
     let keeper = Keeper::new(Memory::new());
@@ -117,7 +117,7 @@ async fn a_try_in_vain_is_not_a_wait_that_timed_out() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_fails_is_told_from_a_lock_that_is_held() {
+async fn store_failures_and_contention_are_distinguished() {
     let recorded = Recorded::default();
     let _here = recorded.here();
     let Pair { faulty, faults, .. } = pair();
@@ -285,7 +285,7 @@ async fn a_hold_whose_renewals_fail_is_lost_once_because_its_lease_expired() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_ended_a_hold_against_the_holders_will_is_told_apart() {
+async fn the_reasons_of_losses_are_distinguished() {
     let recorded = Recorded::default();
     let _here = recorded.here();
     let keeper = Keeper::new(Memory::new());
@@ -314,7 +314,7 @@ async fn what_ended_a_hold_against_the_holders_will_is_told_apart() {
 }
 
 #[test]
-fn a_runtime_that_is_shut_down_loses_what_it_kept() {
+fn the_locks_of_a_runtime_that_is_shut_down_are_lost() {
     let recorded = Recorded::default();
     let _here = recorded.here();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -353,7 +353,7 @@ async fn a_renewal_that_fails_and_heals_is_counted_and_nothing_else() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_renewal_that_a_release_cuts_short_has_not_failed() {
+async fn a_renewal_cut_short_by_a_release_is_not_counted_as_failed() {
     let recorded = Recorded::default();
     let _here = recorded.here();
     let Pair { faulty, faults, .. } = pair();
@@ -374,7 +374,7 @@ async fn a_renewal_that_a_release_cuts_short_has_not_failed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_near_miss_shows_in_what_was_left_of_the_lease() {
+async fn a_near_miss_shows_in_the_remaining_lease() {
     let recorded = Recorded::default();
     let _here = recorded.here();
     let Pair { faulty, faults, .. } = pair();
@@ -393,7 +393,7 @@ async fn a_near_miss_shows_in_what_was_left_of_the_lease() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn readers_and_permits_are_told_apart_and_names_and_labels_never_are() {
+async fn readers_and_permits_are_distinguished_but_names_and_labels_are_not() {
     let recorded = Recorded::default();
     let _here = recorded.here();
     let keeper = Keeper::new(Memory::new()).label("secretary");
@@ -432,7 +432,7 @@ fn every_metric_has_a_description_and_a_unit() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_recorder_that_panics_harms_no_lock_and_makes_no_drop_panic() {
+async fn a_panicking_recorder_affects_no_lock_and_no_drop() {
     let _here = metrics::set_default_local_recorder(&recorder::Panics);
     let keeper = Keeper::new(Memory::new());
     let mutex = keeper.mutex("a");

@@ -128,7 +128,7 @@ impl HistogramFn for Series {
     }
 }
 
-/// A recorder that panics whatever it is told.
+/// A recorder that panics on every call.
 pub(crate) struct Panics;
 
 impl Recorder for Panics {

@@ -80,7 +80,7 @@ thread_local! {
     static HERE: RefCell<Option<Collector>> = const { RefCell::new(None) };
 }
 
-/// The collector of whatever test runs on a thread.
+/// The collector of the test that runs on a thread.
 struct OfThisThread;
 
 fn here() -> Option<Collector> {

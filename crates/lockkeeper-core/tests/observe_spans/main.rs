@@ -49,7 +49,7 @@ async fn waiting_and_holding_are_spans_inside_of_the_callers() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_renewal_is_a_span_inside_of_its_hold_and_says_how_it_went() {
+async fn a_renewal_is_a_span_inside_of_its_hold_with_its_result() {
     let collector = Collector::here(Level::TRACE);
     let Pair { faulty, faults, .. } = pair();
     let guard = faulty.mutex("a").lock().await.unwrap();
@@ -97,7 +97,7 @@ async fn a_loss_ends_the_span_of_its_hold_with_the_reason() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_wait_in_vain_ends_its_span_and_begins_no_hold() {
+async fn an_unsuccessful_wait_ends_its_span_and_begins_no_hold() {
     let collector = Collector::here(Level::TRACE);
     let Pair { faulty, faults, healthy } = pair();
     let held = healthy.mutex("a").lock().await.unwrap();

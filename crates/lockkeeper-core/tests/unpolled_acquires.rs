@@ -13,7 +13,7 @@ const TTL: Duration = Duration::from_secs(30);
 
 type Acquire = Pin<Box<dyn Future<Output = Result<Guard>> + Send>>;
 
-/// A lock that waits, and that nobody polls any more.
+/// A waiting acquire that is no longer polled.
 async fn left(keeper: &Keeper) -> Acquire {
     let mutex = keeper.mutex("a");
     let mut acquire: Acquire = Box::pin(async move { mutex.lock().await });
@@ -27,7 +27,7 @@ async fn waiters(keeper: &Keeper) -> usize {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_acquire_that_nobody_polls_for_a_ttl_is_given_up_and_says_so() {
+async fn an_acquire_that_is_not_polled_for_a_ttl_is_abandoned_with_an_error() {
     let keeper = Keeper::new(Memory::new()).ttl(TTL);
     let guard = keeper.mutex("a").lock().await.unwrap();
     let left = left(&keeper).await;
@@ -43,7 +43,7 @@ async fn an_acquire_that_nobody_polls_for_a_ttl_is_given_up_and_says_so() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_acquire_that_waits_is_not_given_up_however_long_it_waits() {
+async fn a_polled_acquire_is_not_abandoned_however_long_it_waits() {
     let keeper = Keeper::new(Memory::new()).ttl(TTL);
     let guard = keeper.mutex("a").lock().await.unwrap();
     let waiting = tokio::spawn({
@@ -57,7 +57,7 @@ async fn an_acquire_that_waits_is_not_given_up_however_long_it_waits() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_acquire_that_is_polled_again_in_time_goes_on() {
+async fn an_acquire_that_is_polled_again_in_time_continues() {
     let keeper = Keeper::new(Memory::new()).ttl(TTL);
     let guard = keeper.mutex("a").lock().await.unwrap();
     let mut left = left(&keeper).await;
@@ -71,7 +71,7 @@ async fn an_acquire_that_is_polled_again_in_time_goes_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_acquire_is_not_given_up_for_a_pause_of_the_whole_process() {
+async fn an_acquire_is_not_abandoned_after_a_pause_of_the_whole_process() {
     // In some of these the pause begins when it has been woken and is about to be given up.
     for millis in (1000..2900).step_by(100) {
         let keeper = Keeper::new(Memory::new()).ttl(TTL);

@@ -1,4 +1,4 @@
-//! Surroundings that are out to hurt: stores that panic, threads that end, loops that never yield.
+//! Stores that panic, threads that end, and loops that do not yield.
 #![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 
 mod common;
@@ -53,7 +53,7 @@ impl Claim for PanicsClaim {
         self.asked("attempt");
         if self.1 == "attempt, polled again" {
             return Box::pin(async {
-                // Its first poller looks twice; whoever polls it next gets the panic.
+                // The first poller polls it twice; the next poller gets the panic.
                 let mut polls = 0..2;
                 poll_fn(|_| polls.next().map_or(Poll::Ready(()), |_| Poll::Pending)).await;
                 panic!("on purpose, in an attempt that was polled again")
@@ -84,7 +84,7 @@ impl Claim for PanicsClaim {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_panics_while_we_hold_is_a_loss() {
+async fn a_store_that_panics_while_a_lock_is_held_is_a_loss() {
     for op in ["changed", "renew"] {
         let keeper = Keeper::new(Panics(Memory::new(), op));
         let guard = keeper.mutex("a").lock().await.unwrap();
@@ -106,7 +106,7 @@ async fn dropping_a_guard_never_panics_even_if_the_store_does() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_panics_when_asked_panics_its_caller_and_nobody_else() {
+async fn a_store_that_panics_in_an_attempt_panics_only_its_caller() {
     let keeper = Keeper::new(Panics(Memory::new(), "attempt"));
     let mutex = keeper.mutex("a");
     let asked = tokio::spawn(async move { mutex.lock().await });
@@ -128,7 +128,7 @@ async fn a_store_that_panics_while_another_task_drives_an_acquire_fails_it() {
 }
 
 #[tokio::test]
-async fn a_guard_in_a_thread_local_is_given_back_when_its_thread_ends() {
+async fn a_guard_in_a_thread_local_is_released_when_its_thread_ends() {
     thread_local! {
         static KEPT: RefCell<Option<Guard>> = const { RefCell::new(None) };
     }

@@ -1,4 +1,4 @@
-//! "Not acquired" is answered after its traces are gone, or soon after if the store does not answer.
+//! An acquire that ends without the lock returns after its cleanup, or soon after if the store does not answer.
 #![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 
 mod common;
@@ -9,7 +9,7 @@ use lockkeeper_testkit::{Fault, Op};
 use tokio::time::{Instant, sleep};
 
 #[tokio::test(start_paused = true)]
-async fn after_a_wait_that_timed_out_the_next_try_gets_the_released_lock() {
+async fn after_a_timed_out_wait_the_next_try_gets_the_released_lock() {
     let keeper = Keeper::new(Memory::new());
     let mutex = keeper.mutex("a");
     for round in 0..100 {
@@ -62,7 +62,7 @@ async fn the_locks_of_a_failed_set_are_free_when_it_returns() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_locks_of_a_set_that_met_an_error_are_free_when_it_returns() {
+async fn the_locks_of_a_set_that_failed_with_an_error_are_free_when_it_returns() {
     let pair = pair();
     pair.faults.always(Op::Release, Fault::SlowRequest(millis(20)));
     let _held = pair.healthy.mutex("c").lock().await.unwrap();
@@ -79,7 +79,7 @@ async fn the_locks_of_a_set_that_met_an_error_are_free_when_it_returns() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_does_not_answer_holds_up_the_answer_for_a_moment_only() {
+async fn a_hung_store_delays_the_result_only_briefly() {
     for fault in [Fault::Hangs, Fault::NoAnswer, Fault::Refused, Fault::LostAnswer] {
         let pair = pair();
         let _held = pair.healthy.mutex("a").lock().await.unwrap();
@@ -96,7 +96,7 @@ async fn a_store_that_does_not_answer_holds_up_the_answer_for_a_moment_only() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refresh_that_hangs_holds_up_the_answer_for_a_moment_only() {
+async fn a_hung_refresh_delays_the_result_only_briefly() {
     let pair = pair();
     let _held = pair.healthy.mutex("a").lock().await.unwrap();
     let waiting = tokio::spawn({
@@ -116,7 +116,7 @@ async fn a_refresh_that_hangs_holds_up_the_answer_for_a_moment_only() {
 
 /// The lock is handed to the waiter at the moment at which its time is up.
 #[tokio::test(start_paused = true)]
-async fn a_lock_that_is_handed_over_as_the_time_ends_is_had_or_free() {
+async fn a_lock_that_is_handed_off_at_the_deadline_is_either_held_or_free() {
     let (mut had, mut free) = (0, 0);
     for offset in 0..60 {
         let pair = pair();
@@ -141,7 +141,7 @@ async fn a_lock_that_is_handed_over_as_the_time_ends_is_had_or_free() {
 }
 
 #[test]
-fn blocking_waits_leave_the_queue_before_they_answer() {
+fn blocking_waits_leave_the_queue_before_they_return() {
     let keeper = Keeper::new(Memory::new());
     let mutex = keeper.mutex("a");
     for _ in 0..20 {
