@@ -46,15 +46,36 @@ async fn works_inside_spawn_blocking() {
     tokio::task::spawn_blocking(move || exercise(keeper)).await.unwrap();
 }
 
-#[test]
-fn works_on_the_only_thread_of_the_keepers_runtime() {
+/// Runs something on the only thread of a runtime, which it may block.
+#[track_caller]
+fn on_the_only_thread(work: impl FnOnce() + Send + 'static) {
     let (done, is_done) = mpsc::channel();
     std::thread::spawn(move || {
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(async { exercise(Keeper::new(Memory::new())) });
+        runtime.block_on(async { work() });
         done.send(()).unwrap();
     });
     is_done.recv_timeout(PATIENCE).expect("it panicked, or hangs");
+}
+
+#[test]
+fn works_on_the_only_thread_of_the_keepers_runtime() {
+    on_the_only_thread(|| exercise(Keeper::new(Memory::new())));
+}
+
+#[test]
+fn the_lock_of_a_run_is_renewed_while_the_keepers_runtime_is_blocked() {
+    on_the_only_thread(|| {
+        let keeper = Keeper::new(Memory::new()).ttl(Duration::from_millis(300));
+        let (tell, told) = mpsc::channel();
+        let job = every_second().blocking_job("long", move |ctx| {
+            std::thread::sleep(Duration::from_millis(900));
+            let _ = tell.send(ctx.is_held());
+        });
+        let running = Scheduler::new(keeper).job(job).blocking_start().unwrap();
+        assert_eq!(told.recv_timeout(PATIENCE), Ok(true));
+        running.blocking_shutdown();
+    });
 }
 
 #[test]

@@ -11,4 +11,7 @@ pub use lockkeeper_core::{
 // Stores around other stores.
 pub use lockkeeper_core::{LocalQueue, Prefixed, Quorum, Slots};
 
+// Requests that share a call to the store.
+pub use lockkeeper_core::coalescer;
+
 pub use crate::open::register;

@@ -119,7 +119,7 @@ impl Keeper {
     ///
     /// # Errors
     ///
-    /// Those of [`Mutex::lock`], and [`ErrorKind::Lost`] if the lock was lost before the work was
+    /// Those of [`Mutex::lock`], and [`Lost`](crate::ErrorKind::Lost) if the lock was lost before the work was
     /// done. That the release failed is logged and not an error: the work is done.
     ///
     /// # Cancel safety
@@ -187,10 +187,10 @@ impl Keeper {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Lost`] if the lease had ended, or the ticket's owner, mode or fence are not those of the hold (which
+    /// [`Lost`](crate::ErrorKind::Lost) if the lease had ended, or the ticket's owner, mode or fence are not those of the hold (which
     /// stores compare the fence is said at [`Ticket`]);
-    /// [`ErrorKind::InvalidOption`] if the ticket cannot be one, before anything is asked;
-    /// [`ErrorKind::Unsupported`] on a store without leases.
+    /// [`InvalidOption`](crate::ErrorKind::InvalidOption) if the ticket cannot be one, before anything is asked;
+    /// [`Unsupported`](crate::ErrorKind::Unsupported) on a store without leases.
     ///
     /// # Cancel safety
     ///
@@ -246,7 +246,7 @@ impl Keeper {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unsupported`] if the store cannot be looked into.
+    /// [`Unsupported`](crate::ErrorKind::Unsupported) if the store cannot be looked into.
     pub fn inspect(&self) -> Result<Inspect> {
         Inspect::new(self.context.clone())
     }
@@ -301,7 +301,7 @@ impl Keeper {
 
     /// Ends the keeper and all its clones: waits until no release is under way.
     ///
-    /// Waiting acquires end with [`ErrorKind::Closed`], and so does every acquire from now on.
+    /// Waiting acquires end with [`Closed`](crate::ErrorKind::Closed), and so does every acquire from now on.
     /// Guards that still live keep their locks and are not waited for. If the store is down, this
     /// waits until the leases have run out: put a timeout around it if you cannot.
     ///

@@ -22,7 +22,11 @@ fn lease(server: &RedisServer, name: &str) -> (String, Instant) {
 }
 
 /// Kills a holder; the next has the lock when the lease of the dead one has ended, and not before.
-async fn a_waiter_takes_over_from_a_killed_holder(holder_ttl: Duration, waiter_ttl: Duration, dead_head: bool) {
+async fn a_waiter_takes_over_from_a_killed_holder(
+    holder_ttl: Duration,
+    waiter_ttl: Duration,
+    dead_head: bool,
+) {
     let server = RedisServer::start_or_panic();
     let near = keeper(&server.url()).await;
     let mut holder = Process::start(&server.url(), "a", holder_ttl, &["hold"]);
