@@ -1085,7 +1085,7 @@ async fn a_hand_over_that_may_be_older_than_the_last_answer_is_asked_for_again()
 /// The engine was told to wait for a notice, and the store says that there will be none in time.
 #[tokio::test(start_paused = true)]
 async fn a_waiter_that_moves_up_and_cannot_be_told_is_left_to_the_engine() {
-    let soon = Retry::After(TTL / 3 - millis(1));
+    let soon = Retry::After((TTL / 3).saturating_sub(millis(1)));
     let late = Retry::After(TTL / 3);
     let grant = Grant { fence: None, valid_for: None };
     for (retry, asks) in
