@@ -13,7 +13,7 @@ use super::notifications::Secret;
 use crate::client::node::Sharing;
 use crate::client::reconnecting::ReconnectingClient;
 use crate::client::script::{Script, script};
-use crate::client::session::{Session, is_unknown_script};
+use crate::client::session::{Call, Session, is_unknown_script};
 use crate::error::{ErrorClass, classify, translate, unexpected, unwrapped};
 use crate::names::Keys;
 
@@ -24,8 +24,6 @@ pub(crate) static DOWNGRADE: LazyLock<Script> = script!("one.lua" "common.lua" "
 /// A script that runs for long delays all other clients of the server, so a call has at most 64 commands.
 const SHARED: Limits =
     Limits { max_direct: 8, max_in_flight: 4, max_batch: 64, linger: Duration::ZERO };
-/// Every command is sent by its caller.
-const UNSHARED: Limits = Limits { max_direct: usize::MAX, max_batch: 1, ..SHARED };
 
 /// An attempt or a release.
 #[derive(Debug, Clone)]
@@ -101,11 +99,7 @@ pub(crate) struct CommandBatcher(Coalescer<CommandSender>);
 
 impl CommandBatcher {
     pub(super) fn new(client: Arc<ReconnectingClient>, sharing: Sharing) -> Self {
-        let limits = match sharing {
-            Sharing::AllKeys => SHARED,
-            Sharing::None => UNSHARED,
-        };
-        Self(Coalescer::new(CommandSender { client }, limits))
+        Self(Coalescer::new(CommandSender { client }, sharing.limits(SHARED)))
     }
 
     /// Sends a command. Dropped before it was sent, it never is; dropped after that, its reply is discarded.
@@ -126,7 +120,8 @@ impl BatchSender for CommandSender {
         let session = self.client.session().await?;
         let Some(commands) = batch.close() else { return Ok(Vec::new()) };
         let count = commands.len();
-        match session.evalsha(&COMMANDS, |call| add_all(call, &session, commands)).await {
+        match session.call(Call::Evalsha, &COMMANDS, |call| add_all(call, &session, commands)).await
+        {
             Ok(reply) => replies(&session, reply, count),
             // Boxed, because it is rare and every attempt would reserve memory for it.
             Err(error) => Box::pin(send_again(&session, batch, error)).await,
@@ -146,7 +141,7 @@ async fn send_again(
 ) -> Result<Vec<Result<Reply>>> {
     if is_unknown_script(&error) {
         let Some(commands) = batch.retain_awaited() else { return Ok(Vec::new()) };
-        match session.eval(&COMMANDS, |call| add_all(call, session, commands)).await {
+        match session.call(Call::Eval, &COMMANDS, |call| add_all(call, session, commands)).await {
             Ok(reply) => return replies(session, reply, commands.len()),
             Err(again) => error = again,
         }
