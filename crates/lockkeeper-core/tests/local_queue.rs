@@ -965,6 +965,60 @@ async fn the_look_ahead_hears_of_a_release_elsewhere() {
     assert!(is_handed_over(look_ahead.poll()));
 }
 
+/// Each lock file that is closed gives a notice, also those of waiters that leave.
+#[tokio::test(start_paused = true)]
+async fn notices_are_ignored_while_another_claim_of_the_process_holds_the_lock() {
+    let store = Unordered::default();
+    let setup = Setup::new(store.clone());
+    let mut holder = setup.waiter();
+    assert!(is_granted(&mut *holder).await);
+    let mut waiters = setup.refused(3).await;
+    holder.release().await.unwrap();
+    assert!(is_handed_over(listen(&mut *waiters[0], 1)));
+    let asked = setup.faults.asked(Op::Attempt);
+    let [granted, front, look_ahead] = &mut waiters[..] else { panic!("three") };
+    // It has not asked yet, so it does.
+    assert_eq!((listen(&mut **front, 1), listen(&mut **look_ahead, 1)), (None, None));
+    assert_eq!(setup.faults.asked(Op::Attempt), asked + 1);
+    let (mut front, mut look_ahead) =
+        (Listening::new(&mut **front), Listening::new(&mut **look_ahead));
+    assert_eq!((front.poll(), look_ahead.poll()), (None, None));
+    store.break_lock(&Name::new("b").unwrap()).await.unwrap();
+    assert!(front.is_woken() && look_ahead.is_woken());
+    assert_eq!((look_ahead.poll(), front.poll()), (None, None));
+    assert!(!look_ahead.is_woken(), "it yields to the front");
+    assert_eq!(setup.faults.asked(Op::Attempt), asked + 1);
+    granted.release().await.unwrap();
+    assert!(is_handed_over(front.poll()));
+}
+
+/// A hold that is lost ends without a release.
+#[tokio::test(start_paused = true)]
+async fn a_lost_hold_wakes_the_next_one() {
+    for by_renewal in [true, false] {
+        let store = Unordered::default();
+        let setup = Setup::new(store.clone());
+        let mut holder = setup.waiter();
+        assert!(is_granted(&mut *holder).await);
+        let mut waiters = setup.refused(2).await;
+        holder.release().await.unwrap();
+        assert!(is_handed_over(listen(&mut *waiters[0], 1)));
+        let [granted, front] = &mut waiters[..] else { panic!("two") };
+        let mut front = Listening::new(&mut **front);
+        assert_eq!(front.poll(), None);
+        store.break_lock(&Name::new("a").unwrap()).await.unwrap();
+        assert_eq!(front.poll(), None, "the loss is not known yet");
+        assert!(!front.is_woken());
+        if by_renewal {
+            granted.renew(TTL).await.unwrap();
+        } else {
+            assert!(listen(&mut **granted, 1).is_some());
+        }
+        assert!(front.is_woken());
+        assert!(is_handed_over(front.poll()));
+    }
+}
+
 /// It may have to keep readers of other processes out.
 #[tokio::test(start_paused = true)]
 async fn a_writer_that_comes_to_the_front_behind_readers_asks() {
@@ -1085,7 +1139,7 @@ async fn a_hand_over_that_may_be_older_than_the_last_answer_is_asked_for_again()
 /// The engine was told to wait for a notice, and the store says that there will be none in time.
 #[tokio::test(start_paused = true)]
 async fn a_waiter_that_moves_up_and_cannot_be_told_is_left_to_the_engine() {
-    let soon = Retry::After((TTL / 3).saturating_sub(millis(1)));
+    let soon = Retry::After(TTL / 4);
     let late = Retry::After(TTL / 3);
     let grant = Grant { fence: None, valid_for: None };
     for (retry, asks) in

@@ -215,7 +215,7 @@ impl QueuedClaim {
             if !self.place.is_queued() {
                 let change = self.inner.changed().await;
                 if matches!(change, Change::Lost(_)) {
-                    self.place.hold = Hold::None;
+                    self.lost();
                 }
                 return change;
             }
@@ -280,10 +280,16 @@ impl QueuedClaim {
         }
     }
 
+    /// The hold ended without a release.
+    fn lost(&mut self) {
+        self.place.hold = Hold::None;
+        self.place.released();
+    }
+
     fn renewed(&mut self, renewal: &Result<Renewal>) {
         match renewal {
             Ok(Renewal::Renewed { .. } | Renewal::Held) => self.place.hold = Hold::Held,
-            Ok(Renewal::Lost(_)) => self.place.hold = Hold::None,
+            Ok(Renewal::Lost(_)) => self.lost(),
             Err(_) => {}
         }
     }

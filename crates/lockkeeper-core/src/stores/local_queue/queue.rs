@@ -59,6 +59,9 @@ struct Queue {
     next: u64,
     /// How often the front was told that the lock may be free.
     calls: u64,
+    /// A claim that left this queue holds the lock exclusively. Notices of the store are about other things then, and the
+    /// front is told when that claim releases.
+    is_held: bool,
 }
 
 #[derive(Debug)]
@@ -355,7 +358,7 @@ impl Queue {
             // It may have been called, and go without having asked.
             (Handoff::Local, Leave::GaveUp) => self.call(wakes),
             // The next one is told by the release of this one: until then it need not ask.
-            (Handoff::Local, Leave::Granted(Mode::Exclusive)) => {}
+            (Handoff::Local, Leave::Granted(Mode::Exclusive)) => self.is_held = true,
             (Handoff::Local | Handoff::Store, _) => self.wake_unasked(wakes),
         }
     }
@@ -529,6 +532,9 @@ impl Place {
     /// Takes note that the store says that the lock may be free.
     pub(super) fn noticed(&self) {
         self.with(|queue, number, wakes| {
+            if queue.is_held {
+                return;
+            }
             let Some(mode) = queue.waiters.get(&number).map(|waiter| waiter.mode) else { return };
             if !queue.is_front(number, mode) {
                 queue.call(wakes);
@@ -568,7 +574,10 @@ impl Place {
     /// itself.
     pub(super) fn released(&self) {
         if self.queues.handoff == Handoff::Local {
-            self.queues.with((&self.name, self.kind), Queue::call);
+            self.queues.with((&self.name, self.kind), |queue, wakes| {
+                queue.is_held = false;
+                queue.call(wakes);
+            });
         }
     }
 }
