@@ -164,7 +164,7 @@ struct Waiting<S: BatchSender> {
 
 /// How a request is sent.
 enum Admitted<'a, S: BatchSender> {
-    Direct(S::Item, Direct<'a, S>),
+    Direct(Batch<S>, Direct<'a, S>),
     Queued(Queued<'a, S>, oneshot::Receiver<Result<S::Answer>>),
 }
 
@@ -202,8 +202,8 @@ impl<S: BatchSender> Coalescer<S> {
     ///
     /// Those of the [`BatchSender`]; [`Unavailable`](ErrorKind::Unavailable) if it panicked or its runtime was shut
     /// down.
-    pub async fn send(&self, item: S::Item) -> Result<S::Answer> {
-        self.send_within(item, self.shared.limits.linger).await
+    pub fn send(&self, item: S::Item) -> impl Future<Output = Result<S::Answer>> + Send {
+        self.send_within(item, self.shared.limits.linger)
     }
 
     /// Sends a request as [`send`](Self::send) does, with a linger of its own. The shortest linger of the requests
@@ -214,7 +214,7 @@ impl<S: BatchSender> Coalescer<S> {
     /// As [`send`](Self::send).
     pub async fn send_within(&self, item: S::Item, linger: Duration) -> Result<S::Answer> {
         match self.admit(item, linger) {
-            Admitted::Direct(item, direct) => direct.send(item).await,
+            Admitted::Direct(mut batch, direct) => direct.send(&mut batch).await,
             Admitted::Queued(mut queued, answered) => {
                 let answer = answered.await;
                 queued.id = None;
@@ -229,7 +229,9 @@ impl<S: BatchSender> Coalescer<S> {
         // Not while there is a batch task: a request of the same claim may be queued, or taken and not yet written.
         if !state.has_task && state.direct < limits.max_direct {
             state.direct += 1;
-            return Admitted::Direct(item, Direct(shared));
+            drop(state);
+            let batch = Batch { items: vec![item], answers: Vec::new(), open: None };
+            return Admitted::Direct(batch, Direct(shared));
         }
         let (answer, answered) = oneshot::channel();
         let due = if linger.is_zero() { None } else { Instant::now().checked_add(linger) };
@@ -308,9 +310,8 @@ impl<S: BatchSender> Shared<S> {
 struct Direct<'a, S: BatchSender>(&'a Shared<S>);
 
 impl<S: BatchSender> Direct<'_, S> {
-    async fn send(self, item: S::Item) -> Result<S::Answer> {
-        let mut batch = Batch { items: vec![item], answers: Vec::new(), open: None };
-        let answers = caught(pin!(async { self.0.sender.send(&mut batch).await })).await?;
+    async fn send(self, batch: &mut Batch<S>) -> Result<S::Answer> {
+        let answers = caught(pin!(async { self.0.sender.send(batch).await })).await?;
         let count = answers.len();
         answers
             .into_iter()
@@ -375,8 +376,11 @@ impl<S: BatchSender> BatchTask<S> {
                 state.due.filter(|_| state.has_room && !state.queue.is_empty())
             };
             tokio::select! {
-                () = progress(&self.shared, &mut calls) => {}
+                // First: a queued request need not poll all calls. It cannot starve them, because it is not notified when
+                // no call may start.
+                biased;
                 () = self.shared.queued.notified() => {}
+                () = progress(&self.shared, &mut calls) => {}
                 () = sleep_until(due) => {}
             }
         }

@@ -6,7 +6,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use lockkeeper_core::{
-    ErrorKind, EventKind, Fence, FenceRegister, Keeper, Memory, ReleaseOutcome, State,
+    ErrorKind, EventKind, Fence, FenceRegister, Keeper, Leadership, Memory, ReleaseOutcome, State,
 };
 use tokio::runtime::Builder;
 
@@ -68,7 +68,7 @@ fn exercise(keeper: &Keeper) {
     assert_eq!(leader.term, Some(leadership.term()));
     assert_eq!(observe.blocking_next().unwrap(), Some(leader));
     assert_eq!(leadership.blocking_resign().unwrap(), ReleaseOutcome::Released);
-    let term = election.blocking_run_while_leader(|leadership| leadership.term()).unwrap();
+    let term = election.blocking_run_while_leader(Leadership::term).unwrap();
     assert!(election.blocking_campaign().unwrap().term() > term);
 
     keeper.blocking_close();

@@ -3,22 +3,10 @@
 
 mod common;
 
-use std::fmt;
-use std::future::Future;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
-use std::task::{Context, Wake, Waker};
-use std::time::Duration;
-
-use common::{Forgetful, Pair, millis, pair, secs};
-use lockkeeper_core::{
-    Attempt, Backend, BoxFuture, Capabilities, Change, ClaimSpec, Error, ErrorKind, Fence, Grant,
-    Guard, Keeper, Memory, Release, ReleaseOutcome, Renewal, Result, State, blocking,
-};
-use lockkeeper_testkit::{Fault, Faulty, Op};
-use tokio::runtime::{Builder, Runtime};
-use tokio::sync::oneshot;
-use tokio::time::{Instant, sleep, timeout};
+use common::{Forgetful, millis, pair, secs};
+use lockkeeper_core::{Keeper, Memory};
+use lockkeeper_testkit::{Fault, Op};
+use tokio::time::{Instant, sleep};
 
 /// Waits in real time until a name has a waiter.
 async fn until_a_waiter_is_queued(memory: &Memory, name: &str) {

@@ -386,7 +386,8 @@ async fn dropped_after_any_poll_a_waiter_leaves_no_trace_and_holds_no_one_up() {
     for fault in [None, Some(Fault::SlowRequest(millis(10))), Some(Fault::SlowAnswer(millis(10)))] {
         for place in 0..3 {
             let mut ended = [false; 2];
-            for polls in 0..60 {
+            // The last one is not dropped: a waiter that yields is polled often.
+            for polls in (0..60).chain([usize::MAX]) {
                 for (setup, ended) in Setup::both().into_iter().zip(&mut ended) {
                     *ended = dropped_after(&setup, fault, place, polls).await;
                 }
@@ -512,7 +513,11 @@ async fn a_lost_answer_is_asked_for_again_behind_the_front() {
     let mut waiters = setup.refused(2).await;
     holder.release().await.unwrap();
     setup.faults.once(Op::Attempt, Fault::LostAnswer);
-    assert_eq!(listen(&mut *waiters[1], 2), Some(Change::LookAgain));
+    let mut look_ahead = Listening::new(&mut *waiters[1]);
+    assert_eq!(look_ahead.poll(), None);
+    yield_long_enough();
+    assert_eq!(look_ahead.poll(), Some(Change::LookAgain));
+    drop(look_ahead);
     assert!(is_granted(&mut *waiters[1]).await, "the store has granted it");
 }
 
@@ -918,9 +923,11 @@ async fn the_look_ahead_yields_after_each_call() {
     assert_eq!(look_ahead.poll(), None);
     assert!(look_ahead.is_woken(), "it yields");
     assert!(!is_granted(&mut **front).await);
+    yield_long_enough();
     holder.release().await.unwrap();
     assert_eq!(look_ahead.poll(), None, "overtook the front");
     assert!(look_ahead.is_woken(), "it yields");
+    yield_long_enough();
     assert!(is_handed_over(look_ahead.poll()), "the front has not come");
 }
 
@@ -953,6 +960,8 @@ async fn the_look_ahead_hears_of_a_release_elsewhere() {
     elsewhere.release().await.unwrap();
     assert!(look_ahead.is_woken());
     assert_eq!(look_ahead.poll(), None, "it does not give the front a chance");
+    assert_eq!(look_ahead.poll(), None, "the front may be about to be polled by another thread");
+    yield_long_enough();
     assert!(is_handed_over(look_ahead.poll()));
 }
 
@@ -973,6 +982,11 @@ async fn a_writer_that_comes_to_the_front_behind_readers_asks() {
     let asked = setup.faults.asked(Op::Attempt);
     assert_eq!(writer.poll(), None);
     assert_eq!(setup.faults.asked(Op::Attempt), asked + 1);
+}
+
+/// The look-ahead counts real time: it yields while tasks run, and a paused clock does not advance meanwhile.
+fn yield_long_enough() {
+    std::thread::sleep(millis(2));
 }
 
 /// A claim of another process.
@@ -1071,7 +1085,7 @@ async fn a_hand_over_that_may_be_older_than_the_last_answer_is_asked_for_again()
 /// The engine was told to wait for a notice, and the store says that there will be none in time.
 #[tokio::test(start_paused = true)]
 async fn a_waiter_that_moves_up_and_cannot_be_told_is_left_to_the_engine() {
-    let soon = Retry::After(TTL / 3 - millis(1));
+    let soon = Retry::After((TTL / 3).saturating_sub(millis(1)));
     let late = Retry::After(TTL / 3);
     let grant = Grant { fence: None, valid_for: None };
     for (retry, asks) in

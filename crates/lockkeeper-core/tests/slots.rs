@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::{Uncounting, millis, secs};
-use lockkeeper_core::{ErrorKind, Guard, Keeper, Memory, Slots};
+use lockkeeper_core::{ErrorKind, Guard, Inspector, Keeper, Memory, Slots};
 use lockkeeper_testkit::{Fault, Faulty, Op};
 use tokio::time::{sleep, timeout};
 

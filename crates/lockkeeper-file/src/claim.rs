@@ -11,12 +11,14 @@ use lockkeeper_core::{
 };
 use tokio::time::Instant;
 
-use crate::backend::{Id, LockFile, MAX_LOOK, Store, locked, unavailable};
 use crate::dir::id_at;
+use crate::error::{locked, unavailable};
+use crate::lock_file::{Id, LockFile};
 use crate::names;
+use crate::notify::Listener;
 use crate::record::{self, Record, Records};
+use crate::store::{MAX_LOOK, Store};
 use crate::turnstile::Turnstile;
-use crate::watch::Listener;
 
 /// How often the file of a claim may be removed between opening and locking before the attempt fails.
 const MAX_REMOVED: u32 = 1000;

@@ -1,4 +1,6 @@
-//! What makes locks in a directory wrong.
+//! What makes locks in a directory unsafe.
+
+mod lifetime;
 
 use std::error::Error as _;
 use std::fs;
@@ -9,8 +11,8 @@ use std::path::Path;
 use lockkeeper_core::{Error, Finding, Result};
 
 use crate::backend::File;
+use crate::config;
 use crate::dir::{Unsafe, is_trusted};
-use crate::{lifetime, url};
 
 /// Looks for what makes locks in the directory of a `file:` URL wrong. The directory is made if it is missing.
 ///
@@ -18,7 +20,7 @@ use crate::{lifetime, url};
 ///
 /// [`Config`](lockkeeper_core::ErrorKind::Config) for a wrong URL. All else is a finding.
 pub fn diagnose(url: &str) -> Result<Vec<Finding>> {
-    let (options, dir) = url::parse(url)?;
+    let (options, dir) = config::parse(url)?;
     let shown = dir.display();
     let store = match options.open(&dir) {
         Ok(store) => store,

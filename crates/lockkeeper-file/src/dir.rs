@@ -16,7 +16,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
-use crate::backend::{Id, LockFile, found, temporary};
+use crate::error::found;
+use crate::lock_file::{Id, LockFile};
+use crate::names::temporary;
 
 const STICKY: u32 = 0o1000;
 const OTHERS_WRITE: u32 = 0o022;

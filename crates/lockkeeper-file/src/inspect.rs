@@ -6,34 +6,24 @@ use std::time::Duration;
 
 use lockkeeper_core::{BoxFuture, Inspector, Kind, LockInfo, Mode, Name, Participant, Result};
 
-use crate::backend::{self, File, LockFile, Store, eventually, found, locked, unavailable};
 use crate::dir::{Dir, id_at};
+use crate::error::{found, locked, unavailable};
+use crate::lock_file::LockFile;
 use crate::names::{self, Told};
 use crate::record::{self, Record, Records};
+use crate::store::{Store, eventually};
 
 /// How long a holder whose lock is broken has to let go before the next one enters.
 const GRACE: Duration = Duration::from_secs(1);
 
-impl File {
-    /// Removes the files of locks that nobody holds, and says how many those were.
-    ///
-    /// May be called at any time, from any process, by several at once. Whoever waits or just opened such a
-    /// file notices and makes a new one; a lock is never had twice, and fences go on to rise. Nobody needs
-    /// to call it: a file that stays costs a few bytes.
-    ///
-    /// # Errors
-    ///
-    /// [`Unavailable`](lockkeeper_core::ErrorKind::Unavailable) if the directory cannot be read or written to.
-    ///
-    /// # Cancel safety
-    ///
-    /// If dropped, some files have been removed and others not.
-    pub async fn gc(&self) -> Result<usize> {
+impl Store {
+    /// Removes the files of idle locks: see [`File::gc`](crate::File::gc).
+    pub(crate) async fn gc(&self) -> Result<usize> {
         let mut removed = 0;
-        let dir = &self.store.dir;
-        for file in self.store.files().map_err(unavailable)? {
-            let Some(bystander) = self.store.as_bystander().await? else { break };
-            if backend::is_temporary(&file) {
+        let dir = &self.dir;
+        for file in self.files().map_err(unavailable)? {
+            let Some(bystander) = self.as_bystander().await? else { break };
+            if names::is_temporary(&file) {
                 // Made by one who held what we hold now, and died.
                 found(dir.remove(&file)).map_err(unavailable)?;
             } else if names::is_turnstile(&file) {
@@ -119,7 +109,7 @@ impl Store {
         }
         // Opened again, because the probe of a lock that readers hold has it, too.
         let Some(old) = dir.find(&file)?.map(|opened| opened.file) else { return Ok(None) };
-        let beside = backend::temporary();
+        let beside = names::temporary();
         let new = dir.make_new(&beside)?;
         let made = fill(&new, &old, name).and_then(|()| dir.rename(&beside, &file));
         if let Err(error) = made {

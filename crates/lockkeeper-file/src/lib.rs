@@ -28,15 +28,18 @@ compile_error!(
 
 mod backend;
 mod claim;
+mod config;
 mod diagnose;
 mod dir;
+mod error;
 mod inspect;
-mod lifetime;
+mod lock_file;
 mod names;
+mod notify;
 mod record;
+mod store;
 mod turnstile;
-mod url;
-mod watch;
 
-pub use backend::{File, Options};
+pub use backend::File;
+pub use config::Options;
 pub use diagnose::diagnose;

@@ -109,6 +109,19 @@ pub(crate) fn decode(text: &str) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
+/// The prefix of temporary files, which are not locks.
+const TEMPORARY: &str = ".tmp-";
+
+/// Returns a new name for a temporary file.
+pub(crate) fn temporary() -> String {
+    format!("{TEMPORARY}{:016x}", fastrand::u64(..))
+}
+
+/// Returns whether a file is a temporary one.
+pub(crate) fn is_temporary(file: &str) -> bool {
+    file.starts_with(TEMPORARY)
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

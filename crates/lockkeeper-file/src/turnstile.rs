@@ -11,8 +11,9 @@
 use std::io;
 use std::sync::Arc;
 
-use crate::backend::{LockFile, locked};
 use crate::dir::{Dir, id_at};
+use crate::error::locked;
+use crate::lock_file::LockFile;
 
 /// How often a file may be removed between being opened and being locked.
 const MAX_REMOVED: u32 = 10;

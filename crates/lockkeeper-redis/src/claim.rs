@@ -9,12 +9,12 @@ use lockkeeper_core::{
 };
 use redis::Value;
 
-use crate::client::node::Node as _;
 use crate::client::session::Session;
-use crate::error::{config, translate, unavailable, unexpected};
+use crate::error::{config, unavailable, unexpected};
 use crate::names::Keys;
 
 pub(crate) mod commands;
+mod inbox;
 pub(crate) mod node;
 pub(crate) mod notifications;
 pub(crate) mod peers;
@@ -22,8 +22,8 @@ pub(crate) mod renewals;
 pub(crate) mod store;
 
 use commands::{Action, Command, DOWNGRADE, Reply, millis};
-use node::LockNode;
-use notifications::{Mailbox, Notification, Secret};
+use inbox::Inbox;
+use notifications::{Notification, Secret};
 use peers::Peer;
 use store::Store;
 
@@ -42,73 +42,33 @@ pub(crate) struct RedisClaim {
     holds: bool,
     /// Set when a downgrade is sent: from then on the hold may be a shared one.
     downgraded: bool,
-    registration: Option<Registration>,
-    /// For a claim that waits without a place in the queue.
-    subscription: Option<Subscription>,
-}
-
-/// The session on which a claim subscribes to releases, and whether the server has confirmed it.
-struct Subscription {
-    session: Arc<Session>,
-    is_confirmed: bool,
-}
-
-/// The mailbox of a claim on a node.
-struct Registration {
-    node: Arc<LockNode>,
-    mailbox: Arc<Mailbox>,
+    inbox: Inbox,
 }
 
 impl RedisClaim {
     pub(crate) fn new(store: Arc<Store>, spec: ClaimSpec) -> Self {
         let keys = Keys::new(&store.prefix, spec.mode.kind(), &spec.name);
-        Self {
-            store,
-            spec,
-            keys,
-            contended: None,
-            holds: false,
-            downgraded: false,
-            registration: None,
-            subscription: None,
-        }
+        let inbox = Inbox::new(&spec, &keys);
+        Self { store, spec, keys, contended: None, holds: false, downgraded: false, inbox }
     }
 
     /// Sends an attempt or a release.
-    async fn send(&mut self, action: Action) -> Result<Reply> {
-        let command = Command { keys: self.keys.clone(), owner: self.spec.owner, action };
-        let store = self.store.clone();
-        let mut route = store.topology.route(&self.keys).await?;
+    async fn send(&mut self, action: &Action) -> Result<Reply> {
+        let mut route = self.store.topology.route(&self.keys).await?;
         loop {
-            self.register_at(route.node());
-            match route.node().commands.send(command.clone()).await {
+            self.inbox.register_at(route.node());
+            let (keys, owner, action) = (self.keys.clone(), self.spec.owner, action.clone());
+            match route.node().commands.send(Command { keys, owner, action }).await {
                 Ok(reply) => return Ok(reply),
                 Err(error) => route.redirect(error).await?,
             }
         }
     }
 
-    /// Registers a mailbox at the node before anything is sent to it: a message may arrive before the reply.
-    fn register_at(&mut self, node: &Arc<LockNode>) {
-        if self.registration.as_ref().is_some_and(|at| Arc::ptr_eq(&at.node, node)) {
-            return;
-        }
-        self.unregister();
-        let mailbox = node.mailboxes.add(self.spec.owner);
-        self.registration = Some(Registration { node: node.clone(), mailbox });
-    }
-
-    fn unregister(&mut self) {
-        self.unsubscribe();
-        if let Some(Registration { node, mailbox }) = self.registration.take() {
-            node.mailboxes.remove(self.spec.owner, &mailbox);
-        }
-    }
-
     fn granted(&mut self, fence: Fence) -> Grant {
         self.holds = true;
         self.contended = None;
-        self.unsubscribe();
+        self.inbox.unsubscribe();
         Grant { fence: Some(fence), valid_for: Some(self.spec.ttl) }
     }
 
@@ -134,7 +94,7 @@ impl RedisClaim {
         let label = self.spec.label.clone();
         let action = Action::Attempt { mode, queue, ttl, floor, secret, label };
         let (session, reply) = loop {
-            let reply = self.send(action.clone()).await?;
+            let reply = self.send(&action).await?;
             // The script has removed as many dead waiters and ended leases as one call may, and there are more.
             if !matches!(&reply.1, Value::BulkString(text) if text == b"again") {
                 break reply;
@@ -191,10 +151,9 @@ impl RedisClaim {
     }
 
     async fn next_change(&mut self) -> Change {
-        let Some(registration) = &self.registration else { return std::future::pending().await };
-        let (node, mailbox) = (registration.node.clone(), registration.mailbox.clone());
+        let Some(at) = self.inbox.registration() else { return std::future::pending().await };
         if self.store.notifies_unqueued() && !self.spec.queue && !self.holds {
-            match self.subscribe(&node, &mailbox).await {
+            match self.inbox.subscribe(&at).await {
                 // It may have been released before the subscription.
                 Ok(true) => return Change::LookAgain,
                 Ok(false) => {}
@@ -203,7 +162,7 @@ impl RedisClaim {
             }
         }
         loop {
-            match mailbox.next().await {
+            match at.mailbox.next().await {
                 // A grant that the reply to the attempt has reported.
                 Notification::Granted { .. } if self.holds => {}
                 Notification::Granted { secret, fence }
@@ -218,43 +177,6 @@ impl RedisClaim {
         }
     }
 
-    /// Subscribes to releases, without a place in the queue; true if the subscription is new.
-    async fn subscribe(&mut self, node: &LockNode, mailbox: &Arc<Mailbox>) -> Result<bool> {
-        let session = node.client().session().await?;
-        if self.subscription.as_ref().is_some_and(|subscription| {
-            subscription.is_confirmed && Arc::ptr_eq(&subscription.session, &session)
-        }) {
-            return Ok(false);
-        }
-        let channel = self.keys.holder();
-        node.mailboxes.listen(channel, mailbox);
-        self.subscription = Some(Subscription { session: session.clone(), is_confirmed: false });
-        session.subscribe(channel).await.map_err(translate)?;
-        self.subscription = Some(Subscription { session, is_confirmed: true });
-        Ok(true)
-    }
-
-    fn unsubscribe(&mut self) {
-        let (Some(subscription), Some(at)) = (self.subscription.take(), &self.registration) else {
-            return;
-        };
-        let session = subscription.session;
-        let channel = self.keys.holder().to_owned();
-        if at.node.mailboxes.stop_listening(&channel, &at.mailbox) && !session.gone().is_cancelled()
-        {
-            let node = at.node.clone();
-            self.spec.background.spawn(async move {
-                // Another claim may have subscribed in the meantime.
-                if !node.mailboxes.is_listening(&channel) {
-                    let _ = session.unsubscribe(&channel).await;
-                    if node.mailboxes.is_listening(&channel) {
-                        let _ = session.subscribe(&channel).await;
-                    }
-                }
-            });
-        }
-    }
-
     async fn renew_lease(&mut self, ttl: Duration) -> Result<Renewal> {
         if self.downgraded {
             return self.downgrade_to_shared(ttl).await;
@@ -262,10 +184,9 @@ impl RedisClaim {
         let mode = mode_letter(self.spec.mode);
         let (keys, owner) = (self.keys.clone(), self.spec.owner);
         let renewal = renewals::Renewal { keys, owner, mode, ttl, ticket: self.spec.ticket };
-        let store = self.store.clone();
-        let mut route = store.topology.route(&self.keys).await?;
+        let mut route = self.store.topology.route(&self.keys).await?;
         loop {
-            self.register_at(route.node());
+            self.inbox.register_at(route.node());
             match route.node().renewals.renew(renewal.clone()).await {
                 Ok(held) => return Ok(self.renewed(held, ttl)),
                 Err(error) => route.redirect(error).await?,
@@ -280,14 +201,13 @@ impl RedisClaim {
         }
         // Before it is sent: the reply may be lost.
         self.downgraded = true;
-        let (keys, owner) = (self.keys.clone(), self.spec.owner.to_string());
-        let store = self.store.clone();
-        let notifies_unqueued = u8::from(store.notifies_unqueued());
-        let mut route = store.topology.route(&self.keys).await?;
+        let owner = self.spec.owner.to_string();
+        let notifies_unqueued = u8::from(self.store.notifies_unqueued());
+        let mut route = self.store.topology.route(&self.keys).await?;
         let (session, reply) = loop {
-            self.register_at(route.node());
+            self.inbox.register_at(route.node());
             let replied = route.node().run(&DOWNGRADE, |call| {
-                keys.add_all_with_count_to(call);
+                self.keys.add_all_with_count_to(call);
                 call.arg(&owner).arg(millis(ttl)).arg(notifies_unqueued);
             });
             match replied.await {
@@ -317,9 +237,10 @@ impl RedisClaim {
     async fn release_all(&mut self) -> Result<Release> {
         let kind = self.spec.mode.kind();
         let notifies_unqueued = self.store.notifies_unqueued();
+        let action = Action::Release { kind, notifies_unqueued };
         let mut held = false;
         let reply = loop {
-            let reply = match self.send(Action::Release { kind, notifies_unqueued }).await {
+            let reply = match self.send(&action).await {
                 Ok((_, reply)) => reply,
                 // It is released. The next attempt or release of another claim hands it over.
                 Err(_) if held => Value::Int(1),
@@ -407,11 +328,5 @@ impl Claim for RedisClaim {
 
     fn release(&mut self) -> BoxFuture<'_, Result<Release>> {
         Box::pin(self.release_all())
-    }
-}
-
-impl Drop for RedisClaim {
-    fn drop(&mut self) {
-        self.unregister();
     }
 }

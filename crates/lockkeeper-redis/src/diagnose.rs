@@ -10,7 +10,7 @@ use redis::{ServerErrorKind, from_redis_value};
 use crate::backend::Redis;
 use crate::client::events::NoEvents;
 use crate::client::node::Node as _;
-use crate::client::session::Session;
+use crate::client::session::{Opening, Session};
 use crate::client::settings::{Address, Protocol, Servers};
 use crate::client::{handshake, stream};
 use crate::config::Config;
@@ -147,7 +147,8 @@ impl Server {
 }
 
 async fn open(config: &Config, address: &Address) -> Result<Session> {
-    Session::open(&config.client, address, None, &(Arc::new(NoEvents) as _)).await
+    let (settings, handler) = (&config.client, &(Arc::new(NoEvents) as _));
+    Opening { settings, address, before: None, handler }.open().await
 }
 
 /// Whether messages from the server arrive.
@@ -323,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn servers_that_are_too_old_are_told_apart() {
+    fn servers_that_are_too_old_are_found() {
         let severity = |info: &[(&str, &str)]| says(info).version().severity;
         for old in ["2.8.19", "5.0.14", "6.0.16", "6"] {
             assert_eq!(severity(&[("redis_version", old)]), Severity::Fail, "{old}");

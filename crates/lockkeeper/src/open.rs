@@ -135,8 +135,8 @@ where
         )));
     }
     let opener: Opener = Arc::new(move |url| {
-        let opened = opener(url);
-        Box::pin(async move { Ok(Arc::new(opened.await?) as Arc<dyn Backend>) })
+        let store = opener(url);
+        Box::pin(async move { Ok(Arc::new(store.await?) as Arc<dyn Backend>) })
     });
     let mut registered = REGISTERED.write().unwrap_or_else(PoisonError::into_inner);
     if registered.contains_key(&name) || SCHEMES.iter().any(|scheme| scheme.name == name) {

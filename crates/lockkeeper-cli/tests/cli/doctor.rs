@@ -9,7 +9,7 @@ use lockkeeper_testkit::server::{
     PgBouncer, PostgresServer, RedisCluster, RedisSentinel, RedisServer, RedlockNodes, ServerClock,
 };
 
-use crate::world::{Running, Said, World};
+use crate::common::{Running, Said, Sandbox};
 
 /// The lines that begin with a severity.
 fn lines<'a>(said: &'a Said, severity: &str) -> Vec<&'a str> {
@@ -25,38 +25,38 @@ fn finds(said: &Said, code: i32, severity: &str, text: &str) {
 
 #[test]
 fn a_healthy_directory_is_well_and_sick_ones_are_not() {
-    let world = World::new();
-    let said = world.say(&["doctor"]);
+    let sandbox = Sandbox::new();
+    let said = sandbox.say(&["doctor"]);
     assert_eq!((said.code, lines(&said, "OK").len()), (Some(0), 5), "{said:?}");
 
-    let dir = world.path("open to all");
+    let dir = sandbox.path("open to all");
     fs::create_dir(&dir).unwrap();
     fs::set_permissions(&dir, fs::Permissions::from_mode(0o777)).unwrap();
     let url = format!("file:{}?polling=on", dir.display());
-    finds(&world.say(&["doctor", "--store", &url]), 2, "FAIL", "every user may write to it");
+    finds(&sandbox.say(&["doctor", "--store", &url]), 2, "FAIL", "every user may write to it");
     fs::set_permissions(&dir, fs::Permissions::from_mode(0o1777)).unwrap();
-    let said = world.say(&["doctor", "--store", &url]);
+    let said = sandbox.say(&["doctor", "--store", &url]);
     finds(&said, 1, "WARN", "others may create files");
     finds(&said, 1, "WARN", "not told of changes");
 
     fs::set_permissions(&dir, fs::Permissions::from_mode(0o755)).unwrap();
     let url = format!("file:{}", dir.display());
-    finds(&world.say(&["doctor", "--store", &url]), 1, "WARN", "others may read");
+    finds(&sandbox.say(&["doctor", "--store", &url]), 1, "WARN", "others may read");
 
     let temporary = tempfile::tempdir().unwrap();
     let url = format!("file:{}", temporary.path().display());
-    finds(&world.say(&["doctor", "--store", &url]), 1, "WARN", "where old files are removed");
+    finds(&sandbox.say(&["doctor", "--store", &url]), 1, "WARN", "where old files are removed");
 
-    let mut command = world.command(&["doctor"]);
-    command.env("XDG_RUNTIME_DIR", world.path(""));
+    let mut command = sandbox.command(&["doctor"]);
+    command.env("XDG_RUNTIME_DIR", sandbox.path(""));
     finds(&Running::start(command).end(), 1, "WARN", "last session ends");
 
-    fs::write(world.path("plain"), "").unwrap();
-    let url = format!("file:{}", world.path("plain").display());
-    finds(&world.say(&["doctor", "--store", &url]), 2, "FAIL", "not a directory");
+    fs::write(sandbox.path("plain"), "").unwrap();
+    let url = format!("file:{}", sandbox.path("plain").display());
+    finds(&sandbox.say(&["doctor", "--store", &url]), 2, "FAIL", "not a directory");
     // Nobody may write there, not even root.
-    finds(&world.say(&["doctor", "--store", "file:/proc/self"]), 2, "FAIL", "may write to");
-    assert_eq!(world.say(&["doctor", "--store", "zoo:x"]).code, Some(64));
+    finds(&sandbox.say(&["doctor", "--store", "file:/proc/self"]), 2, "FAIL", "may write to");
+    assert_eq!(sandbox.say(&["doctor", "--store", "zoo:x"]).code, Some(64));
 }
 
 /// Only root can give a directory away.
@@ -68,20 +68,20 @@ fn a_directory_of_another_user_is_a_failure() {
         let _ = writeln!(std::io::stderr(), "NOT RUN: {test}: only root can give a directory away");
         return;
     }
-    let world = World::new();
-    let theirs = world.path("theirs");
+    let sandbox = Sandbox::new();
+    let theirs = sandbox.path("theirs");
     fs::create_dir(&theirs).unwrap();
     chown(&theirs, Some(12_345), None).unwrap();
     let url = format!("file:{}", theirs.display());
-    finds(&world.say(&["doctor", "--store", &url]), 2, "FAIL", "it belongs to user 12345");
-    let said = world.say(&["run", "--store", &url, "a", "--", "true"]);
+    finds(&sandbox.say(&["doctor", "--store", &url]), 2, "FAIL", "it belongs to user 12345");
+    let said = sandbox.say(&["run", "--store", &url, "a", "--", "true"]);
     assert!(said.err.contains("chown 0"), "{said:?}");
 }
 
 #[test]
 fn a_healthy_redis_is_well() {
     let server = RedisServer::builder().persistent().start_or_panic();
-    let said = World::on(&server.url()).say(&["doctor"]);
+    let said = Sandbox::on(&server.url()).say(&["doctor"]);
     assert_eq!(
         (said.code, said.out.lines().count()),
         (Some(0), lines(&said, "OK").len()),
@@ -90,7 +90,7 @@ fn a_healthy_redis_is_well() {
     for text in ["login is right", "Redis", "RESP3", "noeviction", "appendfsync always", "clock"] {
         finds(&said, 0, "OK", text);
     }
-    let said = World::on(&server.url()).say(&["doctor", "--json"]);
+    let said = Sandbox::on(&server.url()).say(&["doctor", "--json"]);
     for line in said.out.lines() {
         let finding: serde_json::Value = serde_json::from_str(line).unwrap();
         assert_eq!(finding["severity"], "ok");
@@ -100,22 +100,22 @@ fn a_healthy_redis_is_well() {
 #[test]
 fn a_redis_that_may_lose_locks_is_told_apart() {
     let server = RedisServer::start_or_panic();
-    let world = World::on(&server.url());
-    finds(&world.say(&["doctor"]), 1, "WARN", "a restart forgets locks");
+    let sandbox = Sandbox::on(&server.url());
+    finds(&sandbox.say(&["doctor"]), 1, "WARN", "a restart forgets locks");
     server.command(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
-    finds(&world.say(&["doctor"]), 1, "WARN", "no maxmemory yet");
+    finds(&sandbox.say(&["doctor"]), 1, "WARN", "no maxmemory yet");
     server.command(&["CONFIG", "SET", "maxmemory", "100mb"]);
-    finds(&world.say(&["doctor"]), 2, "FAIL", "locks may be evicted");
+    finds(&sandbox.say(&["doctor"]), 2, "FAIL", "locks may be evicted");
     let wanting = format!("{}?min_replicas=1", server.url());
-    finds(&world.say(&["doctor", "--store", &wanting]), 2, "FAIL", "min_replicas is 1");
+    finds(&sandbox.say(&["doctor", "--store", &wanting]), 2, "FAIL", "min_replicas is 1");
     let resp2 = format!("{}?protocol=resp2", server.url());
-    finds(&world.say(&["doctor", "--store", &resp2]), 2, "OK", "RESP2 as asked for");
+    finds(&sandbox.say(&["doctor", "--store", &resp2]), 2, "OK", "RESP2 as asked for");
 }
 
 #[test]
 fn grants_that_a_crash_may_forget_are_told_of() {
     let log = RedisServer::builder().arg("--appendonly", "yes").start_or_panic();
-    let said = World::on(&log.url()).say(&["doctor"]);
+    let said = Sandbox::on(&log.url()).say(&["doctor"]);
     finds(&said, 1, "WARN", "a crash may forget the last grants (appendfsync everysec)");
 }
 
@@ -124,15 +124,15 @@ fn a_user_that_may_not_read_settings_is_no_failure() {
     let server = RedisServer::start_or_panic();
     let rules = ["on", ">secret", "~*", "&*", "+@all", "-info", "-config"];
     server.command(&[&["ACL", "SETUSER", "low"][..], &rules].concat());
-    let world = World::on(&server.url().replace("redis://", "redis://low:secret@"));
-    let said = world.say(&["doctor"]);
+    let sandbox = Sandbox::on(&server.url().replace("redis://", "redis://low:secret@"));
+    let said = sandbox.say(&["doctor"]);
     for text in ["INFO is not allowed", "CONFIG GET is not allowed"] {
         finds(&said, 1, "WARN", text);
     }
     finds(&said, 1, "OK", "RESP3");
-    assert_eq!(world.say(&["run", "a", "true"]).code, Some(0), "as it says: no failure");
+    assert_eq!(sandbox.say(&["run", "a", "true"]).code, Some(0), "as it says: no failure");
     server.command(&["ACL", "SETUSER", "low", "resetchannels"]);
-    finds(&world.say(&["doctor"]), 1, "WARN", "no messages come through");
+    finds(&sandbox.say(&["doctor"]), 1, "WARN", "no messages come through");
     assert!(!format!("{said:?}").contains("secret"), "{said:?}");
 }
 
@@ -152,63 +152,63 @@ int clock_gettime(clockid_t which, struct timespec *at) {
 #[test]
 fn a_clock_that_differs_is_told_of() {
     let server = RedisServer::builder().persistent().start_or_panic();
-    let world = World::on(&server.url());
-    let (source, shim) = (world.path("shim.c"), world.path("shim.so"));
+    let sandbox = Sandbox::on(&server.url());
+    let (source, shim) = (sandbox.path("shim.c"), sandbox.path("shim.so"));
     fs::write(&source, SHIM).unwrap();
     let mut compiler = Command::new("cc");
     compiler.args(["-shared", "-fPIC", "-o"]).arg(&shim).arg(&source);
     assert_eq!(Running::start(compiler).end().code, Some(0), "there is a C compiler");
-    let mut command = world.command(&["doctor"]);
+    let mut command = sandbox.command(&["doctor"]);
     command.env("LD_PRELOAD", &shim);
     let said = Running::start(command).end();
     finds(&said, 1, "WARN", "clock is 3600.0s from the one here: leases survive that");
-    finds(&world.say(&["doctor"]), 0, "OK", "clock agrees");
+    finds(&sandbox.say(&["doctor"]), 0, "OK", "clock agrees");
 }
 
 #[test]
 fn behind_sentinels_the_master_is_diagnosed() {
     let mut sentinel = RedisSentinel::start_or_panic();
-    let world = World::on(&sentinel.url());
-    let said = world.say(&["doctor"]);
+    let sandbox = Sandbox::on(&sentinel.url());
+    let said = sandbox.say(&["doctor"]);
     let master = sentinel.master().addr();
     finds(&said, 1, "OK", &format!("{master}: reachable"));
     finds(&said, 1, "WARN", &format!("{master}: 1 replicas, and grants do not wait"));
     let waits = format!("{}?min_replicas=1", sentinel.url());
-    finds(&world.say(&["doctor", "--store", &waits]), 1, "OK", "grants wait for 1 of them");
+    finds(&sandbox.say(&["doctor", "--store", &waits]), 1, "OK", "grants wait for 1 of them");
     let nobody = sentinel.url().replace("mymaster", "nobody");
-    finds(&world.say(&["doctor", "--store", &nobody]), 2, "FAIL", "nobody");
+    finds(&sandbox.say(&["doctor", "--store", &nobody]), 2, "FAIL", "nobody");
     for sentinel in sentinel.sentinels_mut() {
         sentinel.kill9();
     }
-    assert_eq!(lines(&world.say(&["doctor"]), "FAIL").len(), 1);
+    assert_eq!(lines(&sandbox.say(&["doctor"]), "FAIL").len(), 1);
 }
 
 #[test]
 fn every_master_of_a_cluster_is_diagnosed() {
     let mut cluster = RedisCluster::start_or_panic();
-    let world = World::on(&cluster.url());
-    let said = world.say(&["doctor"]);
+    let sandbox = Sandbox::on(&cluster.url());
+    let said = sandbox.say(&["doctor"]);
     let reachable = lines(&said, "OK").into_iter().filter(|line| line.contains("reachable"));
     assert!(reachable.count() >= 3, "{said:?}");
     let node = &mut cluster.nodes_mut()[0];
     let dead = node.addr();
     node.kill9();
-    finds(&world.say(&["doctor"]), 2, "FAIL", &dead.to_string());
+    finds(&sandbox.say(&["doctor"]), 2, "FAIL", &dead.to_string());
 }
 
 #[test]
 fn a_redis_that_cannot_be_used_fails() {
     let server = RedisServer::builder().password("right").start_or_panic();
-    let world = World::new();
+    let sandbox = Sandbox::new();
     let wrong = server.url().replace("right", "wrong");
-    finds(&world.say(&["doctor", "--store", &wrong]), 2, "FAIL", "password");
+    finds(&sandbox.say(&["doctor", "--store", &wrong]), 2, "FAIL", "password");
     let none = format!("redis://{}/", server.addr());
-    finds(&world.say(&["doctor", "--store", &none]), 2, "FAIL", "wants a password");
-    let nobody = world.say(&["doctor", "--store", "redis://127.0.0.1:1/"]);
+    finds(&sandbox.say(&["doctor", "--store", &none]), 2, "FAIL", "wants a password");
+    let nobody = sandbox.say(&["doctor", "--store", "redis://127.0.0.1:1/"]);
     finds(&nobody, 2, "FAIL", "127.0.0.1:1");
     server.stop();
     let silent = format!("{}?connect_timeout=200ms", server.url());
-    finds(&world.say(&["doctor", "--store", &silent]), 2, "FAIL", "no answer");
+    finds(&sandbox.say(&["doctor", "--store", &silent]), 2, "FAIL", "no answer");
     server.cont();
 }
 
@@ -216,16 +216,16 @@ fn a_redis_that_cannot_be_used_fails() {
 fn replicas_are_told_of() {
     let master = RedisServer::start_or_panic();
     let replica = RedisServer::builder().replica_of(&master).start_or_panic();
-    let world = World::new();
-    let said = world.say(&["doctor", "--store", &master.url()]);
+    let sandbox = Sandbox::new();
+    let said = sandbox.say(&["doctor", "--store", &master.url()]);
     finds(&said, 1, "WARN", "1 replicas, and grants do not wait");
     let waits = format!("{}?min_replicas=1", master.url());
-    finds(&world.say(&["doctor", "--store", &waits]), 1, "OK", "grants wait for 1 of them");
-    let said = world.say(&["doctor", "--store", &replica.url()]);
+    finds(&sandbox.say(&["doctor", "--store", &waits]), 1, "OK", "grants wait for 1 of them");
+    let said = sandbox.say(&["doctor", "--store", &replica.url()]);
     finds(&said, 2, "FAIL", &format!("a replica of 127.0.0.1:{}", master.port()));
     let other = RedisServer::start_or_panic();
     let quorum = format!("redlock://{},{},{}", master.addr(), replica.addr(), other.addr());
-    let said = world.say(&["doctor", "--store", &quorum]);
+    let said = sandbox.say(&["doctor", "--store", &quorum]);
     finds(&said, 2, "FAIL", "must know nothing of each other");
 }
 
@@ -235,10 +235,10 @@ fn replicas_that_grants_do_not_wait_for_are_told_of() {
     let master = RedisServer::start_or_panic();
     let replica = || RedisServer::builder().replica_of(&master);
     let (one, two) = (replica().start_or_panic(), replica().start_or_panic());
-    let world = World::new();
+    let sandbox = Sandbox::new();
     let say = |wanted: &str| {
         let url = format!("{}?min_replicas={wanted}", master.url());
-        world.say(&["doctor", "--store", &url])
+        sandbox.say(&["doctor", "--store", &url])
     };
     finds(&say("0"), 1, "WARN", "put ?min_replicas=2 into the URL");
     finds(&say("1"), 1, "WARN", "2 replicas, and grants wait for only 1 of them");
@@ -262,29 +262,29 @@ fn clocks_of_replicas_are_compared_with_the_masters() {
     let master = RedisServer::builder().clock(&masters).user("ann", "secret").start_or_panic();
     let replica = RedisServer::builder().clock(&replicas).user("ann", "secret");
     let replica = replica.replica_of(&master).start_or_panic();
-    let world = World::on(&master.url());
-    finds(&world.say(&["doctor"]), 1, "OK", "the clocks of its replicas agree with its own");
+    let sandbox = Sandbox::on(&master.url());
+    finds(&sandbox.say(&["doctor"]), 1, "OK", "the clocks of its replicas agree with its own");
     // Both of the same: the one here is not asked.
     masters.set_ahead(1_500_000);
     replicas.set_ahead(1_500_000);
-    finds(&world.say(&["doctor"]), 1, "OK", "the clocks of its replicas agree with its own");
+    finds(&sandbox.say(&["doctor"]), 1, "OK", "the clocks of its replicas agree with its own");
     for (master_ahead, replica_ahead, text) in
         [(400_000, 0, "behind its own"), (0, 400_000, "ahead of its own")]
     {
         masters.set_ahead(master_ahead);
         replicas.set_ahead(replica_ahead);
-        let said = world.say(&["doctor"]);
+        let said = sandbox.say(&["doctor"]);
         finds(&said, 1, "WARN", &format!("the clock of its replica {} is", replica.addr()));
         finds(&said, 1, "WARN", text);
     }
     // The replica refuses the login, and later does not answer.
     masters.set_ahead(0);
     replica.command(&["ACL", "SETUSER", "ann", ">other", "<secret"]);
-    let said = world.say(&["doctor"]);
+    let said = sandbox.say(&["doctor"]);
     finds(&said, 1, "WARN", &format!("the clock of its replica {} cannot be read", replica.addr()));
     replica.stop();
     let silent = format!("{}?connect_timeout=500ms", master.url());
-    let said = world.say(&["doctor", "--store", &silent]);
+    let said = sandbox.say(&["doctor", "--store", &silent]);
     replica.cont();
     finds(&said, 1, "WARN", "cannot be read: no answer in time");
     assert!(!format!("{said:?}").contains("secret"), "{said:?}");
@@ -293,21 +293,21 @@ fn clocks_of_replicas_are_compared_with_the_masters() {
 #[test]
 fn a_quorum_is_diagnosed_node_by_node() {
     let nodes = RedlockNodes::start_or_panic(3);
-    let world = World::on(&nodes.url());
-    let said = world.say(&["doctor"]);
+    let sandbox = Sandbox::on(&nodes.url());
+    let said = sandbox.say(&["doctor"]);
     finds(&said, 1, "OK", "the nodes know nothing of each other");
     for node in nodes.nodes() {
         finds(&said, 1, "OK", &format!("{}: reachable", node.addr()));
     }
     let [one, two, _] = nodes.nodes() else { panic!("three") };
     let twice = format!("redlock://{},{},localhost:{}", one.addr(), two.addr(), one.port());
-    finds(&world.say(&["doctor", "--store", &twice]), 2, "FAIL", "the same server as");
+    finds(&sandbox.say(&["doctor", "--store", &twice]), 2, "FAIL", "the same server as");
 }
 
 #[test]
 fn a_healthy_postgres_is_well_and_what_stands_in_its_place_is_not() {
     let server = PostgresServer::start_or_panic();
-    let said = World::on(&server.url()).say(&["doctor"]);
+    let said = Sandbox::on(&server.url()).say(&["doctor"]);
     assert_eq!(
         (said.code, said.out.lines().count()),
         (Some(0), lines(&said, "OK").len()),
@@ -318,16 +318,16 @@ fn a_healthy_postgres_is_well_and_what_stands_in_its_place_is_not() {
     }
     server.stop();
     let silent = format!("{}?connect_timeout=1", server.url());
-    let said = World::new().say(&["doctor", "--store", &silent]);
+    let said = Sandbox::new().say(&["doctor", "--store", &silent]);
     server.cont();
     assert_eq!(lines(&said, "FAIL").len(), 1, "{said:?}");
     let standby = server.standby().unwrap();
-    finds(&World::on(&standby.url()).say(&["doctor"]), 2, "FAIL", "a standby");
+    finds(&Sandbox::on(&standby.url()).say(&["doctor"]), 2, "FAIL", "a standby");
     let pooler = PgBouncer::before(&server).unwrap();
-    finds(&World::on(&pooler.url()).say(&["doctor"]), 2, "FAIL", "PgBouncer");
+    finds(&Sandbox::on(&pooler.url()).say(&["doctor"]), 2, "FAIL", "PgBouncer");
     let hasty = PostgresServer::with_args(&["-c", "fsync=off"]).unwrap();
-    finds(&World::on(&hasty.url()).say(&["doctor"]), 1, "WARN", "fsync is off");
-    let nobody = World::new().say(&["doctor", "--store", "postgres://u:hunter2@127.0.0.1:1/"]);
+    finds(&Sandbox::on(&hasty.url()).say(&["doctor"]), 1, "WARN", "fsync is off");
+    let nobody = Sandbox::new().say(&["doctor", "--store", "postgres://u:hunter2@127.0.0.1:1/"]);
     assert_eq!(nobody.code, Some(2), "{nobody:?}");
     assert!(!nobody.out.contains("hunter2"), "{nobody:?}");
 }

@@ -1,11 +1,11 @@
 //! Snapshots of the help.
 
-use crate::world::{World, golden};
+use crate::common::{Sandbox, golden};
 
 #[test]
 fn every_command_has_help_with_an_example() {
-    let world = World::new();
-    golden("help.txt", &world.say(&["--help"]).out);
+    let sandbox = Sandbox::new();
+    golden("help.txt", &sandbox.say(&["--help"]).out);
     let commands = [
         "run",
         "ls",
@@ -20,11 +20,11 @@ fn every_command_has_help_with_an_example() {
         "man",
     ];
     for command in commands {
-        let said = world.say(&[command, "--help"]);
+        let said = sandbox.say(&[command, "--help"]);
         assert_eq!(said.code, Some(0));
         assert!(said.out.contains("Example: lockkeeper "), "{command}");
         golden(&format!("help-{command}.txt"), &said.out);
     }
-    let said = world.say(&["--version"]);
+    let said = sandbox.say(&["--version"]);
     assert_eq!(said.out, format!("lockkeeper {}\n", env!("CARGO_PKG_VERSION")));
 }

@@ -7,7 +7,7 @@ use rexpect::session::spawn_command;
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::world::{Running, World, eventually, golden};
+use crate::common::{Running, Sandbox, eventually, golden};
 
 /// A table without what differs from run to run.
 fn without_times(table: &str) -> String {
@@ -32,56 +32,56 @@ fn without_times(table: &str) -> String {
 #[test]
 fn a_table_shows_holders_and_waiters_in_order() {
     let server = RedisServer::start_or_panic();
-    let world = World::on(&server.url());
-    assert_eq!(world.say(&["ls"]).out, "", "nothing to show");
-    let _one = world.hold("orders/1", &["--label", "web-1"]);
-    let _two = world.hold("orders/2", &["--label", "web-2", "--shared"]);
-    let _gpu = world.hold("gpu", &["--label", "trainer", "--permits", "4"]);
+    let sandbox = Sandbox::on(&server.url());
+    assert_eq!(sandbox.say(&["ls"]).out, "", "nothing to show");
+    let _one = sandbox.hold("orders/1", &["--label", "web-1"]);
+    let _two = sandbox.hold("orders/2", &["--label", "web-2", "--shared"]);
+    let _gpu = sandbox.hold("gpu", &["--label", "trainer", "--permits", "4"]);
     let mut waiters = Vec::new();
     for label in ["first", "second"] {
-        let waiter = world.spawn(&["run", "orders/1", "--label", label, "true"]);
+        let waiter = sandbox.spawn(&["run", "orders/1", "--label", label, "true"]);
         waiter.wait_err("waiting");
         waiters.push(waiter);
     }
-    golden("ls.txt", &without_times(&world.say(&["ls"]).out));
-    golden("ls-prefix.txt", &without_times(&world.say(&["ls", "orders/"]).out));
-    golden("show.txt", &without_times(&world.say(&["show", "orders/1"]).out));
-    let aligned = world.say(&["ls"]).out;
+    golden("ls.txt", &without_times(&sandbox.say(&["ls"]).out));
+    golden("ls-prefix.txt", &without_times(&sandbox.say(&["ls", "orders/"]).out));
+    golden("show.txt", &without_times(&sandbox.say(&["show", "orders/1"]).out));
+    let aligned = sandbox.say(&["ls"]).out;
     let column = aligned.lines().next().unwrap().find("STATE").unwrap();
     let is_aligned = |line: &str| line[column..].starts_with(['S', 'h', 'w']);
     assert!(aligned.lines().all(is_aligned), "{aligned}");
 
     let json: Value =
-        serde_json::from_str(&world.say(&["show", "orders/1", "--json"]).out).unwrap();
+        serde_json::from_str(&sandbox.say(&["show", "orders/1", "--json"]).out).unwrap();
     assert_eq!(json[0]["kind"], "lock");
     assert_eq!(json[0]["holders"][0]["label"], "web-1");
     assert!(json[0]["holders"][0]["remaining_ms"].as_u64().unwrap() <= 30_000);
     assert_eq!(json[0]["waiters"][1]["label"], "second");
-    let none: Value = serde_json::from_str(&world.say(&["show", "free", "--json"]).out).unwrap();
+    let none: Value = serde_json::from_str(&sandbox.say(&["show", "free", "--json"]).out).unwrap();
     assert_eq!(none, Value::Array(Vec::new()));
 }
 
 #[test]
 fn a_holder_without_a_label_is_shown_as_unknown() {
     let dir = tempfile::tempdir().unwrap();
-    let world = World::on(&format!("file:{}", dir.path().display()));
+    let sandbox = Sandbox::on(&format!("file:{}", dir.path().display()));
     let file = std::fs::File::create(dir.path().join("a.lock")).unwrap();
     file.lock().unwrap();
-    let table = world.say(&["ls"]).out;
+    let table = sandbox.say(&["ls"]).out;
     let row = table.lines().nth(1).unwrap().split_whitespace().collect::<Vec<_>>();
     assert_eq!(row, ["a", "held", "exclusive", "(unknown)", "-", "-", "-"]);
-    let json: Value = serde_json::from_str(&world.say(&["show", "a", "--json"]).out).unwrap();
+    let json: Value = serde_json::from_str(&sandbox.say(&["show", "a", "--json"]).out).unwrap();
     assert_eq!(json[0]["holders"][0]["label"], Value::Null);
-    let said = world.say(&["run", "a", "--wait", "10ms", "true"]);
+    let said = sandbox.say(&["run", "a", "--wait", "10ms", "true"]);
     assert!(said.err.contains("held by (unknown)"), "{said:?}");
 }
 
 #[test]
 fn a_watch_tells_what_happens() {
-    let world = World::new();
-    let watch = world.spawn(&["watch", "a", "--json"]);
+    let sandbox = Sandbox::new();
+    let watch = sandbox.spawn(&["watch", "a", "--json"]);
     watch.wait_out("[]\n");
-    let holder = world.hold("a", &["--label", "me"]);
+    let holder = sandbox.hold("a", &["--label", "me"]);
     watch.wait_out(r#""event":"acquired""#);
     drop(holder);
     watch.wait_out(r#""event":"freed""#);
@@ -92,8 +92,8 @@ fn a_watch_tells_what_happens() {
 
 #[test]
 fn a_watch_that_nobody_reads_any_more_ends() {
-    let world = World::new();
-    let mut command = world.command(&["watch"]);
+    let sandbox = Sandbox::new();
+    let mut command = sandbox.command(&["watch"]);
     let (reader, writer) = std::io::pipe().unwrap();
     command.stdin(Stdio::null()).stdout(writer).stderr(Stdio::piped());
     let watch = Running::start_as_it_is(command);
@@ -104,10 +104,10 @@ fn a_watch_that_nobody_reads_any_more_ends() {
 
 #[test]
 fn a_table_that_nobody_reads_is_no_failure() {
-    let world = World::new();
-    let _holder = world.hold("a", &[]);
+    let sandbox = Sandbox::new();
+    let _holder = sandbox.hold("a", &[]);
     for args in [&["ls"][..], &["show", "a"], &["doctor"], &["man"], &["--help"]] {
-        let mut command = world.command(args);
+        let mut command = sandbox.command(args);
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
         command.stdin(Stdio::null()).stdout(writer).stderr(Stdio::piped());
@@ -119,12 +119,12 @@ fn a_table_that_nobody_reads_is_no_failure() {
 #[test]
 fn what_others_wrote_into_the_store_does_not_reach_the_terminal_as_it_is() {
     let server = RedisServer::start_or_panic();
-    let world = World::on(&server.url());
+    let sandbox = Sandbox::on(&server.url());
     server.command(&["SET", "lockkeeper:{a}", "\x1b[2Jboo\x07", "PX", "600000"]);
     for args in
         [&["ls"][..], &["show", "a"], &["run", "a", "--no-wait", "true"], &["break", "a", "-y"]]
     {
-        let said = world.say(args);
+        let said = sandbox.say(args);
         assert!(format!("{}{}", said.out, said.err).contains("boo"), "{said:?}");
         assert!(
             !said.out.contains(['\x1b', '\x07']) && !said.err.contains(['\x1b', '\x07']),
@@ -142,15 +142,15 @@ const HIDDEN: [char; 9] = [
 #[test]
 fn invisible_characters_in_names_and_labels_are_shown_escaped() {
     let server = RedisServer::start_or_panic();
-    let world = World::on(&server.url());
+    let sandbox = Sandbox::on(&server.url());
     let (name, label) = ("pay\u{200b}\u{9b}ments\u{2060}", "web\u{202e}1\u{feff}\u{2066}");
-    let watch = world.spawn(&["watch"]);
-    let watch_json = world.spawn(&["watch", "--json"]);
+    let watch = sandbox.spawn(&["watch"]);
+    let watch_json = sandbox.spawn(&["watch", "--json"]);
     watch_json.wait_out("[]");
-    let _holder = world.hold(name, &["--label", label]);
-    let waiter = world.spawn(&["run", name, "--label", label, "true"]);
+    let _holder = sandbox.hold(name, &["--label", label]);
+    let waiter = sandbox.spawn(&["run", name, "--label", label, "true"]);
     waiter.wait_err("waiting");
-    let waiter_json = world.spawn(&["run", name, "--json", "true"]);
+    let waiter_json = sandbox.spawn(&["run", name, "--json", "true"]);
     waiter_json.wait_err("waiting");
     watch.wait_out("acquired");
     watch_json.wait_out("acquired");
@@ -167,7 +167,7 @@ fn invisible_characters_in_names_and_labels_are_shown_escaped() {
         &["break", name],
         &["break", name, "--yes"],
     ] {
-        let said = world.say(args);
+        let said = sandbox.say(args);
         shown.push(said.out + &said.err);
     }
     for text in &shown {
@@ -191,9 +191,9 @@ fn what_a_server_says_in_an_error_is_shown_escaped() {
     // The server repeats the name of the database that it does not have.
     let (server, _) =
         server.url().rsplit_once('/').map(|(a, b)| (a.to_owned(), b.to_owned())).unwrap();
-    let world = World::on(&format!("{server}/%1B%5B2Jboo%C2%9B%E2%80%AE"));
+    let sandbox = Sandbox::on(&format!("{server}/%1B%5B2Jboo%C2%9B%E2%80%AE"));
     for args in [&["run", "a", "true"][..], &["run", "a", "--json", "true"], &["ls"], &["doctor"]] {
-        let said = world.say(args);
+        let said = sandbox.say(args);
         let text = said.out.clone() + &said.err;
         assert!(text.contains("boo") && !text.contains(HIDDEN), "{said:?}");
         assert!(text.contains(r"\u{1b}[2Jboo") || args.contains(&"--json"), "{said:?}");
@@ -203,33 +203,33 @@ fn what_a_server_says_in_an_error_is_shown_escaped() {
 #[test]
 fn break_frees_a_lock_and_its_holder_knows() {
     let server = RedisServer::start_or_panic();
-    let world = World::on(&server.url());
-    let said = world.say(&["break", "a"]);
+    let sandbox = Sandbox::on(&server.url());
+    let said = sandbox.say(&["break", "a"]);
     assert_eq!((said.code, said.out.as_str()), (Some(0), "nobody holds \"a\"\n"));
-    let holder = world.hold("a", &["--label", "stuck"]);
-    let said = world.say(&["break", "a"]);
+    let holder = sandbox.hold("a", &["--label", "stuck"]);
+    let said = sandbox.say(&["break", "a"]);
     assert_eq!(said.code, Some(64), "there is nobody to ask: {said:?}");
     assert!(said.err.contains("held by stuck for"), "{said:?}");
-    let said = world.say(&["break", "a", "--yes"]);
+    let said = sandbox.say(&["break", "a", "--yes"]);
     assert_eq!(said.code, Some(0), "{said:?}");
     assert!(said.out.contains("it was held by stuck"), "{said:?}");
     assert_eq!(holder.end().code, Some(70));
-    assert_eq!(world.say(&["run", "a", "--no-wait", "true"]).code, Some(0));
+    assert_eq!(sandbox.say(&["run", "a", "--no-wait", "true"]).code, Some(0));
 }
 
 #[test]
 fn break_asks_and_does_not_hit_another_than_the_one_confirmed() {
     let server = RedisServer::start_or_panic();
-    let world = World::on(&server.url());
+    let sandbox = Sandbox::on(&server.url());
     let ask = || {
-        let mut command = world.command(&["break", "a"]);
+        let mut command = sandbox.command(&["break", "a"]);
         command.env("TERM", "xterm");
         let mut session = spawn_command(command, Some(30_000)).unwrap();
         session.process_mut().set_kill_timeout(Some(1000));
         session.exp_string("Break it? [y/N] ").unwrap();
         session
     };
-    let one = world.hold("a", &["--label", "the same"]);
+    let one = sandbox.hold("a", &["--label", "the same"]);
     let mut asked = ask();
     asked.send_line("n").unwrap();
     asked.exp_string("not broken").unwrap();
@@ -237,7 +237,7 @@ fn break_asks_and_does_not_hit_another_than_the_one_confirmed() {
     let mut asked = ask();
     one.signal(Signal::TERM);
     assert_eq!(one.end().code, Some(143));
-    let other = world.hold("a", &["--label", "the same"]);
+    let other = sandbox.hold("a", &["--label", "the same"]);
     asked.send_line("y").unwrap();
     asked.exp_string("not broken: \"a\" is now held by the same").unwrap();
 
@@ -245,33 +245,33 @@ fn break_asks_and_does_not_hit_another_than_the_one_confirmed() {
     asked.send_line("y").unwrap();
     asked.exp_string("\"a\" is free; it was held by the same").unwrap();
     assert_eq!(other.end().code, Some(70));
-    eventually("it is free", || world.say(&["ls"]).out.is_empty());
+    eventually("it is free", || sandbox.say(&["ls"]).out.is_empty());
 }
 
 /// Names are hashes there: an empty table and exit code 0 would say that no lock is held.
 #[test]
 fn a_prefix_on_postgres_is_refused_and_says_what_works() {
     let server = PostgresServer::start_or_panic();
-    let world = World::on(&server.url());
-    let _held = world.hold("orders/1", &["--label", "web-1"]);
+    let sandbox = Sandbox::on(&server.url());
+    let _held = sandbox.hold("orders/1", &["--label", "web-1"]);
     for args in [&["ls", "orders/"][..], &["ls", "orders/", "--json"], &["watch", "orders/"]] {
-        let said = world.say(args);
+        let said = sandbox.say(args);
         assert_eq!((said.code, said.out.as_str()), (Some(64), ""), "{args:?}: {}", said.err);
         for text in ["keeps hashes of names", "list all keys without one, or show a name"] {
             assert!(said.err.contains(text), "{args:?}: {}", said.err);
         }
     }
-    let listed = world.say(&["ls"]).out;
+    let listed = sandbox.say(&["ls"]).out;
     assert!(listed.contains("web-1") && listed.contains("pg:"), "{listed}");
-    let shown = world.say(&["show", "orders/1"]).out;
+    let shown = sandbox.say(&["show", "orders/1"]).out;
     assert!(shown.contains("orders/1") && shown.contains("web-1"), "{shown}");
 
     // A key of the list is shown by a store that is opened for keys.
     let key = listed.lines().nth(1).unwrap().split_whitespace().next().unwrap();
-    let refused = world.say(&["show", key]);
+    let refused = sandbox.say(&["show", key]);
     assert_eq!(refused.code, Some(64));
     assert!(refused.err.contains("foreign_keys=on"), "{}", refused.err);
     let url = format!("{}?foreign_keys=on", server.url());
-    let shown = world.say(&["show", key, "--store", &url]);
+    let shown = sandbox.say(&["show", key, "--store", &url]);
     assert!(shown.out.contains("web-1"), "{shown:?}");
 }

@@ -1,6 +1,7 @@
 //! The command as its users meet it: real processes, real stores, a pseudo-terminal where one matters.
 #![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 
+mod common;
 mod doctor;
 mod help;
 mod look;
@@ -14,4 +15,3 @@ mod signals;
 mod terminal;
 mod tickets;
 mod usage;
-mod world;

@@ -5,11 +5,11 @@ use std::process::Command;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::world::{PROGRAM, Running, World, children, eventually};
+use crate::common::{PROGRAM, Running, Sandbox, children, eventually};
 
 /// Runs a program in a new pid namespace, which ends with this test.
 #[track_caller]
-fn unshare(world: &World, options: &[&str], program: &[&str]) -> Running {
+fn unshare(sandbox: &Sandbox, options: &[&str], program: &[&str]) -> Running {
     let mut unshare = vec!["--pid", "--fork", "--kill-child"];
     if !rustix::process::geteuid().is_root() {
         unshare.extend(["--user", "--map-root-user"]);
@@ -18,7 +18,7 @@ fn unshare(world: &World, options: &[&str], program: &[&str]) -> Running {
     let command = |program: &[&str]| {
         let mut command = Command::new("unshare");
         command.args(&unshare).args(program);
-        world.environ(&mut command);
+        sandbox.environ(&mut command);
         command
     };
     let permitted = Running::start(command(&["true"])).end();
@@ -43,7 +43,7 @@ fn wrapper(unshare: &Running) -> Pid {
 
 #[test]
 fn as_process_1_it_reaps_the_orphans_that_it_adopts() {
-    let world = World::new();
+    let sandbox = Sandbox::new();
     // Each inner shell leaves an orphan behind that ends at once.
     let work = "test \"$(cut -d ' ' -f 4 /proc/$$/stat)\" = 1 || echo not process 1; \
         for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do sh -c '(exec true &)'; done; \
@@ -51,16 +51,16 @@ fn as_process_1_it_reaps_the_orphans_that_it_adopts() {
         while grep -l ') Z 1 ' /proc/[0-9]*/stat > zombies 2> /dev/null && [ $tries -lt 200 ]; do \
         tries=$((tries + 1)); sleep 0.02; done; \
         echo zombies $(wc -l < zombies)";
-    let run = unshare(&world, &["--mount-proc"], &[PROGRAM, "run", "a", "--", "sh", "-c", work]);
+    let run = unshare(&sandbox, &["--mount-proc"], &[PROGRAM, "run", "a", "--", "sh", "-c", work]);
     let said = run.end();
     assert_eq!((said.code, said.out.as_str()), (Some(0), "zombies 0\n"), "{said:?}");
 }
 
 #[test]
 fn a_process_group_that_is_outside_of_the_namespace_is_no_failure() {
-    let world = World::new();
+    let sandbox = Sandbox::new();
     for options in [&["--mount-proc"][..], &[]] {
-        let said = unshare(&world, options, &[PROGRAM, "run", "a", "--", "echo", "ran"]).end();
+        let said = unshare(&sandbox, options, &[PROGRAM, "run", "a", "--", "echo", "ran"]).end();
         assert_eq!((said.code, said.out.as_str()), (Some(0), "ran\n"), "{options:?}: {said:?}");
         assert_eq!(said.err, "", "{options:?}");
     }
@@ -68,16 +68,16 @@ fn a_process_group_that_is_outside_of_the_namespace_is_no_failure() {
 
 #[test]
 fn where_processes_are_not_listed_the_lock_is_free_only_when_the_group_has_ended() {
-    let world = World::new();
+    let sandbox = Sandbox::new();
     // The grandchild takes its time to tidy up, and the command does not wait for it.
     let work = "sh -c 'trap \"sleep 0.5; echo tidied > tidied; exit\" TERM; echo up > up; \
         while :; do sleep 0.05; done' & \
         while ! [ -s up ]; do sleep 0.01; done; echo ready; exec sleep 600";
     // With the namespace's own /proc the processes are listed: the same must be so.
     for options in [&[][..], &["--mount-proc"]] {
-        let run = unshare(&world, options, &[PROGRAM, "run", "a", "--", "sh", "-c", work]);
+        let run = unshare(&sandbox, options, &[PROGRAM, "run", "a", "--", "sh", "-c", work]);
         run.wait_out("ready");
-        let next = world.spawn(&["run", "a", "--", "cat", "tidied"]);
+        let next = sandbox.spawn(&["run", "a", "--", "cat", "tidied"]);
         next.wait_err("waiting");
         kill_process(wrapper(&run), Signal::TERM).unwrap();
         let said = run.end();
@@ -85,31 +85,31 @@ fn where_processes_are_not_listed_the_lock_is_free_only_when_the_group_has_ended
         let next = next.end();
         assert_eq!(next.out, "tidied\n", "{options:?}: {next:?}");
         for file in ["up", "tidied"] {
-            std::fs::remove_file(world.path(file)).unwrap();
+            std::fs::remove_file(sandbox.path(file)).unwrap();
         }
     }
 }
 
 #[test]
 fn where_processes_are_not_listed_a_stubborn_group_is_killed() {
-    let world = World::new();
+    let sandbox = Sandbox::new();
     let work = "sh -c 'trap \"\" TERM; echo up > up; while :; do sleep 0.05; done' & \
         while ! [ -s up ]; do sleep 0.01; done; echo ready; exec sleep 600";
     let args = [PROGRAM, "run", "a", "--kill-after", "300ms", "--", "sh", "-c", work];
-    let run = unshare(&world, &[], &args);
+    let run = unshare(&sandbox, &[], &args);
     run.wait_out("ready");
     kill_process(wrapper(&run), Signal::TERM).unwrap();
     assert_eq!(run.end().code, Some(143));
-    assert_eq!(world.say(&["run", "a", "--no-wait", "true"]).code, Some(0));
+    assert_eq!(sandbox.say(&["run", "a", "--no-wait", "true"]).code, Some(0));
 }
 
 #[test]
 fn where_processes_are_not_listed_a_loss_says_what_was_not_looked_for() {
-    let world = World::new();
+    let sandbox = Sandbox::new();
     let work = "echo ready; exec sleep 600";
-    let run = unshare(&world, &[], &[PROGRAM, "run", "a", "--", "sh", "-c", work]);
+    let run = unshare(&sandbox, &[], &[PROGRAM, "run", "a", "--", "sh", "-c", work]);
     run.wait_out("ready");
-    assert_eq!(world.say(&["break", "a", "--yes"]).code, Some(0));
+    assert_eq!(sandbox.say(&["break", "a", "--yes"]).code, Some(0));
     let said = run.end();
     assert_eq!(said.code, Some(70), "{said:?}");
     assert!(said.err.contains("processes that left it were not looked for"), "{said:?}");

@@ -5,30 +5,30 @@ use std::os::unix::fs::PermissionsExt as _;
 
 use lockkeeper_testkit::server::{PgBouncer, PostgresServer, RedisServer, RedlockNodes};
 
-use crate::world::{Running, World};
+use crate::common::{Running, Sandbox};
 
 /// Fifty at once: each counts itself, and notices any other that is there at the same time.
-fn fifty(world: &World) {
+fn fifty(sandbox: &Sandbox) {
     let work = "mkdir busy || echo overlap >> overlaps; echo run >> runs; rmdir busy";
     let runs: Vec<Running> =
-        (0..50).map(|_| world.spawn(&["run", "one", "-q", "--", "sh", "-c", work])).collect();
+        (0..50).map(|_| sandbox.spawn(&["run", "one", "-q", "--", "sh", "-c", work])).collect();
     for run in runs {
         let said = run.end();
         assert_eq!((said.code, said.err.as_str()), (Some(0), ""));
     }
-    assert_eq!(world.read("runs").lines().count(), 50);
-    assert_eq!(world.read("overlaps"), "");
+    assert_eq!(sandbox.read("runs").lines().count(), 50);
+    assert_eq!(sandbox.read("overlaps"), "");
 }
 
 #[test]
 fn fifty_runs_on_one_name_run_once_each_and_never_overlap_on_files() {
-    fifty(&World::new());
+    fifty(&Sandbox::new());
 }
 
 #[test]
 fn fifty_runs_on_one_name_run_once_each_and_never_overlap_on_redis() {
     let server = RedisServer::start_or_panic();
-    fifty(&World::on(&server.url()));
+    fifty(&Sandbox::on(&server.url()));
     assert_eq!(server.command(&["KEYS", "*"]), "", "nothing stays behind");
 }
 
@@ -37,11 +37,11 @@ fn locks_exclude_on_every_store() {
     let (postgres, nodes) = (PostgresServer::start_or_panic(), RedlockNodes::start_or_panic(3));
     let redis = RedisServer::start_or_panic();
     for url in [postgres.url(), redis.url(), nodes.url()] {
-        let world = World::on(&url);
-        let mut holder = world.spawn(&["run", "a", "--", "sh", "-c", "echo in; read x; exit 3"]);
+        let sandbox = Sandbox::on(&url);
+        let mut holder = sandbox.spawn(&["run", "a", "--", "sh", "-c", "echo in; read x; exit 3"]);
         holder.wait_out("in");
-        assert_eq!(world.say(&["run", "a", "--no-wait", "true"]).code, Some(75), "{url}");
-        let next = world.spawn(&["run", "a", "--", "echo", "next"]);
+        assert_eq!(sandbox.say(&["run", "a", "--no-wait", "true"]).code, Some(75), "{url}");
+        let next = sandbox.spawn(&["run", "a", "--", "echo", "next"]);
         next.wait_err("waiting for \"a\": ");
         assert_eq!(next.out(), "", "{url}");
         holder.tell("go\n");
@@ -49,24 +49,24 @@ fn locks_exclude_on_every_store() {
         assert_eq!(next.end().out, "next\n", "{url}");
     }
     // What cannot be looked into says so, and is no crash.
-    let quorum = World::on(&nodes.url());
+    let quorum = Sandbox::on(&nodes.url());
     for args in [&["ls"][..], &["show", "a"], &["watch"], &["break", "a", "-y"]] {
         let said = quorum.say(args);
         assert_eq!((said.code, said.err.lines().count()), (Some(64), 1), "{args:?}: {said:?}");
     }
     // A URL that leads to what cannot keep locks is a wrong one.
     let pooler = PgBouncer::before(&postgres).unwrap();
-    let said = World::on(&pooler.url()).say(&["run", "a", "true"]);
+    let said = Sandbox::on(&pooler.url()).say(&["run", "a", "true"]);
     assert_eq!((said.code, said.err.lines().count()), (Some(64), 1), "{said:?}");
     assert!(said.err.contains("connect to the server itself"), "{said:?}");
 }
 
 #[test]
 fn a_second_run_waits_for_the_first() {
-    let world = World::new();
-    let mut first = world.spawn(&["run", "a", "--", "sh", "-c", "echo in; read line; echo out"]);
+    let sandbox = Sandbox::new();
+    let mut first = sandbox.spawn(&["run", "a", "--", "sh", "-c", "echo in; read line; echo out"]);
     first.wait_out("in");
-    let second = world.spawn(&["run", "a", "--", "sh", "-c", "echo in"]);
+    let second = sandbox.spawn(&["run", "a", "--", "sh", "-c", "echo in"]);
     second.wait_err("waiting for \"a\": held by ");
     assert_eq!(second.out(), "");
     first.tell("go\n");
@@ -81,64 +81,64 @@ fn a_second_run_waits_for_the_first() {
 
 #[test]
 fn a_run_that_need_not_wait_says_nothing() {
-    let said = World::new().say(&["run", "a", "--", "echo", "-n", "I have the lock"]);
+    let said = Sandbox::new().say(&["run", "a", "--", "echo", "-n", "I have the lock"]);
     assert_eq!((said.code, said.out.as_str(), said.err.as_str()), (Some(0), "I have the lock", ""));
 }
 
 #[test]
 fn a_quiet_run_says_nothing_of_waiting() {
     let server = RedisServer::start_or_panic();
-    let world = World::on(&server.url());
-    let holder = world.hold("a", &[]);
-    let waiter = world.spawn(&["run", "a", "--quiet", "--", "true"]);
-    crate::world::eventually("it waits", || world.say(&["ls"]).out.contains("waits 1"));
+    let sandbox = Sandbox::on(&server.url());
+    let holder = sandbox.hold("a", &[]);
+    let waiter = sandbox.spawn(&["run", "a", "--quiet", "--", "true"]);
+    crate::common::eventually("it waits", || sandbox.say(&["ls"]).out.contains("waits 1"));
     drop(holder);
     // Its lease does not end with it, and is not what this is about.
-    world.say(&["break", "a", "--yes"]);
+    sandbox.say(&["break", "a", "--yes"]);
     let said = waiter.end();
     assert_eq!((said.code, said.err.as_str()), (Some(0), ""));
 }
 
 #[test]
 fn the_exit_code_is_the_commands_own() {
-    let world = World::new();
+    let sandbox = Sandbox::new();
     for code in [0, 1, 7, 64, 70, 75, 255] {
-        let said = world.say(&["run", "a", "--", "sh", "-c", &format!("exit {code}")]);
+        let said = sandbox.say(&["run", "a", "--", "sh", "-c", &format!("exit {code}")]);
         assert_eq!((said.code, said.err.as_str()), (Some(code), ""));
     }
 }
 
 #[test]
 fn a_command_that_dies_of_a_signal_is_told_as_a_shell_does() {
-    let world = World::new();
+    let sandbox = Sandbox::new();
     for (signal, code) in [("TERM", 143), ("KILL", 137), ("INT", 130), ("SEGV", 139)] {
-        let said = world.say(&["run", "a", "--", "sh", "-c", &format!("kill -{signal} $$")]);
+        let said = sandbox.say(&["run", "a", "--", "sh", "-c", &format!("kill -{signal} $$")]);
         assert_eq!(said.code, Some(code), "{signal}");
     }
 }
 
 #[test]
 fn a_command_that_cannot_be_run_is_told_as_a_shell_does_and_frees_the_lock() {
-    let world = World::new();
-    fs::write(world.path("plain"), "no program").unwrap();
+    let sandbox = Sandbox::new();
+    fs::write(sandbox.path("plain"), "no program").unwrap();
     for (command, code) in [("nosuch", 127), ("./nosuch", 127), ("./plain", 126), ("/", 126)] {
-        let said = world.say(&["run", "a", "--", command]);
+        let said = sandbox.say(&["run", "a", "--", command]);
         assert_eq!(said.code, Some(code), "{command}: {said:?}");
         assert_eq!(said.err.lines().count(), 1, "{said:?}");
         assert!(said.err.starts_with(&format!("lockkeeper: {command}: ")), "{said:?}");
-        assert_eq!(world.say(&["run", "a", "--no-wait", "true"]).code, Some(0));
+        assert_eq!(sandbox.say(&["run", "a", "--no-wait", "true"]).code, Some(0));
     }
 }
 
 #[test]
 fn a_script_without_a_first_line_is_run_by_a_shell() {
-    let world = World::new();
-    fs::write(world.path("script"), "echo \"$0 has $# arguments\"\nexit 3\n").unwrap();
-    fs::set_permissions(world.path("script"), fs::Permissions::from_mode(0o755)).unwrap();
-    let said = world.say(&["run", "a", "--", "./script", "x", "y z"]);
+    let sandbox = Sandbox::new();
+    fs::write(sandbox.path("script"), "echo \"$0 has $# arguments\"\nexit 3\n").unwrap();
+    fs::set_permissions(sandbox.path("script"), fs::Permissions::from_mode(0o755)).unwrap();
+    let said = sandbox.say(&["run", "a", "--", "./script", "x", "y z"]);
     assert_eq!((said.code, said.out.as_str()), (Some(3), "./script has 2 arguments\n"));
-    let mut command = world.command(&["run", "a", "script"]);
-    let path = format!("{}:{}", world.path("").display(), std::env::var("PATH").unwrap());
+    let mut command = sandbox.command(&["run", "a", "script"]);
+    let path = format!("{}:{}", sandbox.path("").display(), std::env::var("PATH").unwrap());
     let said = Running::start({
         command.env("PATH", path);
         command
@@ -148,8 +148,8 @@ fn a_script_without_a_first_line_is_run_by_a_shell() {
 
 #[test]
 fn not_in_time_is_75_or_as_told_and_says_who_holds() {
-    let world = World::new();
-    let _holder = world.hold("a", &["--label", "the other"]);
+    let sandbox = Sandbox::new();
+    let _holder = sandbox.hold("a", &["--label", "the other"]);
     let tries: [(&[&str], i32); 4] = [
         (&["--no-wait"], 75),
         (&["--wait", "0"], 75),
@@ -159,56 +159,56 @@ fn not_in_time_is_75_or_as_told_and_says_who_holds() {
     for (options, code) in tries {
         let mut args = vec!["run", "a"];
         args.extend(options);
-        let said = world.say(&[&args[..], &["--", "touch", "ran"]].concat());
+        let said = sandbox.say(&[&args[..], &["--", "touch", "ran"]].concat());
         assert_eq!(said.code, Some(code), "{options:?}: {said:?}");
         assert!(said.err.contains("not acquired"), "{said:?}");
         assert!(said.err.contains("held by the other"), "{said:?}");
     }
-    assert!(!world.path("ran").exists());
+    assert!(!sandbox.path("ran").exists());
 }
 
 #[test]
 fn shared_holders_hold_together_and_keep_others_out() {
-    let world = World::new();
-    let _one = world.hold("a", &["--shared"]);
-    let _other = world.hold("a", &["--shared", "--wait", "0"]);
-    assert_eq!(world.say(&["run", "a", "--no-wait", "true"]).code, Some(75));
+    let sandbox = Sandbox::new();
+    let _one = sandbox.hold("a", &["--shared"]);
+    let _other = sandbox.hold("a", &["--shared", "--wait", "0"]);
+    assert_eq!(sandbox.say(&["run", "a", "--no-wait", "true"]).code, Some(75));
 }
 
 #[test]
 fn as_many_hold_as_there_are_permits() {
-    let world = World::new();
-    let _one = world.hold("a", &["--permits", "2"]);
-    let other = world.hold("a", &["--permits", "2", "--no-wait"]);
-    assert_eq!(world.say(&["run", "a", "--permits", "2", "--no-wait", "true"]).code, Some(75));
+    let sandbox = Sandbox::new();
+    let _one = sandbox.hold("a", &["--permits", "2"]);
+    let other = sandbox.hold("a", &["--permits", "2", "--no-wait"]);
+    assert_eq!(sandbox.say(&["run", "a", "--permits", "2", "--no-wait", "true"]).code, Some(75));
     // A lock of the same name is another thing.
-    assert_eq!(world.say(&["run", "a", "--no-wait", "true"]).code, Some(0));
+    assert_eq!(sandbox.say(&["run", "a", "--no-wait", "true"]).code, Some(0));
     drop(other);
-    assert_eq!(world.say(&["run", "a", "--permits", "2", "true"]).code, Some(0));
+    assert_eq!(sandbox.say(&["run", "a", "--permits", "2", "true"]).code, Some(0));
 }
 
 #[test]
 fn a_waiter_for_a_lock_is_not_told_of_a_semaphores_holders() {
     let server = RedisServer::start_or_panic();
-    let world = World::on(&server.url());
-    let _permit = world.hold("a", &["--permits", "1", "--label", "a permit"]);
-    let _lock = world.hold("a", &["--label", "the lock"]);
-    let said = world.say(&["run", "a", "--no-wait", "true"]);
+    let sandbox = Sandbox::on(&server.url());
+    let _permit = sandbox.hold("a", &["--permits", "1", "--label", "a permit"]);
+    let _lock = sandbox.hold("a", &["--label", "the lock"]);
+    let said = sandbox.say(&["run", "a", "--no-wait", "true"]);
     assert!(said.err.contains("held by the lock for"), "{said:?}");
-    let said = world.say(&["run", "a", "--permits", "1", "--no-wait", "true"]);
+    let said = sandbox.say(&["run", "a", "--permits", "1", "--no-wait", "true"]);
     assert!(said.err.contains("held by a permit for"), "{said:?}");
 }
 
 #[test]
 fn the_command_finds_name_fence_and_owner_in_its_environment_instead_of_inherited_ones() {
-    let world = World::new();
-    let mut command = world.command(&["run", "orders/42", "--json", "--", "env"]);
+    let sandbox = Sandbox::new();
+    let mut command = sandbox.command(&["run", "orders/42", "--json", "--", "env"]);
     for name in ["NAME", "FENCE", "OWNER"] {
         command.env(format!("LOCKKEEPER_{name}"), "inherited");
     }
     command
         .env("OTHER", "kept")
-        .env("LOCKKEEPER_STORE", format!("file:{}", world.path("x").display()));
+        .env("LOCKKEEPER_STORE", format!("file:{}", sandbox.path("x").display()));
     let said = Running::start(command).end();
     let mut ours: Vec<&str> = said.out.lines().filter(|line| line.contains("LOCKKEEPER")).collect();
     ours.sort_unstable();
@@ -222,8 +222,8 @@ fn the_command_finds_name_fence_and_owner_in_its_environment_instead_of_inherite
 
 #[test]
 fn the_command_has_the_input_and_output_of_the_wrapper() {
-    let world = World::new();
-    let mut run = world.spawn(&["run", "a", "--", "sh", "-c", "cat; echo problem >&2"]);
+    let sandbox = Sandbox::new();
+    let mut run = sandbox.spawn(&["run", "a", "--", "sh", "-c", "cat; echo problem >&2"]);
     run.tell("some\ninput\n");
     let said = run.end();
     assert_eq!((said.out.as_str(), said.err.as_str()), ("some\ninput\n", "problem\n"));
@@ -231,23 +231,23 @@ fn the_command_has_the_input_and_output_of_the_wrapper() {
 
 #[test]
 fn without_open_input_and_output_it_works_all_the_same() {
-    let world = World::new();
+    let sandbox = Sandbox::new();
     let mut command = std::process::Command::new("sh");
     let work = "exec \"$0\" run a -- sh -c 'echo out; echo err >&2; cat; exit 5' <&- >&- 2>&-";
-    command.args(["-c", work, crate::world::PROGRAM]);
-    world.environ(&mut command);
+    command.args(["-c", work, crate::common::PROGRAM]);
+    sandbox.environ(&mut command);
     assert_eq!(Running::start(command).end().code, Some(5));
 }
 
 #[test]
 fn a_reader_of_stderr_that_is_stuck_holds_up_neither_the_command_nor_signals() {
-    let world = World::new();
+    let sandbox = Sandbox::new();
     let (mut reader, mut writer) = std::io::pipe().unwrap();
     rustix::io::ioctl_fionbio(&writer, true).unwrap();
     while std::io::Write::write(&mut writer, &[b'x'; 4096]).is_ok() {}
     rustix::io::ioctl_fionbio(&writer, false).unwrap();
     let stuck = |args: &[&str]| {
-        let mut command = world.command(args);
+        let mut command = sandbox.command(args);
         let stderr = writer.try_clone().unwrap();
         command
             .stdin(std::process::Stdio::null())
@@ -269,13 +269,13 @@ fn a_reader_of_stderr_that_is_stuck_holds_up_neither_the_command_nor_signals() {
 
 #[test]
 fn names_and_commands_may_begin_with_dashes() {
-    let world = World::new();
-    let said = world.say(&["run", "--", "--json", "sh", "-c", "echo $LOCKKEEPER_NAME"]);
+    let sandbox = Sandbox::new();
+    let said = sandbox.say(&["run", "--", "--json", "sh", "-c", "echo $LOCKKEEPER_NAME"]);
     assert_eq!((said.code, said.out.as_str()), (Some(0), "--json\n"));
-    assert_eq!(world.say(&["run", "a", "--", "-nosuch"]).code, Some(127));
-    assert_eq!(world.say(&["run", "a", "--", ""]).code, Some(127));
+    assert_eq!(sandbox.say(&["run", "a", "--", "-nosuch"]).code, Some(127));
+    assert_eq!(sandbox.say(&["run", "a", "--", ""]).code, Some(127));
     // What stands after the command is its own.
-    let said = world.say(&["run", "a", "echo", "--json", "--wait", "x", "--", "y"]);
+    let said = sandbox.say(&["run", "a", "echo", "--json", "--wait", "x", "--", "y"]);
     assert_eq!((said.code, said.out.as_str()), (Some(0), "--json --wait x -- y\n"));
 }
 
@@ -290,11 +290,11 @@ fn words(events: &[serde_json::Value]) -> Vec<&str> {
 
 #[test]
 fn with_json_every_event_is_a_line_of_it() {
-    let world = World::new();
+    let sandbox = Sandbox::new();
     let mut holder =
-        world.spawn(&["run", "a", "--label", "me", "--", "sh", "-c", "echo in; read x"]);
+        sandbox.spawn(&["run", "a", "--label", "me", "--", "sh", "-c", "echo in; read x"]);
     holder.wait_out("in");
-    let waiter = world.spawn(&["run", "a", "--json", "--", "sh", "-c", "exit 3"]);
+    let waiter = sandbox.spawn(&["run", "a", "--json", "--", "sh", "-c", "exit 3"]);
     waiter.wait_err("\"waiting\"");
     holder.tell("go\n");
     let said = waiter.end();
@@ -310,8 +310,8 @@ fn with_json_every_event_is_a_line_of_it() {
 
 #[test]
 fn with_json_every_failure_is_json_too() {
-    let world = World::new();
-    let _holder = world.hold("held", &[]);
+    let sandbox = Sandbox::new();
+    let _holder = sandbox.hold("held", &[]);
     let failures: [(&[&str], i32, &str, usize); 6] = [
         (&["run", "a", "--json", "--", "nosuch"], 127, "command", 3),
         (&["run", "held", "--json", "--no-wait", "true"], 75, "conflict", 1),
@@ -321,7 +321,7 @@ fn with_json_every_failure_is_json_too() {
         (&["ls", "--json", "--store", "redis://127.0.0.1:1"], 69, "unavailable", 1),
     ];
     for (args, code, kind, count) in failures {
-        let said = world.say(args);
+        let said = sandbox.say(args);
         let events = events(&said.err);
         assert_eq!((said.code, events.len()), (Some(code), count), "{args:?}: {said:?}");
         let failed = events.last().unwrap();
@@ -338,11 +338,11 @@ fn with_json_every_failure_is_json_too() {
 #[test]
 fn those_ahead_are_counted_even_if_all_have_the_same_label() {
     let server = RedisServer::start_or_panic();
-    let world = World::on(&server.url());
-    let _holder = world.hold("a", &["--label", "x"]);
+    let sandbox = Sandbox::on(&server.url());
+    let _holder = sandbox.hold("a", &["--label", "x"]);
     let mut waiters = Vec::new();
     for ahead in 0..3 {
-        let waiter = world.spawn(&["run", "a", "--json", "--label", "x", "true"]);
+        let waiter = sandbox.spawn(&["run", "a", "--json", "--label", "x", "true"]);
         waiter.wait_err("\"waiting\"");
         assert_eq!(events(&waiter.err())[0]["ahead"], ahead);
         waiters.push(waiter);

@@ -4,7 +4,7 @@ use std::fs;
 
 use lockkeeper_testkit::server::RedisServer;
 
-use crate::world::{World, children};
+use crate::common::{Sandbox, children};
 
 const PASSWORD: &str = "hunter2hunter2";
 
@@ -12,8 +12,8 @@ const PASSWORD: &str = "hunter2hunter2";
 fn a_password_is_not_in_the_output_nor_in_the_command_line_or_environment_of_the_children() {
     let server = RedisServer::builder().user("op", PASSWORD).start_or_panic();
     assert!(server.url().contains(PASSWORD));
-    let world = World::on(&server.url());
-    let mut run = world.spawn(&["run", "a", "--json", "--", "sh", "-c", "env; echo in; read x"]);
+    let sandbox = Sandbox::on(&server.url());
+    let mut run = sandbox.spawn(&["run", "a", "--json", "--", "sh", "-c", "env; echo in; read x"]);
     run.wait_out("in");
     let all = children(run.pid(), "");
     assert_eq!(all.len(), 2, "the command and its guardian");
@@ -24,11 +24,11 @@ fn a_password_is_not_in_the_output_nor_in_the_command_line_or_environment_of_the
         }
     }
     run.tell("go\n");
-    let mut said = vec![run.end(), world.say(&["ls"]), world.say(&["doctor"])];
+    let mut said = vec![run.end(), sandbox.say(&["ls"]), sandbox.say(&["doctor"])];
     let wrong = server.url().replace("op:", "nobody:");
-    said.push(world.say(&["run", "a", "--store", &wrong, "true"]));
+    said.push(sandbox.say(&["run", "a", "--store", &wrong, "true"]));
     assert_eq!(said.last().unwrap().code, Some(69), "{said:?}");
-    said.push(world.say(&["doctor", "--store", &wrong]));
+    said.push(sandbox.say(&["doctor", "--store", &wrong]));
     assert_eq!(said.last().unwrap().code, Some(2), "{said:?}");
     for said in said {
         assert!(!format!("{said:?}").contains(PASSWORD), "{said:?}");
@@ -37,7 +37,7 @@ fn a_password_is_not_in_the_output_nor_in_the_command_line_or_environment_of_the
 
 #[test]
 fn a_url_in_the_wrong_place_is_not_repeated() {
-    let world = World::new();
+    let sandbox = Sandbox::new();
     let url = format!("redis://op:{PASSWORD}@127.0.0.1:1/");
     let wrong: [&[&str]; 7] = [
         &[&url],
@@ -49,11 +49,11 @@ fn a_url_in_the_wrong_place_is_not_repeated() {
         &["completions", &url],
     ];
     for args in wrong {
-        let said = world.say(args);
+        let said = sandbox.say(args);
         assert_eq!(said.code, Some(64), "{args:?}: {said:?}");
         assert!(!format!("{said:?}").contains(PASSWORD), "{said:?}");
     }
-    let unreachable = world.say(&["run", "a", "--store", &url, "true"]);
+    let unreachable = sandbox.say(&["run", "a", "--store", &url, "true"]);
     assert_eq!(unreachable.code, Some(69));
     assert!(!format!("{unreachable:?}").contains(PASSWORD), "{unreachable:?}");
 }

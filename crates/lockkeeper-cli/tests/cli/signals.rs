@@ -7,21 +7,21 @@ use std::time::Duration;
 use lockkeeper_testkit::server::RedisServer;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
-use crate::world::{Running, World, children, eventually, lives, mask_has};
+use crate::common::{Running, Sandbox, children, eventually, lives, mask_has};
 
 /// Runs a shell script under the lock "a" and waits until it has said that it is ready.
-fn script(world: &World, options: &[&str], script: &str) -> Running {
+fn script(sandbox: &Sandbox, options: &[&str], script: &str) -> Running {
     let mut args = vec!["run", "a"];
     args.extend(options);
     args.extend(["--", "sh", "-c", script]);
-    let run = world.spawn(&args);
+    let run = sandbox.spawn(&args);
     run.wait_out("ready");
     run
 }
 
 #[test]
 fn signals_are_handed_on_to_the_command_and_to_what_it_started() {
-    let world = World::new();
+    let sandbox = Sandbox::new();
     let all = [
         ("INT", Signal::INT),
         ("TERM", Signal::TERM),
@@ -33,7 +33,7 @@ fn signals_are_handed_on_to_the_command_and_to_what_it_started() {
     for (name, signal) in all {
         let work =
             format!("trap 'echo outer; exit 9' {name}; echo ready; while :; do sleep 0.05; done");
-        let run = script(&world, &[], &work);
+        let run = script(&sandbox, &[], &work);
         run.signal(signal);
         let said = run.end();
         assert_eq!((said.code, said.out.as_str()), (Some(9), "ready\nouter\n"), "{name}: {said:?}");
@@ -49,21 +49,21 @@ fn signals_are_handed_on_to_the_command_and_to_what_it_started() {
             "trap 'exit 9' {name}; sh -c '{inner}' & \
              while ! [ -s {name}.up ]; do sleep 0.01; done; echo ready; while :; do sleep 0.05; done"
         );
-        let run = script(&world, &[], &outer);
+        let run = script(&sandbox, &[], &outer);
         run.signal(signal);
         assert_eq!(run.end().code, Some(9), "{name}");
-        world.wait_for(name);
+        sandbox.wait_for(name);
     }
 }
 
 #[test]
 fn a_signal_ends_grandchildren_too_and_the_lock_is_free_only_then() {
-    let world = World::new();
+    let sandbox = Sandbox::new();
     // The grandchild takes its time to tidy up, and the command does not wait for it.
     let grandchild = "trap 'sleep 0.5; echo tidied > tidied; exit' TERM; echo $$ > grandchild; \
                       while :; do sleep 0.05; done";
     let run = script(
-        &world,
+        &sandbox,
         &[],
         &format!(
             "sh -c \"{}\" & while ! [ -s grandchild ]; do sleep 0.01; done; echo ready; \
@@ -71,8 +71,8 @@ fn a_signal_ends_grandchildren_too_and_the_lock_is_free_only_then() {
             grandchild.replace('$', "\\$")
         ),
     );
-    let grandchild = world.pid_in("grandchild");
-    let next = world.spawn(&["run", "a", "--", "sh", "-c", "cat tidied"]);
+    let grandchild = sandbox.pid_in("grandchild");
+    let next = sandbox.spawn(&["run", "a", "--", "sh", "-c", "cat tidied"]);
     next.wait_err("waiting");
     run.signal(Signal::TERM);
     assert_eq!(run.end().code, Some(143));
@@ -82,14 +82,14 @@ fn a_signal_ends_grandchildren_too_and_the_lock_is_free_only_then() {
 
 #[test]
 fn what_does_not_end_after_a_signal_is_killed() {
-    let world = World::new();
+    let sandbox = Sandbox::new();
     let run = script(
-        &world,
+        &sandbox,
         &["--kill-after", "300ms"],
         "sh -c 'trap \"\" TERM; echo $$ > stubborn; while :; do sleep 0.05; done' & \
          while ! [ -s stubborn ]; do sleep 0.01; done; echo ready; exec sleep 600",
     );
-    let stubborn = world.pid_in("stubborn");
+    let stubborn = sandbox.pid_in("stubborn");
     run.signal(Signal::TERM);
     assert_eq!(run.end().code, Some(143));
     eventually("the stubborn one is dead", || !lives(stubborn));
@@ -97,9 +97,9 @@ fn what_does_not_end_after_a_signal_is_killed() {
 
 #[test]
 fn a_signal_reaches_a_command_that_wants_a_group_of_its_own() {
-    let world = World::new();
+    let sandbox = Sandbox::new();
     let work = "trap 'echo told; exit 9' TERM; echo ready; while :; do sleep 0.05; done";
-    let run = world.spawn(&["run", "a", "--", "timeout", "600", "sh", "-c", work]);
+    let run = sandbox.spawn(&["run", "a", "--", "timeout", "600", "sh", "-c", work]);
     run.wait_out("ready");
     run.signal(Signal::TERM);
     let said = run.end();
@@ -108,10 +108,10 @@ fn a_signal_reaches_a_command_that_wants_a_group_of_its_own() {
 
 #[test]
 fn what_runs_on_in_the_background_after_an_ordinary_end_is_left_alone() {
-    let world = World::new();
-    let said = world.say(&["run", "a", "--", "sh", "-c", "sleep 600 >&- 2>&- & echo $! > pid"]);
+    let sandbox = Sandbox::new();
+    let said = sandbox.say(&["run", "a", "--", "sh", "-c", "sleep 600 >&- 2>&- & echo $! > pid"]);
     assert_eq!(said.code, Some(0));
-    let pid = world.pid_in("pid");
+    let pid = sandbox.pid_in("pid");
     assert!(lives(pid));
     kill_process(pid, Signal::KILL).unwrap();
 }
@@ -125,10 +125,10 @@ const FAMILY: &str = "sleep 600 & echo $! > child; \
     for f in child session group orphan; do while ! [ -s $f ]; do sleep 0.01; done; done; \
     echo $$ > itself; echo ready; wait";
 
-fn family(world: &World) -> Vec<Pid> {
+fn family(sandbox: &Sandbox) -> Vec<Pid> {
     let pids: Vec<Pid> = ["child", "session", "group", "orphan", "itself"]
         .iter()
-        .map(|name| world.pid_in(name))
+        .map(|name| sandbox.pid_in(name))
         .collect();
     assert!(pids.iter().all(|pid| lives(*pid)));
     pids
@@ -136,9 +136,9 @@ fn family(world: &World) -> Vec<Pid> {
 
 #[test]
 fn if_the_wrapper_is_killed_the_command_dies_with_all_that_it_started() {
-    let world = World::new();
-    let mut run = script(&world, &[], FAMILY);
-    let family = family(&world);
+    let sandbox = Sandbox::new();
+    let mut run = script(&sandbox, &[], FAMILY);
+    let family = family(&sandbox);
     let guardians = children(run.pid(), "__guardian");
     assert_eq!(guardians.len(), 1);
     run.signal(Signal::KILL);
@@ -147,14 +147,14 @@ fn if_the_wrapper_is_killed_the_command_dies_with_all_that_it_started() {
         eventually("it is dead", || !lives(pid));
     }
     eventually("the guardian goes last", || !lives(guardians[0]));
-    assert_eq!(world.say(&["run", "a", "--", "true"]).code, Some(0));
+    assert_eq!(sandbox.say(&["run", "a", "--", "true"]).code, Some(0));
 }
 
 #[test]
 fn a_guardian_that_is_killed_is_replaced() {
-    let world = World::new();
-    let mut run = script(&world, &[], FAMILY);
-    let family = family(&world);
+    let sandbox = Sandbox::new();
+    let mut run = script(&sandbox, &[], FAMILY);
+    let family = family(&sandbox);
     for _ in 0..3 {
         let before = children(run.pid(), "__guardian");
         assert_eq!(before.len(), 1, "{before:?}");
@@ -176,22 +176,22 @@ fn a_guardian_that_is_killed_is_replaced() {
 #[test]
 fn a_wrapper_that_is_stopped_does_not_keep_the_command_alive_past_its_lease() {
     let server = RedisServer::start_or_panic();
-    let world = World::on(&server.url());
+    let sandbox = Sandbox::on(&server.url());
     // One that has left the group writes down the time, again and again.
     let beats = "while :; do date +%s%N >> beats; sleep 0.02; done";
     let work = format!("setsid sh -c '{beats}' & {FAMILY}");
-    let run = script(&world, &["--ttl", "15s", "--kill-after", "1s"], &work);
-    let family = family(&world);
-    world.wait_for("beats");
-    let next = world.spawn(&["run", "a", "--", "sh", "-c", "date +%s%N > entered"]);
+    let run = script(&sandbox, &["--ttl", "15s", "--kill-after", "1s"], &work);
+    let family = family(&sandbox);
+    sandbox.wait_for("beats");
+    let next = sandbox.spawn(&["run", "a", "--", "sh", "-c", "date +%s%N > entered"]);
     next.wait_err("waiting");
     run.signal(Signal::STOP);
     for pid in &family {
         eventually("it is dead", || !lives(*pid));
     }
     assert_eq!(next.end().code, Some(0));
-    let entered: u128 = world.read("entered").trim().parse().unwrap();
-    let last = world.last_beat();
+    let entered: u128 = sandbox.read("entered").trim().parse().unwrap();
+    let last = sandbox.last_beat();
     assert!(last < entered, "last beat {last}, entered {entered}");
     run.signal(Signal::CONT);
     let said = run.end();
@@ -202,26 +202,26 @@ fn a_wrapper_that_is_stopped_does_not_keep_the_command_alive_past_its_lease() {
 #[test]
 fn a_signal_while_waiting_ends_the_wait_and_leaves_the_queue() {
     let server = RedisServer::start_or_panic();
-    let world = World::on(&server.url());
-    let _holder = world.hold("a", &[]);
+    let sandbox = Sandbox::on(&server.url());
+    let _holder = sandbox.hold("a", &[]);
     for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143), (Signal::HUP, 129)] {
-        let waiter = world.spawn(&["run", "a", "--", "touch", "ran"]);
+        let waiter = sandbox.spawn(&["run", "a", "--", "touch", "ran"]);
         waiter.wait_err("waiting");
         waiter.signal(signal);
         assert_eq!(waiter.end().code, Some(code));
-        assert!(!world.say(&["ls"]).out.contains("waits"));
+        assert!(!sandbox.say(&["ls"]).out.contains("waits"));
     }
-    assert!(!world.path("ran").exists());
+    assert!(!sandbox.path("ran").exists());
 }
 
 /// Without a terminal, Ctrl-C in a script reaches the wrapper's whole process group, in which a child is for a moment after
 /// its fork.
 #[test]
 fn an_interrupt_of_the_process_group_at_any_stage_is_130() {
-    let world = World::new();
+    let sandbox = Sandbox::new();
     let mut codes = BTreeMap::new();
     for round in 0..150 {
-        let mut command = world.command(&["run", "a", "--", "sleep", "600"]);
+        let mut command = sandbox.command(&["run", "a", "--", "sleep", "600"]);
         command.process_group(0);
         let run = Running::start(command);
         std::thread::sleep(Duration::from_micros(200 * round));
@@ -232,20 +232,20 @@ fn an_interrupt_of_the_process_group_at_any_stage_is_130() {
     // None: it died of the signal, before it heard any.
     let wrong = codes.iter().find(|((code, _), _)| !matches!(code, None | Some(130)));
     assert_eq!(wrong, None, "{codes:?}");
-    assert_eq!(world.say(&["run", "a", "--no-wait", "--", "true"]).code, Some(0));
+    assert_eq!(sandbox.say(&["run", "a", "--no-wait", "--", "true"]).code, Some(0));
 }
 
 #[test]
 fn a_signal_that_was_ignored_before_stays_ignored_as_nohup_wants_it() {
-    let world = World::new();
-    let lk = crate::world::PROGRAM;
+    let sandbox = Sandbox::new();
+    let lk = crate::common::PROGRAM;
     let work = "trap '' HUP INT; exec \"$0\" run a -- sh -c 'echo $$ > itself; echo ready; read x; exit 6'";
     let mut command = std::process::Command::new("sh");
     command.args(["-c", work, lk]);
-    world.environ(&mut command);
+    sandbox.environ(&mut command);
     let mut run = Running::start(command);
     run.wait_out("ready");
-    let itself = world.pid_in("itself");
+    let itself = sandbox.pid_in("itself");
     for signal in [Signal::HUP, Signal::INT] {
         assert!(mask_has(itself, "SigIgn", signal), "the command inherits that");
         assert!(mask_has(run.pid(), "SigIgn", signal), "and the wrapper does not hear it");
@@ -254,10 +254,10 @@ fn a_signal_that_was_ignored_before_stays_ignored_as_nohup_wants_it() {
     run.tell("go\n");
     assert_eq!(run.end().code, Some(6));
     // While waiting, too.
-    let holder = world.hold("b", &[]);
+    let holder = sandbox.hold("b", &[]);
     let mut command = std::process::Command::new("sh");
     command.args(["-c", "trap '' HUP; exec \"$0\" run b -- true", lk]);
-    world.environ(&mut command);
+    sandbox.environ(&mut command);
     let waiter = Running::start(command);
     waiter.wait_err("waiting");
     waiter.signal(Signal::HUP);
@@ -267,12 +267,12 @@ fn a_signal_that_was_ignored_before_stays_ignored_as_nohup_wants_it() {
 
 #[test]
 fn a_signal_that_was_blocked_before_is_heard() {
-    let world = World::new();
+    let sandbox = Sandbox::new();
     let mut command = std::process::Command::new("env");
     let work = "echo ready; exec sleep 600";
     command.args([
         "--block-signal=TERM",
-        crate::world::PROGRAM,
+        crate::common::PROGRAM,
         "run",
         "a",
         "--",
@@ -280,7 +280,7 @@ fn a_signal_that_was_blocked_before_is_heard() {
         "-c",
         work,
     ]);
-    world.environ(&mut command);
+    sandbox.environ(&mut command);
     let run = Running::start(command);
     run.wait_out("ready");
     run.signal(Signal::TERM);
@@ -289,24 +289,24 @@ fn a_signal_that_was_blocked_before_is_heard() {
 
 #[test]
 fn a_command_is_not_started_after_a_signal_to_end() {
-    let world = World::new();
+    let sandbox = Sandbox::new();
     for round in 0..20 {
         let run =
-            world.spawn(&["run", "a", "--json", "--", "sh", "-c", "echo ran; exec sleep 600"]);
+            sandbox.spawn(&["run", "a", "--json", "--", "sh", "-c", "echo ran; exec sleep 600"]);
         run.wait_err("\"acquired\"");
         run.signal(Signal::TERM);
         let said = run.end();
         assert_eq!(said.code, Some(143), "{round}: {said:?}");
         assert!(said.err.contains("\"released\""), "{round}: {said:?}");
     }
-    assert_eq!(world.say(&["run", "a", "--no-wait", "true"]).code, Some(0));
+    assert_eq!(sandbox.say(&["run", "a", "--no-wait", "true"]).code, Some(0));
 }
 
 #[test]
 fn a_command_whose_wrapper_was_killed_between_its_fork_and_its_exec_dies_too() {
     // The guardian then knows no group, and finds nobody at first: the mark comes with the exec.
     let owner = "0123456789abcdef0123456789abcdef";
-    let mut guardian = std::process::Command::new(crate::world::PROGRAM);
+    let mut guardian = std::process::Command::new(crate::common::PROGRAM);
     guardian.arg("__guardian").env_clear();
     let mut guardian = Running::start(guardian);
     guardian.tell(&format!("owner {owner}\n"));
@@ -321,48 +321,48 @@ fn a_command_whose_wrapper_was_killed_between_its_fork_and_its_exec_dies_too() {
 
 #[test]
 fn a_command_that_is_killed_by_others_is_told_and_the_lock_is_free() {
-    let world = World::new();
-    let run = script(&world, &[], "echo $$ > itself; echo ready; exec sleep 600");
-    kill_process(world.pid_in("itself"), Signal::KILL).unwrap();
+    let sandbox = Sandbox::new();
+    let run = script(&sandbox, &[], "echo $$ > itself; echo ready; exec sleep 600");
+    kill_process(sandbox.pid_in("itself"), Signal::KILL).unwrap();
     assert_eq!(run.end().code, Some(137));
-    assert_eq!(world.say(&["run", "a", "--no-wait", "true"]).code, Some(0));
+    assert_eq!(sandbox.say(&["run", "a", "--no-wait", "true"]).code, Some(0));
 }
 
 #[test]
 fn kill_zero_ends_the_command_and_its_children_and_not_the_wrapper() {
-    let world = World::new();
-    let said = world.say(&["run", "a", "--", "sh", "-c", "sleep 600 & kill 0; sleep 600"]);
+    let sandbox = Sandbox::new();
+    let said = sandbox.say(&["run", "a", "--", "sh", "-c", "sleep 600 & kill 0; sleep 600"]);
     assert_eq!(said.code, Some(143));
 }
 
 #[test]
 fn if_the_wrapper_is_killed_nobody_enters_before_the_command_is_dead() {
-    let world = World::new();
+    let sandbox = Sandbox::new();
     for round in 0..3 {
         let work = "echo ready; while :; do date +%s%N >> beats; done";
-        let run = script(&world, &[], work);
-        let next = world.spawn(&["run", "a", "--", "date", "+%s%N"]);
+        let run = script(&sandbox, &[], work);
+        let next = sandbox.spawn(&["run", "a", "--", "date", "+%s%N"]);
         next.wait_err("waiting");
         run.signal(Signal::KILL);
         let entered: u128 = next.end().out.trim().parse().unwrap();
-        let last = world.last_beat();
+        let last = sandbox.last_beat();
         assert!(last < entered, "round {round}: last beat {last}, entered {entered}");
     }
 }
 
 #[test]
 fn what_cannot_be_found_keeps_a_file_lock_until_it_ends() {
-    let world = World::new();
+    let sandbox = Sandbox::new();
     let escape = "env -i setsid sh -c 'echo $$ > escaped; exec sleep 600' & \
                   while ! [ -s escaped ]; do sleep 0.01; done; echo ready; wait";
-    let mut run = script(&world, &[], escape);
-    let escaped = world.pid_in("escaped");
+    let mut run = script(&sandbox, &[], escape);
+    let escaped = sandbox.pid_in("escaped");
     let guardian = children(run.pid(), "__guardian")[0];
     run.signal(Signal::KILL);
     assert_eq!(run.code(), None);
     eventually("the guardian is gone", || !lives(guardian));
     assert!(lives(escaped));
-    assert_eq!(world.say(&["run", "a", "--no-wait", "true"]).code, Some(75));
+    assert_eq!(sandbox.say(&["run", "a", "--no-wait", "true"]).code, Some(75));
     kill_process(escaped, Signal::KILL).unwrap();
-    assert_eq!(world.say(&["run", "a", "true"]).code, Some(0));
+    assert_eq!(sandbox.say(&["run", "a", "true"]).code, Some(0));
 }

@@ -5,16 +5,16 @@ use std::process::Command;
 use lockkeeper_testkit::server::RedisServer;
 use rexpect::session::{PtySession, spawn_command};
 
-use crate::world::{PROGRAM, World, eventually, lives, parent, state};
+use crate::common::{PROGRAM, Sandbox, eventually, lives, parent, state};
 
 /// A terminal with a shell that has job control.
 struct Shell(PtySession);
 
 impl Shell {
-    fn start(world: &World, term: &str) -> Self {
+    fn start(sandbox: &Sandbox, term: &str) -> Self {
         let mut command = Command::new("bash");
         command.args(["--norc", "--noprofile", "--noediting", "-i"]);
-        world.environ(&mut command);
+        sandbox.environ(&mut command);
         command.env("TERM", term).env("PS1", "prompt> ").env("LK", PROGRAM);
         let mut session = spawn_command(command, Some(30_000)).unwrap();
         session.process_mut().set_kill_timeout(Some(1000));
@@ -49,11 +49,11 @@ impl Shell {
 
 #[test]
 fn while_waiting_one_line_tells_who_holds_and_it_is_removed_afterwards() {
-    let world = World::new();
+    let sandbox = Sandbox::new();
     let mut holder =
-        world.spawn(&["run", "a", "--label", "me", "--", "sh", "-c", "echo in; read x"]);
+        sandbox.spawn(&["run", "a", "--label", "me", "--", "sh", "-c", "echo in; read x"]);
     holder.wait_out("in");
-    let mut shell = Shell::start(&world, "xterm");
+    let mut shell = Shell::start(&sandbox, "xterm");
     shell.line("$LK run a -- echo got it");
     shell.expect("for \"a\": held by me for ");
     let redrawn = shell.expect("for \"a\": held by me for ");
@@ -67,10 +67,10 @@ fn while_waiting_one_line_tells_who_holds_and_it_is_removed_afterwards() {
 
 #[test]
 fn the_line_fits_the_terminal() {
-    let world = World::new();
+    let sandbox = Sandbox::new();
     let label = "x".repeat(200);
-    let _holder = world.hold("a", &["--label", &label]);
-    let mut shell = Shell::start(&world, "xterm");
+    let _holder = sandbox.hold("a", &["--label", &label]);
+    let mut shell = Shell::start(&sandbox, "xterm");
     shell.line("stty cols 40; $LK run a -- true");
     shell.expect("\r\x1b[K");
     let line = shell.expect("\r\x1b[K");
@@ -84,10 +84,10 @@ fn the_line_fits_the_terminal() {
 
 #[test]
 fn a_dumb_terminal_gets_plain_lines() {
-    let world = World::new();
-    let mut holder = world.spawn(&["run", "a", "--", "sh", "-c", "echo in; read x"]);
+    let sandbox = Sandbox::new();
+    let mut holder = sandbox.spawn(&["run", "a", "--", "sh", "-c", "echo in; read x"]);
     holder.wait_out("in");
-    let mut shell = Shell::start(&world, "dumb");
+    let mut shell = Shell::start(&sandbox, "dumb");
     shell.line("$LK run a -- echo got it");
     shell.expect("lockkeeper: waiting for \"a\": held by ");
     holder.tell("go\n");
@@ -98,8 +98,8 @@ fn a_dumb_terminal_gets_plain_lines() {
 
 #[test]
 fn ctrl_c_goes_to_the_command() {
-    let world = World::new();
-    let mut shell = Shell::start(&world, "xterm");
+    let sandbox = Sandbox::new();
+    let mut shell = Shell::start(&sandbox, "xterm");
     shell.line("$LK run a -- sh -c 'trap \"echo trapped; exit 5\" INT; echo in; while :; do sleep 0.05; done'");
     shell.expect("in\r\n");
     shell.press('c');
@@ -118,8 +118,8 @@ fn ctrl_c_goes_to_the_command() {
 
 #[test]
 fn ctrl_c_reaches_a_command_that_wants_a_group_of_its_own() {
-    let world = World::new();
-    let mut shell = Shell::start(&world, "xterm");
+    let sandbox = Sandbox::new();
+    let mut shell = Shell::start(&sandbox, "xterm");
     shell.line("$LK run a -- timeout 600 sh -c 'echo in; exec sleep 600'");
     shell.expect("in\r\n");
     shell.press('c');
@@ -131,8 +131,8 @@ fn ctrl_c_reaches_a_command_that_wants_a_group_of_its_own() {
 
 #[test]
 fn ctrl_c_ends_a_script_that_runs_one_command_after_another() {
-    let world = World::new();
-    let mut shell = Shell::start(&world, "xterm");
+    let sandbox = Sandbox::new();
+    let mut shell = Shell::start(&sandbox, "xterm");
     shell.line("bash -c 'for i in 1 2 3; do $LK run a -- sh -c \"echo in $i; exec sleep 600\"; done; echo after'");
     shell.expect("in 1\r\n");
     shell.press('c');
@@ -145,9 +145,9 @@ fn ctrl_c_ends_a_script_that_runs_one_command_after_another() {
 
 #[test]
 fn ctrl_c_while_waiting_ends_a_script_that_runs_one_command_after_another() {
-    let world = World::new();
-    let _holder = world.hold("a", &["--label", "me"]);
-    let mut shell = Shell::start(&world, "xterm");
+    let sandbox = Sandbox::new();
+    let _holder = sandbox.hold("a", &["--label", "me"]);
+    let mut shell = Shell::start(&sandbox, "xterm");
     shell.line("bash -c 'for i in 1 2 3; do $LK run a -- true; echo after $i; done'");
     shell.expect("for \"a\": held by me for ");
     shell.press('c');
@@ -160,11 +160,11 @@ fn ctrl_c_while_waiting_ends_a_script_that_runs_one_command_after_another() {
 
 #[test]
 fn int_from_elsewhere_is_not_taken_for_ctrl_c() {
-    let world = World::new();
-    let mut shell = Shell::start(&world, "xterm");
+    let sandbox = Sandbox::new();
+    let mut shell = Shell::start(&sandbox, "xterm");
     shell.line("bash -c '$LK run a -- sh -c \"echo \\$PPID > wrapper; echo in; exec sleep 600\"; echo after $?'");
     shell.expect("in\r\n");
-    let wrapper = world.pid_in("wrapper");
+    let wrapper = sandbox.pid_in("wrapper");
     rustix::process::kill_process(wrapper, rustix::process::Signal::INT).unwrap();
     shell.expect("after 130");
     shell.end();
@@ -173,11 +173,11 @@ fn int_from_elsewhere_is_not_taken_for_ctrl_c() {
 #[test]
 fn a_job_that_is_stopped_for_longer_than_its_lease_is_dead_and_says_so_when_it_is_continued() {
     let server = RedisServer::start_or_panic();
-    let world = World::on(&server.url());
-    let mut shell = Shell::start(&world, "xterm");
+    let sandbox = Sandbox::on(&server.url());
+    let mut shell = Shell::start(&sandbox, "xterm");
     shell.line("$LK run a --ttl 6s -- sh -c 'echo $$ > pid; echo in; exec sleep 600'");
     shell.expect("in\r\n");
-    let pid = world.pid_in("pid");
+    let pid = sandbox.pid_in("pid");
     shell.press('z');
     shell.expect("<ready>");
     eventually("the command is dead", || !lives(pid));
@@ -191,8 +191,8 @@ fn a_job_that_is_stopped_for_longer_than_its_lease_is_dead_and_says_so_when_it_i
 
 #[test]
 fn the_command_can_read_from_the_terminal() {
-    let world = World::new();
-    let mut shell = Shell::start(&world, "xterm");
+    let sandbox = Sandbox::new();
+    let mut shell = Shell::start(&sandbox, "xterm");
     shell.line("$LK run a -- sh -c 'echo in; read x; echo \"read <$x>\"'");
     shell.expect("in\r\n");
     shell.line("hello");
@@ -207,16 +207,20 @@ fn the_command_can_read_from_the_terminal() {
 
 #[test]
 fn ctrl_z_stops_the_job_and_fg_continues_it() {
-    let world = World::new();
-    let mut shell = Shell::start(&world, "xterm");
+    let sandbox = Sandbox::new();
+    let mut shell = Shell::start(&sandbox, "xterm");
     shell.line("$LK run a -- sh -c 'echo $$ > pid; echo in; read x; echo \"read <$x>\"; exit 4'");
     shell.expect("in\r\n");
-    let pid = world.pid_in("pid");
+    let pid = sandbox.pid_in("pid");
     shell.press('z');
     shell.expect("Stopped");
     shell.expect("<ready>");
     eventually("the command is stopped", || state(pid) == Some('T'));
-    assert_eq!(world.say(&["run", "a", "--no-wait", "true"]).code, Some(75), "and holds the lock");
+    assert_eq!(
+        sandbox.say(&["run", "a", "--no-wait", "true"]).code,
+        Some(75),
+        "and holds the lock"
+    );
     shell.line("fg");
     eventually("the command goes on", || state(pid).is_some_and(|state| state != 'T'));
     shell.line("hello");
@@ -229,11 +233,11 @@ fn ctrl_z_stops_the_job_and_fg_continues_it() {
 
 #[test]
 fn a_job_in_the_background_that_wants_to_read_waits_for_the_foreground() {
-    let world = World::new();
-    let mut shell = Shell::start(&world, "xterm");
+    let sandbox = Sandbox::new();
+    let mut shell = Shell::start(&sandbox, "xterm");
     shell.line("$LK run a -- sh -c 'echo $$ > pid; read x; echo \"read <$x>\"' &");
     shell.expect("<ready>");
-    let pid = world.pid_in("pid");
+    let pid = sandbox.pid_in("pid");
     eventually("it is stopped", || state(pid) == Some('T'));
     let wrapper = parent(pid);
     eventually("and so is the wrapper", || state(wrapper) == Some('T'));

@@ -6,29 +6,29 @@ use std::process::Stdio;
 use lockkeeper_testkit::server::{RedisServer, RedlockNodes};
 use rustix::process::Signal;
 
-use crate::world::{Running, World, eventually, mask_has};
+use crate::common::{Running, Sandbox, eventually, mask_has};
 
 #[test]
 fn a_ticket_is_acquired_renewed_and_released_by_different_processes() {
     let server = RedisServer::start_or_panic();
-    let world = World::on(&server.url());
-    let said = world.say(&["acquire", "deploy", "--ttl", "10m"]);
+    let sandbox = Sandbox::on(&server.url());
+    let said = sandbox.say(&["acquire", "deploy", "--ttl", "10m"]);
     assert_eq!((said.code, said.err.as_str()), (Some(0), ""), "{said:?}");
-    fs::write(world.path("ticket"), &said.out).unwrap();
-    assert_eq!(world.say(&["run", "deploy", "--no-wait", "true"]).code, Some(75));
+    fs::write(sandbox.path("ticket"), &said.out).unwrap();
+    assert_eq!(sandbox.say(&["run", "deploy", "--no-wait", "true"]).code, Some(75));
     let left = || server.command(&["PTTL", "lockkeeper:{deploy}"]).parse::<i64>().unwrap();
     assert!((540_000..=600_000).contains(&left()));
 
-    let said = world.say(&["renew", "ticket", "--ttl", "20m"]);
+    let said = sandbox.say(&["renew", "ticket", "--ttl", "20m"]);
     assert_eq!(said.code, Some(0), "{said:?}");
     assert!(left() > 1_100_000);
-    let mut release = world.spawn(&["release"]);
+    let mut release = sandbox.spawn(&["release"]);
     release.tell(&said.out);
     let released = release.end();
     assert_eq!((released.code, released.err.as_str()), (Some(0), ""));
-    assert_eq!(world.say(&["run", "deploy", "--no-wait", "true"]).code, Some(0));
+    assert_eq!(sandbox.say(&["run", "deploy", "--no-wait", "true"]).code, Some(0));
     for command in ["renew", "release"] {
-        let said = world.say(&[command, "ticket"]);
+        let said = sandbox.say(&[command, "ticket"]);
         assert_eq!(said.code, Some(70), "{said:?}");
     }
 }
@@ -37,17 +37,17 @@ fn a_ticket_is_acquired_renewed_and_released_by_different_processes() {
 #[test]
 fn a_release_sends_no_renewal() {
     let server = RedisServer::start_or_panic();
-    let world = World::on(&server.url());
+    let sandbox = Sandbox::on(&server.url());
     for options in [&[][..], &["--shared"], &["--permits", "3"]] {
-        let said = world.say(&[&["acquire", "a", "--ttl", "10m"], options].concat());
-        fs::write(world.path("ticket"), &said.out).unwrap();
+        let said = sandbox.say(&[&["acquire", "a", "--ttl", "10m"], options].concat());
+        fs::write(sandbox.path("ticket"), &said.out).unwrap();
         server.command(&["CONFIG", "RESETSTAT"]);
-        assert_eq!(world.say(&["release", "ticket"]).code, Some(0), "{options:?}");
+        assert_eq!(sandbox.say(&["release", "ticket"]).code, Some(0), "{options:?}");
         let calls = server.command(&["INFO", "commandstats"]);
         let scripts = calls.lines().find(|line| line.starts_with("cmdstat_evalsha:"));
         let once = scripts.is_some_and(|line| line.starts_with("cmdstat_evalsha:calls=1,"));
         assert!(once, "one script runs, the release: {options:?}: {calls}");
-        let said = world.say(&["release", "ticket"]);
+        let said = sandbox.say(&["release", "ticket"]);
         assert_eq!(said.code, Some(70), "{options:?}: {said:?}");
         assert!(said.err.contains("\"a\" is lost"), "{said:?}");
     }
@@ -56,22 +56,22 @@ fn a_release_sends_no_renewal() {
 #[test]
 fn an_acquire_that_waits_can_be_interrupted_and_leaves_the_queue() {
     let server = RedisServer::start_or_panic();
-    let world = World::on(&server.url());
-    let _holder = world.hold("a", &[]);
-    assert_eq!(world.say(&["acquire", "a", "--wait", "50ms"]).code, Some(75));
-    let waiter = world.spawn(&["acquire", "a"]);
+    let sandbox = Sandbox::on(&server.url());
+    let _holder = sandbox.hold("a", &[]);
+    assert_eq!(sandbox.say(&["acquire", "a", "--wait", "50ms"]).code, Some(75));
+    let waiter = sandbox.spawn(&["acquire", "a"]);
     waiter.wait_err("waiting");
     waiter.signal(Signal::INT);
     assert_eq!(waiter.end().code, Some(130));
-    assert!(!world.say(&["ls"]).out.contains("waits"));
+    assert!(!sandbox.say(&["ls"]).out.contains("waits"));
 }
 
 #[test]
 fn an_acquire_can_be_interrupted_while_it_connects() {
     let server = RedisServer::start_or_panic();
     server.stop();
-    let world = World::on(&format!("{}?connect_timeout=60s", server.url()));
-    let acquire = world.spawn(&["acquire", "a"]);
+    let sandbox = Sandbox::on(&format!("{}?connect_timeout=60s", server.url()));
+    let acquire = sandbox.spawn(&["acquire", "a"]);
     // It hears signals from its start on; one that came before would end it in another way.
     let last = Signal::USR2;
     eventually("it catches signals", || mask_has(acquire.pid(), "SigCgt", last));
@@ -83,19 +83,19 @@ fn an_acquire_can_be_interrupted_while_it_connects() {
 #[test]
 fn a_ticket_that_cannot_be_written_is_released_again() {
     let server = RedisServer::start_or_panic();
-    let world = World::on(&server.url());
+    let sandbox = Sandbox::on(&server.url());
     let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
-    let mut command = world.command(&["acquire", "a"]);
+    let mut command = sandbox.command(&["acquire", "a"]);
     command.stdin(Stdio::null()).stdout(full).stderr(Stdio::piped());
     let said = Running::start_as_it_is(command).end();
     assert_eq!(said.code, Some(74), "{said:?}");
-    assert_eq!(world.say(&["run", "a", "--no-wait", "true"]).code, Some(0));
+    assert_eq!(sandbox.say(&["run", "a", "--no-wait", "true"]).code, Some(0));
 }
 
 #[test]
 fn a_store_without_tickets_says_which_have_them() {
-    let world = World::new();
-    let said = world.say(&["acquire", "a"]);
+    let sandbox = Sandbox::new();
+    let said = sandbox.say(&["acquire", "a"]);
     assert_eq!(said.code, Some(64));
     assert!(said.err.contains("Redis has them"), "{said:?}");
 }
@@ -103,49 +103,49 @@ fn a_store_without_tickets_says_which_have_them() {
 #[test]
 fn a_ticket_of_a_quorum_works_too() {
     let nodes = RedlockNodes::start_or_panic(3);
-    let world = World::on(&nodes.url());
-    let said = world.say(&["acquire", "a", "--ttl", "10m"]);
+    let sandbox = Sandbox::on(&nodes.url());
+    let said = sandbox.say(&["acquire", "a", "--ttl", "10m"]);
     assert_eq!(said.code, Some(0), "{said:?}");
-    fs::write(world.path("ticket"), &said.out).unwrap();
-    assert_eq!(world.say(&["run", "a", "--no-wait", "true"]).code, Some(75));
-    assert_eq!(world.say(&["renew", "ticket"]).code, Some(0));
-    assert_eq!(world.say(&["release", "ticket"]).code, Some(0));
-    assert_eq!(world.say(&["run", "a", "--no-wait", "true"]).code, Some(0));
+    fs::write(sandbox.path("ticket"), &said.out).unwrap();
+    assert_eq!(sandbox.say(&["run", "a", "--no-wait", "true"]).code, Some(75));
+    assert_eq!(sandbox.say(&["renew", "ticket"]).code, Some(0));
+    assert_eq!(sandbox.say(&["release", "ticket"]).code, Some(0));
+    assert_eq!(sandbox.say(&["run", "a", "--no-wait", "true"]).code, Some(0));
 }
 
 #[test]
 fn a_ticket_for_another_store_or_a_stale_one_is_lost_and_does_no_harm() {
     let (one, other) = (RedisServer::start_or_panic(), RedisServer::start_or_panic());
-    let world = World::on(&one.url());
-    fs::write(world.path("stale"), world.say(&["acquire", "a"]).out).unwrap();
+    let sandbox = Sandbox::on(&one.url());
+    fs::write(sandbox.path("stale"), sandbox.say(&["acquire", "a"]).out).unwrap();
     for command in ["renew", "release"] {
-        let said = world.say(&[command, "stale", "--store", &other.url()]);
+        let said = sandbox.say(&[command, "stale", "--store", &other.url()]);
         assert_eq!((said.code, said.err.lines().count()), (Some(70), 1), "{said:?}");
     }
     assert_eq!(other.command(&["DBSIZE"]), "0");
-    assert_eq!(world.say(&["release", "stale"]).code, Some(0));
-    let held = world.say(&["acquire", "a"]);
+    assert_eq!(sandbox.say(&["release", "stale"]).code, Some(0));
+    let held = sandbox.say(&["acquire", "a"]);
     assert_eq!(held.code, Some(0));
     for command in ["renew", "release"] {
-        assert_eq!(world.say(&[command, "stale"]).code, Some(70));
+        assert_eq!(sandbox.say(&[command, "stale"]).code, Some(70));
     }
-    assert_eq!(world.say(&["run", "a", "--no-wait", "true"]).code, Some(75), "it is still held");
+    assert_eq!(sandbox.say(&["run", "a", "--no-wait", "true"]).code, Some(75), "it is still held");
 }
 
 #[test]
 fn what_is_not_a_ticket_is_refused() {
-    let world = World::new();
+    let sandbox = Sandbox::new();
     for text in ["", "{}", "null", "[1", "{\"name\":\"a\"}"] {
-        let mut release = world.spawn(&["release"]);
+        let mut release = sandbox.spawn(&["release"]);
         release.tell(text);
         let said = release.end();
         assert_eq!(said.code, Some(64), "{text:?}: {said:?}");
         assert!(said.err.contains("not a ticket"), "{text:?}: {said:?}");
     }
-    fs::write(world.path("plain"), "hello").unwrap();
+    fs::write(sandbox.path("plain"), "hello").unwrap();
     for (args, right) in [(["release", "plain"], "not a ticket"), (["renew", "nosuch"], "nosuch: ")]
     {
-        let said = world.say(&args);
+        let said = sandbox.say(&args);
         assert_eq!(said.code, Some(64), "{said:?}");
         assert!(said.err.contains(right), "{said:?}");
     }
@@ -154,9 +154,9 @@ fn what_is_not_a_ticket_is_refused() {
 #[test]
 fn a_ticket_that_was_altered_is_refused_at_once_and_touches_nothing() {
     let server = RedisServer::start_or_panic();
-    let world = World::on(&server.url());
-    let said = world.say(&["acquire", "a", "--ttl", "10m"]);
-    fs::write(world.path("ticket"), &said.out).unwrap();
+    let sandbox = Sandbox::on(&server.url());
+    let said = sandbox.say(&["acquire", "a", "--ttl", "10m"]);
+    fs::write(sandbox.path("ticket"), &said.out).unwrap();
     let ticket: serde_json::Value = serde_json::from_str(&said.out).unwrap();
     let before = server.command(&["GET", "lockkeeper:{a}:x"]);
     let json = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
@@ -181,11 +181,11 @@ fn a_ticket_that_was_altered_is_refused_at_once_and_touches_nothing() {
     ] {
         let mut altered = ticket.clone();
         altered[field] = json(value);
-        fs::write(world.path("altered"), altered.to_string()).unwrap();
+        fs::write(sandbox.path("altered"), altered.to_string()).unwrap();
         // A release does not compare these: with the right owner it is the holder's.
         let is_holders = code == 70 && (field == "fence" || value == r#""shared""#);
         for command in if is_holders { &["renew"][..] } else { &["renew", "release"] } {
-            let said = world.say(&[command, "altered"]);
+            let said = sandbox.say(&[command, "altered"]);
             assert_eq!(said.code, Some(code), "{command} {field} {value}: {said:?}");
             assert_eq!(said.err.lines().count(), 1, "{said:?}");
             assert!(said.err.contains(why), "{command} {field} {value}: {said:?}");
@@ -193,5 +193,5 @@ fn a_ticket_that_was_altered_is_refused_at_once_and_touches_nothing() {
     }
     assert_eq!(server.command(&["GET", "lockkeeper:{a}:x"]), before);
     assert_eq!(server.command(&["DBSIZE"]), "2", "the lock's own two keys, and nothing else");
-    assert_eq!(world.say(&["release", "ticket"]).code, Some(0));
+    assert_eq!(sandbox.say(&["release", "ticket"]).code, Some(0));
 }

@@ -7,11 +7,11 @@ use std::process::Command;
 
 use rustix::process::Signal;
 
-use crate::world::{Running, Said, World};
+use crate::common::{Running, Said, Sandbox};
 
 #[test]
 fn without_arguments_the_commands_are_listed() {
-    let said = World::new().say(&[]);
+    let said = Sandbox::new().say(&[]);
     assert_eq!(said.code, Some(64), "{said:?}");
     assert_eq!(said.err.lines().count(), 1, "{said:?}");
     assert!(said.err.contains("no command is given: there are run, ls, show"), "{said:?}");
@@ -20,7 +20,7 @@ fn without_arguments_the_commands_are_listed() {
 
 #[test]
 fn wrong_usage_is_told_in_one_line_with_what_is_right() {
-    let world = World::new();
+    let sandbox = Sandbox::new();
     let wrong: [(&[&str], &str); 15] = [
         (&["run", "a", "--wiat", "5s", "true"], "'--wait'"),
         (&[], "usage: lockkeeper <COMMAND>"),
@@ -39,13 +39,13 @@ fn wrong_usage_is_told_in_one_line_with_what_is_right() {
         (&["run", "a", "--store", "/run/locks", "true"], "not a store URL"),
     ];
     for (args, right) in wrong {
-        let said = world.say(args);
+        let said = sandbox.say(args);
         assert_eq!(said.code, Some(64), "{args:?}: {said:?}");
         assert_eq!(said.err.lines().count(), 1, "{args:?}: {said:?}");
         assert!(said.err.starts_with("lockkeeper: "), "{args:?}: {said:?}");
         assert!(said.err.contains(right), "{args:?}: {said:?}");
     }
-    let mut command = world.command(&["run", "a", "true"]);
+    let mut command = sandbox.command(&["run", "a", "true"]);
     command.env("LOCKKEEPER_STORE", "");
     let said = Running::start(command).end();
     assert_eq!(said.code, Some(64));
@@ -54,27 +54,27 @@ fn wrong_usage_is_told_in_one_line_with_what_is_right() {
 
 #[test]
 fn a_store_that_cannot_be_used_is_69() {
-    let world = World::new();
-    fs::write(world.path("plain"), "").unwrap();
-    let file = format!("file:{}", world.path("plain").display());
-    let below = format!("file:{}/below", world.path("plain").display());
+    let sandbox = Sandbox::new();
+    fs::write(sandbox.path("plain"), "").unwrap();
+    let file = format!("file:{}", sandbox.path("plain").display());
+    let below = format!("file:{}/below", sandbox.path("plain").display());
     for url in ["redis://127.0.0.1:1/", &file, &below, "file:/proc/nowhere"] {
-        let said = world.say(&["run", "a", "--store", url, "true"]);
+        let said = sandbox.say(&["run", "a", "--store", url, "true"]);
         assert_eq!(said.code, Some(69), "{url}: {said:?}");
         assert_eq!(said.err.lines().count(), 1, "{url}: {said:?}");
     }
 }
 
 /// A user that is not root, with a home of their own and no store named.
-struct User(World);
+struct User(Sandbox);
 
 impl User {
     const ID: u32 = 12_345;
 
     fn new() -> Self {
-        let world = World::new();
-        fs::set_permissions(world.path(""), fs::Permissions::from_mode(0o755)).unwrap();
-        let user = Self(world);
+        let sandbox = Sandbox::new();
+        fs::set_permissions(sandbox.path(""), fs::Permissions::from_mode(0o755)).unwrap();
+        let user = Self(sandbox);
         for dir in ["home", "session"] {
             user.make(dir);
         }
@@ -169,32 +169,32 @@ fn the_default_store_is_below_the_state_home_and_there_is_none_without_one() {
 
 #[test]
 fn the_default_store_of_root_does_not_depend_on_the_environment() {
-    let world = World::new();
+    let sandbox = Sandbox::new();
     let mut command = Command::new("unshare");
     if !rustix::process::geteuid().is_root() {
         command.args(["--user", "--map-root-user"]);
     }
     let work = "mount -t tmpfs none /run && \"$0\" run a true && stat -c %a /run/lockkeeper && ls /run/lockkeeper";
-    command.args(["--mount", "sh", "-c", work, crate::world::PROGRAM]);
-    world.environ(&mut command);
-    command.env_remove("LOCKKEEPER_STORE").env("HOME", world.path("home"));
-    command.env("XDG_STATE_HOME", world.path("state")).env("XDG_RUNTIME_DIR", world.path(""));
+    command.args(["--mount", "sh", "-c", work, crate::common::PROGRAM]);
+    sandbox.environ(&mut command);
+    command.env_remove("LOCKKEEPER_STORE").env("HOME", sandbox.path("home"));
+    command.env("XDG_STATE_HOME", sandbox.path("state")).env("XDG_RUNTIME_DIR", sandbox.path(""));
     let said = Running::start(command).end();
     let permitted = "(this test needs mount namespaces: run it as root, or allow user namespaces)";
     assert_eq!(said.code, Some(0), "{said:?} {permitted}");
     assert_eq!(said.out, "700\na.lock\n", "{said:?}");
-    assert!(!world.path("home").exists() && !world.path("state").exists());
+    assert!(!sandbox.path("home").exists() && !sandbox.path("state").exists());
 }
 
 #[test]
 fn every_shell_gets_completions_and_there_is_a_manual_page() {
-    let world = World::new();
+    let sandbox = Sandbox::new();
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
-        let said = world.say(&["completions", shell]);
+        let said = sandbox.say(&["completions", shell]);
         assert_eq!(said.code, Some(0));
         assert!(said.out.contains("lockkeeper") && said.out.contains("acquire"), "{shell}");
     }
-    let said = world.say(&["man"]);
+    let said = sandbox.say(&["man"]);
     assert_eq!(said.code, Some(0));
     for text in [".TH lockkeeper", "LOCKKEEPER RUN", "kill\\-after", "75", "the lock was lost"] {
         assert!(said.out.contains(text), "{text:?} is not in {}", said.out);

@@ -1,5 +1,4 @@
--- Compares a fence with the highest of its name, and puts it in its place if it is not lower. Answers the
--- highest. Fences go up to 2^63 and Lua's numbers are exact to 2^53 only, so they are compared as text: of
+-- Compares a fence with the highest of its name, and replaces that if it is not lower. Returns the highest. Fences go up to 2^63 and Lua's numbers are exact to 2^53 only, so they are compared as text: of
 -- two without leading zeros the longer is the higher.
 --   KEYS: the highest fence
 --   ARGV: the fence, how long it is remembered in ms

@@ -1,4 +1,4 @@
--- Asks for locks and gives them back: whatever steps_at_once.lua, which names keys and arguments, has left.
+-- Attempts and releases that commands_fast.lua has left. That file names the keys and arguments.
 
 -- If the owner holds: a full lease, at least the fence that is asked for, and the record as it is now.
 local function held(owner, p)
@@ -25,7 +25,7 @@ local function held(owner, p)
   return p.fence
 end
 
--- How long it takes until whoever stands in the way of such a mode must have ended.
+-- How long it takes until the lease that is in the way of such a mode must have ended.
 local function in_the_way(mode, is_lock)
   if mode == 's' or is_lock and call('GET', HOLDER) ~= READERS then return call('PTTL', HOLDER) end
   -- A writer needs all readers gone, a permit only one.
@@ -53,7 +53,7 @@ local function join(owner, p, waits)
     if not last then
       forget_the_dead(p.mode ~= 'p')
     elseif last % 16 == 0 then
-      -- Now and then, because those who would otherwise see to it may all be dead: see who still waits.
+      -- Now and then, because the claims that would otherwise do so may all be dead: check which waiters are alive.
       move_on(owner)
     end
     call('ZADD', QUEUE, text((last or 0) + 1), owner)
@@ -63,7 +63,7 @@ local function join(owner, p, waits)
   keep(INFO, p.ttl)
 end
 
-local function ask(step, owner)
+local function attempt(step, owner)
   local queue = string.sub(step, 2) == 'q'
   local p = {mode = string.sub(step, 1, 1), ttl = ARGV[arg + 2], fence = ARGV[arg + 3],
     head = ARGV[arg + 4], tail = ARGV[arg + 5], since = us_text}
@@ -79,8 +79,8 @@ local function ask(step, owner)
   local waits = queue and call('ZSCORE', QUEUE, owner)
   if holder and holder ~= READERS and holder ~= owner and queue and not waits
     and call('EXISTS', SHARERS) == 0 then
-    -- Somebody has it for himself, so nobody's turn has come: nothing else is to be seen to. (Unless readers
-    -- have lost it to him: this may be one of them, and its record of then is not the one to wait with.)
+    -- It is held exclusively, so no waiter's turn has come. (Unless readers have lost it to this holder: this may be
+    -- one of them, and its old record is not the one to wait with.)
     join(owner, p, false)
     return call('PTTL', HOLDER)
   end
@@ -113,11 +113,11 @@ local function ask(step, owner)
   if more then return 'again' end
   local left = in_the_way(p.mode, is_lock)
   if queue then return left end
-  -- A node of a quorum tells who holds, so that a lock that is taken can be told from a split vote.
+  -- A node of a quorum names the holder, so that a held lock can be distinguished from a split vote.
   return {left, is_lock and call('GET', HOLDER) or '-'}
 end
 
--- Gives up whatever an owner has, a hold or a place in the queue, and hands over.
+-- Releases what an owner has, a hold or a place in the queue, and hands over.
 local function give_back(step, owner)
   local is_lock = step == 'l' or step == 'lt'
   local held = 0
@@ -150,7 +150,7 @@ while key <= #KEYS do
   local step, owner = ARGV[arg], ARGV[arg + 1]
   tally, more = nil, false
   local gives_back = step == 'l' or step == 'lt' or step == 'm' or step == 'mt'
-  local taken, answer = pcall(gives_back and give_back or ask, step, owner)
+  local taken, answer = pcall(gives_back and give_back or attempt, step, owner)
   -- An error is a table since Redis 7, and a text before.
   if not taken and type(answer) ~= 'table' then answer = {err = tostring(answer)} end
   answers[#answers + 1] = answer

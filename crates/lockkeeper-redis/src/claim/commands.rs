@@ -6,14 +6,14 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use lockkeeper_core::coalescer::{Batch, BatchSender, Coalescer, Limits};
 use lockkeeper_core::{Kind, Label, Mode, Owner, Result};
-use redis::{Cmd, RedisResult, ServerErrorKind, Value};
+use redis::{Cmd, RedisError, ServerErrorKind, Value};
 use tokio::runtime::Handle;
 
 use super::notifications::Secret;
 use crate::client::node::Sharing;
 use crate::client::reconnecting::ReconnectingClient;
 use crate::client::script::{Script, script};
-use crate::client::session::{Session, is_unknown_script};
+use crate::client::session::{Call, Session, is_unknown_script};
 use crate::error::{ErrorClass, classify, translate, unexpected, unwrapped};
 use crate::names::Keys;
 
@@ -24,8 +24,6 @@ pub(crate) static DOWNGRADE: LazyLock<Script> = script!("one.lua" "common.lua" "
 /// A script that runs for long delays all other clients of the server, so a call has at most 64 commands.
 const SHARED: Limits =
     Limits { max_direct: 8, max_in_flight: 4, max_batch: 64, linger: Duration::ZERO };
-/// Every command is sent by its caller.
-const UNSHARED: Limits = Limits { max_direct: usize::MAX, max_batch: 1, ..SHARED };
 
 /// An attempt or a release.
 #[derive(Debug, Clone)]
@@ -101,16 +99,12 @@ pub(crate) struct CommandBatcher(Coalescer<CommandSender>);
 
 impl CommandBatcher {
     pub(super) fn new(client: Arc<ReconnectingClient>, sharing: Sharing) -> Self {
-        let limits = match sharing {
-            Sharing::AllKeys => SHARED,
-            Sharing::None => UNSHARED,
-        };
-        Self(Coalescer::new(CommandSender { client }, limits))
+        Self(Coalescer::new(CommandSender { client }, sharing.limits(SHARED)))
     }
 
     /// Sends a command. Dropped before it was sent, it never is; dropped after that, its reply is discarded.
-    pub(crate) async fn send(&self, command: Command) -> Result<Reply> {
-        self.0.send(command).await
+    pub(crate) fn send(&self, command: Command) -> impl Future<Output = Result<Reply>> + Send {
+        self.0.send(command)
     }
 }
 
@@ -125,29 +119,45 @@ impl BatchSender for CommandSender {
     async fn send(&self, batch: &mut Batch<Self>) -> Result<Vec<Result<Reply>>> {
         let session = self.client.session().await?;
         let Some(commands) = batch.close() else { return Ok(Vec::new()) };
-        let mut reply = session.evalsha(&COMMANDS, |call| add_all(call, &session, commands)).await;
-        if is_unknown_script(&reply) {
-            let Some(commands) = batch.retain_awaited() else { return Ok(Vec::new()) };
-            reply = session.eval(&COMMANDS, |call| add_all(call, &session, commands)).await;
+        let count = commands.len();
+        match session.call(Call::Evalsha, &COMMANDS, |call| add_all(call, &session, commands)).await
+        {
+            Ok(reply) => replies(&session, reply, count),
+            // Boxed, because it is rare and every attempt would reserve memory for it.
+            Err(error) => Box::pin(send_again(&session, batch, error)).await,
         }
-        let is_refused = |error: &redis::RedisError| error.kind() == ServerErrorKind::NoPerm.into();
-        if reply.as_ref().is_err_and(is_refused) && batch.items().is_some_and(|all| all.len() > 1) {
-            // A key that the user may not use fails all commands of its call, so each gets a call of its own. Those that
-            // were executed already are idempotent.
-            let Some(commands) = batch.retain_awaited() else { return Ok(Vec::new()) };
-            let calls = commands.iter().map(async |command| {
-                let add = |call: &mut Cmd| add_all(call, &session, std::slice::from_ref(command));
-                let reply = session.run(&COMMANDS, add).await;
-                replies(&session, reply, 1).and_then(|mut replies| replies.remove(0))
-            });
-            return Ok(join_all(calls).await);
-        }
-        replies(&session, reply, batch.items().map_or(0, <[_]>::len))
     }
 
     fn runtime(&self) -> Handle {
         self.client.runtime()
     }
+}
+
+/// Sends commands again after an error that may be due to their call.
+async fn send_again(
+    session: &Arc<Session>,
+    batch: &mut Batch<CommandSender>,
+    mut error: RedisError,
+) -> Result<Vec<Result<Reply>>> {
+    if is_unknown_script(&error) {
+        let Some(commands) = batch.retain_awaited() else { return Ok(Vec::new()) };
+        match session.call(Call::Eval, &COMMANDS, |call| add_all(call, session, commands)).await {
+            Ok(reply) => return replies(session, reply, commands.len()),
+            Err(again) => error = again,
+        }
+    }
+    let Some(commands) = batch.retain_awaited() else { return Ok(Vec::new()) };
+    if error.kind() != ServerErrorKind::NoPerm.into() || commands.len() == 1 {
+        return Err(translate(error));
+    }
+    // A key that the user may not use fails all commands of its call, so each gets a call of its own. Those that were
+    // executed already are idempotent.
+    let calls = commands.iter().map(async |command| {
+        let add = |call: &mut Cmd| add_all(call, session, std::slice::from_ref(command));
+        let reply = session.run(&COMMANDS, add).await.map_err(translate)?;
+        replies(session, reply, 1)?.remove(0)
+    });
+    Ok(join_all(calls).await)
 }
 
 /// Adds the keys and arguments of some commands to a call.
@@ -162,12 +172,8 @@ fn add_all(call: &mut Cmd, session: &Session, commands: &[Command]) {
 }
 
 /// Takes the reply to a call with so many commands apart.
-fn replies(
-    session: &Arc<Session>,
-    reply: RedisResult<Value>,
-    count: usize,
-) -> Result<Vec<Result<Reply>>> {
-    let replies = match reply.map_err(translate)? {
+fn replies(session: &Arc<Session>, reply: Value, count: usize) -> Result<Vec<Result<Reply>>> {
+    let replies = match reply {
         Value::Array(replies) if replies.len() == count => replies,
         other => return Err(unexpected(&other)),
     };

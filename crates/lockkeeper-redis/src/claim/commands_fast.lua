@@ -1,17 +1,16 @@
--- Asks for locks and gives them back: several steps share a call, and are taken one after the other. This is
--- the part for those that nearly all are, with as few calls and as little else as can be: of an exclusive lock,
--- whoever finds it free takes it, or gets in line, and whoever has it gives it back, or to the first in line. What
--- is anyhow different it leaves as it is, and from that step on, steps.lua goes on.
---   KEYS: six for each step, see common.lua
---   ARGV: for each step that asks: mode (x, s, p), with a q behind it to queue; owner; ttl in ms; least fence;
---         and what stands in the record before and behind `ends`, with the blanks
---         for each that gives back: kind (l for a lock, m for a semaphore), with a t behind it if others may
---         listen without a place in the queue; owner
--- Answers for each step. To an ask: the fence, as text, if the owner holds now; else, as a number, how many
--- milliseconds are left of the lease in the way, or -1, and for an ask that does not queue also the value of the
--- holder key ('-' if there is none); or 'again' if there is more to clean up than one call may, and the answer may be
--- another then. To what gives back: 1 if the owner held, else 0, with ' again' behind it if the queue
--- could not move on as far as it should for that reason. Or an error: one does not keep the others from what they want.
+-- Attempts and releases: several commands share a call and run one after the other. This is the fast path for nearly all of
+-- them, with as few calls as possible: an attempt takes a free exclusive lock or joins the queue, a release frees the lock or
+-- hands it to the head of the queue. It leaves everything else unchanged, and commands.lua continues from that command on.
+--   KEYS: six for each command, see common.lua
+--   ARGV: for each attempt: mode (x, s, p), followed by q to queue; owner; ttl in ms; least fence; and the parts of the
+--         record before and behind `ends`, with the blanks
+--         for each release: kind (l for a lock, m for a semaphore), followed by t if claims may wait without a place in
+--         the queue; owner
+-- Returns a reply for each command. To an attempt: the fence, as text, if the owner holds now; else, as a number, how many
+-- milliseconds are left of the lease in the way, or -1, and for an attempt that does not queue also the value of the
+-- holder key ('-' if there is none); or 'again' if there is more to clean up than one call may, and the reply may then
+-- differ. To a release: 1 if the owner held, else 0, followed by ' again' if the queue could not advance as far as it
+-- should for that reason. Or an error, which does not affect the other commands.
 local call, try = redis.call, redis.pcall
 local HOLDER, HELD, SHARERS, QUEUE, INFO, FENCE
 -- The last fence that each lock is known to have had: the clock may not have gone on since.
@@ -26,7 +25,7 @@ local function look_at_clock()
   clock_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- With `try`, what fails here is seen to by the other part, and does not fail the steps that share the call.
+-- With `try`, the other part handles what fails here, and the other commands of the call do not fail.
 while true do
   HOLDER, HELD, SHARERS, QUEUE, INFO, FENCE = unpack(KEYS, key, key + 5)
   if not HOLDER then return answers end
@@ -47,7 +46,7 @@ while true do
       end
     elseif step == 'xq' and is_past then
       local holder, last = try('GET', HOLDER), try('ZREVRANGE', QUEUE, 0, 0, 'WITHSCORES')[2]
-      -- Somebody has it for himself, and the only others are in line. (Every sixteenth sees who still waits.)
+      -- It is held exclusively, and all others are queued. (Every sixteenth attempt checks which waiters are alive.)
       if type(holder) == 'string' and holder ~= '(readers)' and holder ~= owner
         and there == (last and 3 or 1) and (not last or last % 16 ~= 0)
         and try('ZADD', QUEUE, 'NX', (last or 0) + 1, owner) == 1 then
@@ -80,13 +79,13 @@ while true do
       local rest, rest_ends = string.match(
         after and records and records[2] or '', '^%S+ %S+( x 1 1 %S+ )(%S+)')
       local last = type(held) == 'string' and string.match(held, '^%S+ (%S+)')
-      -- The heir wants it for himself, and still waits; the clock is ahead of every fence; and whoever is next asks
-      -- as often as the heir does, so that he need not be told how long to wait. (As move_on has it, in common.lua.)
+      -- The heir wants it exclusively, and still waits; the clock is ahead of every fence; and the next waiter retries as
+      -- often as the heir does, so that it need not be notified how long to wait. (As move_on does, in common.lua.)
       if channel and tonumber(ends) > clock_ms
         and (#floor < #clock or #floor == #clock and floor <= clock)
         and last and (#last < #clock or #last == #clock and last < clock)
         and (not after or rest == before and tonumber(rest_ends) > clock_ms) then
-        -- If nobody hears it, his process is gone.
+        -- Without a subscriber, its process is gone.
         local listeners = try('PUBSUB', 'NUMSUB', channel)
         if listeners.err or listeners[2] > 0 then
           call('ZREM', QUEUE, heir)

@@ -9,13 +9,12 @@
 --
 -- A record is text, so that redis-cli shows it:
 --   since fence mode take of ttl ends secret channel label
--- `since` is in microseconds, `ttl` and `ends` in milliseconds; `ends` is when a place in the queue does; `secret` is new for every ask and
--- proves a pushed grant; `channel` is where its
--- process listens, '-' if nowhere; `fence` of a waiter is the least that it must get.
+-- `since` is in microseconds, `ttl` and `ends` in milliseconds; `ends` is when a place in the queue does; `secret` is new for every attempt and
+-- proves a pushed grant; `channel` is what its process subscribes to, '-' if nothing; `fence` of a waiter is the least that it must get.
 local READERS, TALLY = '(readers)', '(tally)'
--- How many ended leases and dead waiters one call removes at most, whatever the number of its steps, and how many
--- waiters one step lets in. If there are more, the step sets `more`, answers that it wants to be called again, and
--- other clients' commands run in between.
+-- How many ended leases and dead waiters one call removes at most, whatever the number of its commands, and how
+-- many waiters one command lets in. If there are more, it sets `more`, replies that it must be called again, and other clients'
+-- commands run in between.
 local MAX_CLEANUP = 256
 local cleanup_left = MAX_CLEANUP
 local more = false
@@ -232,14 +231,13 @@ local function hold(owner, p)
   keep(INFO, p.ttl)
 end
 
--- Says something on a channel. A user that may not publish does not: whoever is meant finds out when it
--- looks again.
+-- Publishes on a channel. If the user may not publish, the receiver finds out when it polls.
 local function say(channel, word)
   redis.pcall('PUBLISH', channel, word)
 end
 
--- Whether anybody listens on a channel on this very node, as far as that may be known. What PUBLISH
--- answers comes too late: a cluster also carries the word to other nodes, whose listeners it does not count.
+-- Whether a channel has a subscriber on this node, as far as that may be known. The reply of PUBLISH comes too late: a cluster
+-- also carries the message to other nodes, whose subscribers it does not count.
 local function is_heard(channel)
   local listeners = redis.pcall('PUBSUB', 'NUMSUB', channel)
   return listeners.err or listeners[2] > 0

@@ -1,6 +1,6 @@
--- Turns an exclusive hold into a shared one, with a new lease. Answers 1 if the owner holds, else 0; 2 if it
--- holds, and the queue takes another call to move on.
---   ARGV: owner, ttl in ms, '1' if others may listen without a place in the queue
+-- Turns an exclusive hold into a shared one, with a new lease. Returns 1 if the owner holds, else 0; 2 if it holds and the
+-- queue takes another call to advance.
+--   ARGV: owner, ttl in ms, '1' if claims may wait without a place in the queue
 local owner, ttl = ARGV[1], ARGV[2]
 clear_sharers(true)
 local p

@@ -1,5 +1,5 @@
--- Makes leases last longer; creates none. Answers 1 for each that is held, else 0. Several holds share a
--- call, each with four keys and three arguments:
+-- Renews leases; creates none. Returns 1 for each that is held, else 0. Several holds share a call, each with four keys and
+-- three arguments:
 --   KEYS: holder, held, sharers, info (see common.lua)
 --   ARGV: owner, mode (x, s, p), with the fence behind it that the hold must have if it is known from a ticket, ttl in ms
 -- A key of a wrong type is no hold: hence pcall, so that one does not fail the others.
@@ -7,8 +7,8 @@ local call, try = redis.call, redis.pcall
 local now
 local answers = {}
 
--- Lets a key live for at least so long. It is always a write: a server without memory allows what needs
--- some only after one that does not.
+-- Extends the expiry of a key. It is always a write: a server without memory allows commands that need memory only after one
+-- that does not.
 local function keep(key, ttl)
   call('PEXPIRE', key, string.format('%.0f', math.max(call('PTTL', key), tonumber(ttl))))
 end

@@ -12,7 +12,7 @@ use super::commands::millis;
 use crate::client::node::Sharing;
 use crate::client::reconnecting::ReconnectingClient;
 use crate::client::script::{Script, script};
-use crate::client::session::is_unknown_script;
+use crate::client::session::{Call, is_unknown_script};
 use crate::error::{translate, unexpected};
 use crate::names::Keys;
 
@@ -22,8 +22,6 @@ pub(crate) static RENEW: LazyLock<Script> = script!("renew.lua");
 /// sent at once: one after the other, the last holds could expire.
 const SHARED: Limits =
     Limits { max_direct: 0, max_in_flight: 1024, max_batch: 64, linger: Duration::from_millis(20) };
-/// Every renewal is sent by its caller.
-const UNSHARED: Limits = Limits { max_direct: usize::MAX, max_batch: 1, ..SHARED };
 /// Which keys of a lock the script uses.
 const KEYS: [usize; 4] = [0, 1, 2, 4];
 
@@ -49,17 +47,13 @@ impl RenewalBatcher {
         sharing: Sharing,
         min_replicas: u32,
     ) -> Self {
-        let limits = match sharing {
-            Sharing::AllKeys => SHARED,
-            Sharing::None => UNSHARED,
-        };
-        Self(Coalescer::new(RenewalSender { client, min_replicas }, limits))
+        Self(Coalescer::new(RenewalSender { client, min_replicas }, sharing.limits(SHARED)))
     }
 
     /// Renews a hold; false if it is not held. Waits for others to share its call, at most for a thousandth of the lease.
-    pub(crate) async fn renew(&self, renewal: Renewal) -> Result<bool> {
+    pub(crate) fn renew(&self, renewal: Renewal) -> impl Future<Output = Result<bool>> + Send {
         let linger = (renewal.ttl / 1000).min(SHARED.linger);
-        self.0.send_within(renewal, linger).await
+        self.0.send_within(renewal, linger)
     }
 }
 
@@ -75,12 +69,15 @@ impl BatchSender for RenewalSender {
     async fn send(&self, batch: &mut Batch<Self>) -> Result<Vec<Result<bool>>> {
         let session = self.client.session().await?;
         let Some(renewals) = batch.close() else { return Ok(Vec::new()) };
-        let mut reply = session.evalsha(&RENEW, |call| add_all(call, renewals)).await;
-        if is_unknown_script(&reply) {
-            // A renewal that is not awaited may have been followed by a release or a shorter lease.
-            let Some(renewals) = batch.retain_awaited() else { return Ok(Vec::new()) };
-            reply = session.eval(&RENEW, |call| add_all(call, renewals)).await;
-        }
+        let reply = match session.call(Call::Evalsha, &RENEW, |call| add_all(call, renewals)).await
+        {
+            Err(error) if is_unknown_script(&error) => {
+                // A renewal that is not awaited may have been followed by a release or a shorter lease.
+                let Some(renewals) = batch.retain_awaited() else { return Ok(Vec::new()) };
+                session.call(Call::Eval, &RENEW, |call| add_all(call, renewals)).await
+            }
+            reply => reply,
+        };
         let reply = reply.map_err(translate)?;
         session.replicated(self.min_replicas).await?;
         let held = reply.as_sequence().ok_or_else(|| unexpected(&reply))?;

@@ -17,7 +17,7 @@ use crate::error::{ErrorClass, classify, translate, unavailable};
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// The masters of a cluster. Each key is on the one that has its slot.
-pub(super) struct Cluster<N> {
+pub(crate) struct Cluster<N> {
     create: CreateNode<N>,
     seeds: Vec<Address>,
     map: Mutex<Map<N>>,

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use lockkeeper_core::coalescer::Limits;
+
 use super::reconnecting::{ReconnectingClient, Target};
 
 /// A server as the lock layer sees it.
@@ -16,6 +18,16 @@ pub(crate) enum Sharing {
     AllKeys,
     /// None: keys in different slots of a cluster cannot be used by one command.
     None,
+}
+
+impl Sharing {
+    /// The limits of requests: `shared`, or that every caller sends its own.
+    pub(crate) fn limits(self, shared: Limits) -> Limits {
+        match self {
+            Self::AllKeys => shared,
+            Self::None => Limits { max_direct: usize::MAX, max_batch: 1, ..shared },
+        }
+    }
 }
 
 /// Creates the node for a server.

@@ -12,7 +12,7 @@ use tokio_util::sync::DropGuard;
 use super::events::EventHandler;
 use super::identity::Identity;
 use super::sentinel;
-use super::session::Session;
+use super::session::{Opening, Session};
 use super::settings::{Address, Settings};
 use crate::error::unavailable;
 
@@ -129,7 +129,8 @@ impl ReconnectingClient {
                 sentinel::find_master(&self.settings, sentinels, master).await?
             }
         };
-        let session = Session::open(&self.settings, &address, before, &self.handler).await?;
+        let (settings, handler) = (&*self.settings, &self.handler);
+        let session = Opening { settings, address: &address, before, handler }.open().await?;
         self.handler.connected(session.identity())?;
         Ok(session)
     }

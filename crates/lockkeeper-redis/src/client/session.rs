@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::future::join;
 use lockkeeper_core::coalescer::Coalescer;
 use lockkeeper_core::{Error, ErrorKind, Result};
-use redis::{Cmd, RedisResult, ServerErrorKind, Value};
+use redis::{Cmd, RedisError, RedisResult, ServerErrorKind, Value};
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
@@ -38,42 +38,36 @@ pub(crate) struct Session {
     replication: Coalescer<ReplicaWait>,
 }
 
-impl Session {
-    /// Opens a session. `before` is a session that was given up: it is ended on the server first, so that no command that
-    /// was sent there and not yet read can take effect after a command of this session.
-    pub(crate) async fn open(
-        settings: &Settings,
-        address: &Address,
-        before: Option<&Identity>,
-        handler: &Arc<dyn EventHandler>,
-    ) -> Result<Self> {
-        let within = settings.connect_timeout;
-        let opened = async {
-            let ips = stream::resolve(address).await?;
-            Self::open_master(settings, address, &ips, before, handler).await
-        };
+/// How to open a session.
+pub(crate) struct Opening<'a> {
+    pub(crate) settings: &'a Settings,
+    pub(crate) address: &'a Address,
+    /// A session that was given up: it is ended on the server first, so that no command that was sent there and not yet
+    /// read can take effect after a command of the new one.
+    pub(crate) before: Option<&'a Identity>,
+    pub(crate) handler: &'a Arc<dyn EventHandler>,
+}
+
+impl Opening<'_> {
+    pub(crate) async fn open(&self) -> Result<Session> {
+        let within = self.settings.connect_timeout;
+        let opened = async { self.open_master(&stream::resolve(self.address).await?).await };
         let opened = tokio::time::timeout(within, opened).await;
         opened
             .unwrap_or_else(|_| Err(unavailable(format!("no answer within {within:?}"))))
-            .map_err(|error| at(address, &error))
+            .map_err(|error| at(self.address, &error))
     }
 
     /// Connects to the first of a host's addresses, in their order, that is a master.
     ///
     /// A name may resolve to a master and its replicas. The first to answer may be a replica, and a different one each time.
-    async fn open_master(
-        settings: &Settings,
-        address: &Address,
-        ips: &[SocketAddr],
-        before: Option<&Identity>,
-        handler: &Arc<dyn EventHandler>,
-    ) -> Result<Self> {
+    async fn open_master(&self, ips: &[SocketAddr]) -> Result<Session> {
         // An address that does not answer leaves time for the others.
-        let within = settings.connect_timeout / u32::try_from(ips.len()).unwrap_or(u32::MAX).max(1);
+        let within =
+            self.settings.connect_timeout / u32::try_from(ips.len()).unwrap_or(u32::MAX).max(1);
         let mut failed: Vec<(SocketAddr, Error)> = Vec::new();
         for ip in ips {
-            let opened = Self::open_at(settings, address, *ip, before, handler);
-            let error = match tokio::time::timeout(within, opened).await {
+            let error = match tokio::time::timeout(within, self.open_at(*ip)).await {
                 Ok(Ok(session)) => return Ok(session),
                 Ok(Err(error)) => error,
                 Err(_) => unavailable(format!("no answer within {within:?}")),
@@ -92,13 +86,8 @@ impl Session {
         Err(Error::new(kind.unwrap_or(ErrorKind::Unavailable), message))
     }
 
-    async fn open_at(
-        settings: &Settings,
-        address: &Address,
-        ip: SocketAddr,
-        before: Option<&Identity>,
-        handler: &Arc<dyn EventHandler>,
-    ) -> Result<Self> {
+    async fn open_at(&self, ip: SocketAddr) -> Result<Session> {
+        let Self { settings, address, before, handler } = *self;
         let (commands, messages, gone) = handshake::connect(settings, address, ip, handler).await?;
         // Before the scripts: a server that wants a password closes the connection when it gets a long script.
         handshake::refuse_replica(&commands).await?;
@@ -136,9 +125,11 @@ impl Session {
         }
         let (commands, runtime) = (Arc::new(commands), Handle::current());
         let replication = replication::coalescer(&commands, &runtime);
-        Ok(Self { commands, pushes, channel, identity, uptime, ip, gone, runtime, replication })
+        Ok(Session { commands, pushes, channel, identity, uptime, ip, gone, runtime, replication })
     }
+}
 
+impl Session {
     /// The channel to publish messages for this process on; `-` if they would not arrive.
     pub(crate) fn channel(&self) -> &str {
         match self.pushes {
@@ -188,26 +179,23 @@ impl Session {
 
     /// Runs a script: `add` adds its keys and arguments.
     pub(crate) async fn run(&self, script: &Script, add: impl Fn(&mut Cmd)) -> RedisResult<Value> {
-        let reply = self.evalsha(script, &add).await;
-        if is_unknown_script(&reply) { self.eval(script, &add).await } else { reply }
+        match self.call(Call::Evalsha, script, &add).await {
+            Err(error) if is_unknown_script(&error) => self.call(Call::Eval, script, &add).await,
+            reply => reply,
+        }
     }
 
-    /// Runs a script that the server should know.
-    pub(crate) async fn evalsha(
+    /// Runs a script by its hash or by its code.
+    pub(crate) async fn call(
         &self,
+        call: Call,
         script: &Script,
         add: impl Fn(&mut Cmd),
     ) -> RedisResult<Value> {
-        let mut command = redis::cmd("EVALSHA");
-        command.arg(&script.hash);
-        add(&mut command);
-        self.send(&command).await
-    }
-
-    /// Runs a script that the server does not know, and makes it known.
-    pub(crate) async fn eval(&self, script: &Script, add: impl Fn(&mut Cmd)) -> RedisResult<Value> {
-        let mut command = redis::cmd("EVAL");
-        command.arg(script.code);
+        let mut command = match call {
+            Call::Evalsha => redis::cmd("EVALSHA").arg(&script.hash).take(),
+            Call::Eval => redis::cmd("EVAL").arg(script.code).take(),
+        };
         add(&mut command);
         self.send(&command).await
     }
@@ -265,9 +253,18 @@ impl std::fmt::Debug for Session {
     }
 }
 
+/// How a script is named in a call.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Call {
+    /// By its hash: the server should know it.
+    Evalsha,
+    /// By its code, which makes it known.
+    Eval,
+}
+
 /// Whether the server does not know a script: it restarted, or its scripts were flushed.
-pub(crate) fn is_unknown_script(reply: &RedisResult<Value>) -> bool {
-    reply.as_ref().is_err_and(|error| error.kind() == ServerErrorKind::NoScript.into())
+pub(crate) fn is_unknown_script(error: &RedisError) -> bool {
+    error.kind() == ServerErrorKind::NoScript.into()
 }
 
 #[cfg(test)]
@@ -284,8 +281,9 @@ mod tests {
         let config = Config::from_url(&format!("redis://name/?{options}")).unwrap();
         let address = Address { host: "name".into(), port: 6379 };
         let handler: Arc<dyn EventHandler> = Arc::new(NoEvents);
-        let opened = Session::open_master(&config.client, &address, ips, None, &handler);
-        soon("an answer", opened).await
+        let settings = &config.client;
+        let opening = Opening { settings, address: &address, before: None, handler: &handler };
+        soon("an answer", opening.open_master(ips)).await
     }
 
     #[tokio::test]

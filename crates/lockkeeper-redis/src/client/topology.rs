@@ -36,11 +36,11 @@ impl<N: Node> Topology<N> {
     /// Finds the node that has some keys.
     pub(crate) async fn route(&self, keys: &Keys) -> Result<Route<'_, N>> {
         match &self.0 {
-            Kind::Single(node) => Ok(Route { node: node.clone(), cluster: None }),
+            Kind::Single(node) => Ok(Route::Single(node)),
             Kind::Cluster(cluster) => {
                 let slot = keys.slot();
                 let node = cluster.node(slot).await?;
-                Ok(Route { node, cluster: Some(ClusterRoute { cluster, slot, hops: 0 }) })
+                Ok(Route::Cluster { node, cluster, slot, hops: 0 })
             }
         }
     }
@@ -64,27 +64,24 @@ impl<N> std::fmt::Debug for Topology<N> {
 }
 
 /// The way of a request to the node that has its keys, over redirects.
-pub(crate) struct Route<'a, N> {
-    node: Arc<N>,
-    cluster: Option<ClusterRoute<'a, N>>,
-}
-
-struct ClusterRoute<'a, N> {
-    cluster: &'a Cluster<N>,
-    slot: u16,
-    hops: usize,
+pub(crate) enum Route<'a, N> {
+    Single(&'a Arc<N>),
+    Cluster { node: Arc<N>, cluster: &'a Cluster<N>, slot: u16, hops: usize },
 }
 
 impl<N: Node> Route<'_, N> {
     /// The node to send the request to.
     pub(crate) fn node(&self) -> &Arc<N> {
-        &self.node
+        match self {
+            Self::Single(node) => node,
+            Self::Cluster { node, .. } => node,
+        }
     }
 
     /// Returns a session on the node that has the keys.
     pub(crate) async fn session(mut self) -> Result<Arc<Session>> {
         loop {
-            match self.node.client().session().await {
+            match self.node().client().session().await {
                 Ok(session) => return Ok(session),
                 Err(error) => self.redirect(error).await?,
             }
@@ -93,12 +90,13 @@ impl<N: Node> Route<'_, N> {
 
     /// Finds out where to send a request again that failed. Returns the error if that would not help.
     pub(crate) async fn redirect(&mut self, error: Error) -> Result<()> {
-        let Some(route) = &mut self.cluster else { return Err(error) };
-        route.hops += 1;
-        if route.hops == MAX_HOPS {
+        let Self::Cluster { node, cluster, slot, hops } = self else { return Err(error) };
+        *hops += 1;
+        if *hops == MAX_HOPS {
             return Err(unavailable("the slot of the lock is being moved to another node"));
         }
-        self.node = route.cluster.redirect(&self.node, route.slot, error).await?;
+        // Boxed, because it is rare and every request would reserve memory for it.
+        *node = Box::pin(cluster.redirect(node, *slot, error)).await?;
         Ok(())
     }
 }

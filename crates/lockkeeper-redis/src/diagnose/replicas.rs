@@ -191,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_certain_of_a_clock_is_told() {
+    fn only_certain_differences_between_clocks_are_reported() {
         let here = Clock { least: -40, most: 60 };
         assert_eq!(here.apart(), Duration::ZERO);
         let ahead = Clock { least: 200_000, most: 300_000 };

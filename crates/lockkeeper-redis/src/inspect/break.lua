@@ -1,6 +1,6 @@
--- Takes a lock or semaphore away from all who hold it, tells them, and hands over. Answers how many held. If there is
--- more to clean up than one call may, the queue does not move on as far as it could: call steps.lua after it.
---   ARGV: kind (lock, semaphore), '1' if others may listen without a place in the queue
+-- Takes a lock or semaphore away from all holders, notifies them, and hands over. Returns how many held. If there is more
+-- to clean up than one call may, the queue does not advance as far as it could: run commands.lua after it.
+--   ARGV: kind (lock, semaphore), '1' if claims may wait without a place in the queue
 local is_lock = ARGV[1] == 'lock'
 local broken = 0
 clear_sharers(is_lock)

@@ -1,4 +1,4 @@
--- Tells who holds and who waits, and changes nothing. Answers {now in ms, holder, its remaining lease in
+-- Shows who holds and who waits, and changes nothing. Returns {now in ms, holder, its remaining lease in
 -- ms, its record, sharers, waiters}; of each sharer its owner, the end of its lease and its record, of each
 -- waiter its owner and its record, in the order of the queue.
 local call = redis.call

@@ -8,7 +8,7 @@ use lockkeeper_testkit::proxy::Proxy;
 use lockkeeper_testkit::server::RedisServer;
 use lockkeeper_testkit::wait::{eventually, soon};
 
-use crate::kit::{
+use crate::common::{
     LONG, close, keeper, key, lock, millis, passing, secs, until_all_hear, until_empty,
     until_listening, until_queued, waiting,
 };
@@ -129,7 +129,8 @@ async fn a_holder_that_is_cut_off_for_less_than_its_lease_is_at_risk_and_recover
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_holder_that_is_cut_off_for_longer_than_its_lease_is_told_before_another_enters() {
+async fn a_holder_that_is_cut_off_for_longer_than_its_lease_reports_the_loss_before_another_enters()
+{
     for frozen in [false, true] {
         let all = cable(HASTY).await;
         let guard = lock(&all.far.mutex("a").ttl(millis(1500))).await;

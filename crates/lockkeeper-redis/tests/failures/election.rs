@@ -8,7 +8,7 @@ use lockkeeper_testkit::server::RedisServer;
 use lockkeeper_testkit::wait::soon;
 use rustix::process::Signal;
 
-use crate::kit::{Process, close, keeper, secs, until_empty, until_queued};
+use crate::common::{Process, close, keeper, secs, until_empty, until_queued};
 
 /// Short, because leaders die here, and longer than a busy machine keeps a process waiting.
 const TTL: Duration = Duration::from_secs(2);

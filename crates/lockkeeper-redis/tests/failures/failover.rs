@@ -7,7 +7,7 @@ use lockkeeper_testkit::history::History;
 use lockkeeper_testkit::server::{RedisCluster, RedisSentinel, RedisServer};
 use lockkeeper_testkit::wait::{eventually, soon};
 
-use crate::kit::{
+use crate::common::{
     LONG, close, keeper, key, lock, passing, secs, until_all_hear, until_empty, until_queued,
     waiting,
 };
@@ -30,7 +30,7 @@ async fn until_replicated(servers: &RedisSentinel, name: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clients_find_the_new_master_and_guards_are_told_the_truth() {
+async fn clients_find_the_new_master_and_guards_report_the_truth() {
     let mut servers = RedisSentinel::start_or_panic();
     let (one, other) = (keeper(&servers.url()).await, keeper(&servers.url()).await);
     let history = History::new();

@@ -7,7 +7,7 @@ use lockkeeper_testkit::proxy::Proxy;
 use lockkeeper_testkit::server::RedisServer;
 use lockkeeper_testkit::wait::{eventually, soon};
 
-use crate::kit::{
+use crate::common::{
     LONG, Process, close, keeper, key, millis, secs, until_all_hear, until_empty, until_listening,
     until_queued, waiting,
 };

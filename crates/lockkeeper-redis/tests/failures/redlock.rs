@@ -8,7 +8,7 @@ use lockkeeper_testkit::history::History;
 use lockkeeper_testkit::server::{RedisServer, RedlockNodes};
 use lockkeeper_testkit::wait::{eventually, soon};
 
-use crate::kit::{LONG, cables, close, key, millis, passing, secs, until_empty};
+use crate::common::{LONG, cables, close, key, millis, passing, secs, until_empty};
 
 /// Longer than everything that is not waited for may take.
 const NEVER: Duration = Duration::from_secs(20);
@@ -97,7 +97,7 @@ async fn three_nodes_down_is_an_error_in_bounded_time_and_leaves_nothing() {
     for node in &mut servers.nodes_mut()[..3] {
         node.restart().unwrap();
     }
-    let guard = soon("it works again", crate::kit::lock(&keeper.mutex("a"))).await;
+    let guard = soon("it works again", crate::common::lock(&keeper.mutex("a"))).await;
     drop(guard);
     close(&keeper).await;
     until_all_empty(&servers).await;
@@ -146,7 +146,7 @@ async fn a_hold_outlives_a_minority_that_dies_and_one_that_comes_back_empty() {
 async fn an_extension_needs_a_true_majority_and_a_failed_one_releases_nothing() {
     let servers = RedlockNodes::start_or_panic(5);
     let keeper = keeper_at(&servers.url(), secs(1)).await;
-    let guard = crate::kit::lock(&keeper.mutex("a")).await;
+    let guard = crate::common::lock(&keeper.mutex("a")).await;
     eventually("all have it", async || holders(servers.nodes(), "a") == 5).await;
     for node in &servers.nodes()[2..] {
         node.stop();
@@ -277,7 +277,7 @@ async fn it_opens_with_a_minority_down_and_takes_them_in_when_they_come() {
     servers.nodes()[1].cont();
     servers.nodes_mut()[2].kill9();
     servers.nodes_mut()[3].kill9();
-    let guard = soon("the others are there", crate::kit::lock(&keeper.mutex("a"))).await;
+    let guard = soon("the others are there", crate::common::lock(&keeper.mutex("a"))).await;
     guard.release().await.unwrap();
 }
 

@@ -5,7 +5,7 @@ use lockkeeper_testkit::history::History;
 use lockkeeper_testkit::server::RedisServer;
 use lockkeeper_testkit::wait::{eventually, soon};
 
-use crate::kit::{
+use crate::common::{
     LONG, close, keeper, key, lock, millis, passing, secs, until_all_hear, until_empty,
     until_queued, waiting,
 };
@@ -52,7 +52,7 @@ async fn an_attempt_that_a_stopped_server_has_not_read_leaves_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_is_busy_for_longer_than_the_command_timeout_loses_nobody() {
+async fn a_server_that_is_busy_for_longer_than_the_command_timeout_loses_no_waiter() {
     let server = RedisServer::start_or_panic();
     let keeper =
         keeper(&format!("{}?command_timeout=300ms&connect_timeout=300ms", server.url())).await;
@@ -70,7 +70,7 @@ async fn a_server_that_is_busy_for_longer_than_the_command_timeout_loses_nobody(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_restarts_empty_is_noticed_and_nobody_is_stuck() {
+async fn a_server_that_restarts_empty_is_noticed_and_no_claim_hangs() {
     let mut server = RedisServer::start_or_panic();
     let (one, other) = (keeper(&server.url()).await, keeper(&server.url()).await);
     let guard = one.mutex("a").lock().await.unwrap();
@@ -97,7 +97,7 @@ async fn a_server_that_restarts_empty_is_noticed_and_nobody_is_stuck() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_is_flushed_is_noticed_and_nobody_is_stuck() {
+async fn a_server_that_is_flushed_is_noticed_and_no_claim_hangs() {
     let server = RedisServer::start_or_panic();
     let keeper = keeper(&server.url()).await.ttl(secs(6));
     let guard = keeper.mutex("a").lock().await.unwrap();

@@ -9,7 +9,7 @@ use lockkeeper_testkit::wait::soon;
 use rustix::process::Signal;
 use tokio::sync::mpsc;
 
-use crate::kit::{Process, close, keeper, lock, millis, secs, until_empty};
+use crate::common::{Process, close, keeper, lock, millis, secs, until_empty};
 
 const TTL: Duration = Duration::from_secs(1);
 
@@ -50,7 +50,7 @@ async fn worker(url: String, history: History, mut harm: mpsc::UnboundedReceiver
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whatever_happens_to_four_processes_no_two_hold_at_once() {
+async fn no_two_of_four_processes_hold_at_once_under_any_fault() {
     let server = RedisServer::start_or_panic();
     let history = History::new();
     let mut random = fastrand::Rng::with_seed(42);

@@ -8,7 +8,7 @@ use lockkeeper_testkit::proxy::Proxy;
 use lockkeeper_testkit::server::{RedisServer, RedlockNodes, ServerClock};
 use lockkeeper_testkit::wait::{eventually, soon};
 
-use crate::kit::{LONG, cables, close, millis, until_empty};
+use crate::common::{LONG, cables, close, millis, until_empty};
 
 async fn keeper_at(url: &str) -> Keeper {
     let nodes = Config::redlock_from_url(url).unwrap();
@@ -110,7 +110,7 @@ async fn a_node_that_has_restarted_does_not_give_a_lock_away_that_it_has_forgott
     // Nodes that keep their data vote at once, if they are said to.
     drop(guard);
     let trusting = keeper_at(&servers.url()).await;
-    soon("a lock", crate::kit::lock(&trusting.mutex("a"))).await.release().await.unwrap();
+    soon("a lock", crate::common::lock(&trusting.mutex("a"))).await.release().await.unwrap();
     for keeper in [&one, &other, &trusting] {
         close(keeper).await;
     }
@@ -131,7 +131,7 @@ async fn nodes_vote_when_they_have_been_up_for_as_long_as_was_asked() {
     }
     let url = format!("{}?min_uptime=1s", servers.cautious_url());
     let keeper = keeper_at(&url).await;
-    let guard = soon("they vote", crate::kit::lock(&keeper.mutex("a"))).await;
+    let guard = soon("they vote", crate::common::lock(&keeper.mutex("a"))).await;
     let up = started.elapsed();
     assert!(up >= Duration::from_secs(1), "they voted when they had been up for {up:?} at most");
     guard.release().await.unwrap();
@@ -201,7 +201,7 @@ async fn a_try_for_a_lock_whose_holder_lost_a_node_is_undecided_and_gets_nothing
     assert!(tried.elapsed() >= Duration::from_secs(2), "{:?}", tried.elapsed());
     assert_eq!(guard.state(), State::Held);
     // A client that waits gets it when it is released.
-    let waiter = crate::kit::waiting(other.mutex("a"));
+    let waiter = crate::common::waiting(other.mutex("a"));
     drop(guard);
     soon("the lock", waiter).await.unwrap().release().await.unwrap();
     servers.nodes_mut()[1].restart().unwrap();
@@ -231,7 +231,7 @@ fn skewed(ahead: &[i64]) -> RedlockNodes {
 /// not given back on nodes that are away is waited for when it is closed.
 async fn next_fence(url: &str) -> (Option<Fence>, Keeper) {
     let keeper = keeper_at(url).await;
-    let guard = soon("a lock", crate::kit::lock(&keeper.mutex("a"))).await;
+    let guard = soon("a lock", crate::common::lock(&keeper.mutex("a"))).await;
     let fence = guard.fence();
     guard.release().await.unwrap();
     (fence, keeper)

@@ -5,7 +5,7 @@
 use lockkeeper_testkit::server::RedisServer;
 use lockkeeper_testkit::wait::soon;
 
-use crate::kit::{got, lock, nothing_left, number, open, queued, secs};
+use crate::common::{got, lock, nothing_left, number, open, queued, secs};
 use crate::scripts::{LOCK, SEMAPHORE, Step, attempt, by_hand, permits, release, together};
 
 /// The most commands that one call may run.
@@ -191,7 +191,7 @@ fn a_release_removes_dead_waiters_by_bounded_calls() {
 }
 
 #[test]
-fn an_ask_removes_dead_waiters_by_bounded_calls_and_says_nothing_before_it_is_done() {
+fn an_attempt_removes_dead_waiters_by_bounded_calls_and_answers_when_it_is_done() {
     let server = RedisServer::start_or_panic();
     for (of, mode) in [(LOCK, "x"), (LOCK, "s"), (SEMAPHORE, "p")] {
         for queue in [false, true] {

@@ -6,7 +6,7 @@ use lockkeeper_core::{Keeper, ReleaseOutcome};
 use lockkeeper_testkit::server::{RedisCluster, RedisServer};
 use lockkeeper_testkit::wait::soon;
 
-use crate::kit::{got, key, lock, open, read, secs, waiter, write};
+use crate::common::{got, key, lock, open, read, secs, waiter, write};
 
 const NAMES: [&str; 16] = [
     "a",

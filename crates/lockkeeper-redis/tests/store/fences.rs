@@ -5,7 +5,7 @@ use lockkeeper_redis::{Config, Redis};
 use lockkeeper_testkit::server::RedisServer;
 use lockkeeper_testkit::wait::eventually;
 
-use crate::kit::{got, lock, nothing_left, number, open, read, secs, server, waiter, write};
+use crate::common::{got, lock, nothing_left, number, open, read, secs, server, waiter, write};
 
 fn fence(guard: &Guard) -> Fence {
     guard.fence().unwrap()

@@ -5,7 +5,7 @@ use std::time::Duration;
 use lockkeeper_core::{ErrorKind, EventKind, Kind, Mode, Participant};
 use lockkeeper_testkit::wait::{eventually, soon};
 
-use crate::kit::{got, lock, nothing_left, open, read, secs, server, waiter, write};
+use crate::common::{got, lock, nothing_left, open, read, secs, server, waiter, write};
 
 #[tokio::test]
 async fn holders_show_label_fence_age_and_lease() {

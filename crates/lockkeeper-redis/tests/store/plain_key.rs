@@ -4,7 +4,7 @@ use lockkeeper_core::{Mode, ReleaseOutcome};
 use lockkeeper_testkit::server::RedisServer;
 use lockkeeper_testkit::wait::soon;
 
-use crate::kit::{got, key, lock, nothing_left, number, read, secs, server, waiter};
+use crate::common::{got, key, lock, nothing_left, number, read, secs, server, waiter};
 
 /// The second half of the usual recipe.
 const COMPARE_AND_DELETE: &str = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) else return 0 end";

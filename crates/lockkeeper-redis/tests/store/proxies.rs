@@ -6,7 +6,7 @@ use lockkeeper_testkit::server::RedisServer;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::kit::{got, lock, nothing_left, open, read, waiter, write};
+use crate::common::{got, lock, nothing_left, open, read, waiter, write};
 
 /// Passes everything on, except for a command that it says it does not know.
 struct Ignorant {

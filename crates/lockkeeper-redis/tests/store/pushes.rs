@@ -31,7 +31,7 @@ async fn is_granted(claim: &mut dyn Claim) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_grant_of_an_ask_before_the_last_is_not_believed() {
+async fn a_grant_of_an_attempt_before_the_last_is_not_accepted() {
     let server = RedisServer::start_or_panic();
     let store = Redis::connect(Config::from_url(&server.url()).unwrap()).await.unwrap();
     let (mut one, mut two, mut three) =

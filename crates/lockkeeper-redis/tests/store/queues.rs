@@ -5,7 +5,7 @@ use lockkeeper_testkit::wait::soon;
 
 use futures_util::StreamExt as _;
 
-use crate::kit::{got, number, open, secs, waiter};
+use crate::common::{got, number, open, secs, waiter};
 use crate::scripts::{LOCK, SEMAPHORE, attempt, break_it, release};
 
 const INFO: &str = "lockkeeper:{a}:i";
@@ -21,7 +21,7 @@ fn ask(server: &RedisServer, owner: &str, mode: &str) -> String {
 
 /// Its record as a reader must not be taken for the one that it waits with.
 #[test]
-fn a_reader_that_lost_the_lock_and_asks_again_has_a_place() {
+fn a_reader_that_lost_the_lock_and_tries_again_is_queued() {
     let server = RedisServer::start_or_panic();
     ask(&server, "one", "s");
     server.command(&["DEL", LOCK]);
@@ -102,7 +102,7 @@ fn who_is_handed_the_lock_has_a_higher_fence_than_who_had_it() {
 }
 
 #[tokio::test]
-async fn whoever_listens_without_a_place_is_told_of_every_release() {
+async fn waiters_outside_the_queue_are_notified_of_every_release() {
     let server = RedisServer::start_or_panic();
     let client = redis::Client::open(server.url()).unwrap();
     let mut words = client.get_async_pubsub().await.unwrap();

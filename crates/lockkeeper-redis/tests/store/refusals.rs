@@ -6,7 +6,7 @@ use lockkeeper_core::{Error, ErrorKind, Keeper};
 use lockkeeper_testkit::server::{RedisMake, RedisServer};
 use lockkeeper_testkit::wait::{eventually, soon};
 
-use crate::kit::{
+use crate::common::{
     all_of, got, key, lock, nothing_left, number, open, read, secs, server_of, try_open, waiter,
 };
 
@@ -67,7 +67,7 @@ async fn a_server_that_knows_no_passwords_is_not_quoted(make: RedisMake) {
     }
 }
 
-async fn a_password_for_a_server_without_one_is_not_told(make: RedisMake) {
+async fn a_password_for_a_server_without_one_is_not_shown(make: RedisMake) {
     let server = RedisServer::builder().make(make).start_or_panic();
     // Redis 6 and later let the default user in with any password.
     let url = format!("redis://:{SECRET}@127.0.0.1:{}/", server.port());
@@ -79,7 +79,7 @@ async fn a_password_for_a_server_without_one_is_not_told(make: RedisMake) {
     refused(&url, ErrorKind::Config, "refuses the user name or the password").await;
 }
 
-async fn a_user_without_permission_for_scripts_is_told_so(make: RedisMake) {
+async fn a_user_without_permission_for_scripts_gets_a_config_error(make: RedisMake) {
     let server = RedisServer::builder().make(make).start_or_panic();
     let rules = ["~*", "&*", "+@all", "-@scripting"];
     let rule = format!(">{SECRET}");
@@ -147,7 +147,7 @@ async fn a_user_with_the_documented_permissions_lacks_nothing(make: RedisMake) {
 }
 
 /// One that may run scripts, but not what they do.
-async fn a_user_without_permission_for_a_command_of_a_script_is_told_so(make: RedisMake) {
+async fn a_user_without_permission_for_a_command_of_a_script_gets_a_config_error(make: RedisMake) {
     let server = RedisServer::builder().make(make).start_or_panic();
     let rule = format!(">{SECRET}");
     for lacks in ["-set", "-time", "-exists"] {
@@ -160,7 +160,7 @@ async fn a_user_without_permission_for_a_command_of_a_script_is_told_so(make: Re
     }
 }
 
-async fn a_user_without_permission_for_the_keys_is_told_so(make: RedisMake) {
+async fn a_user_without_permission_for_the_keys_gets_a_config_error(make: RedisMake) {
     let server = RedisServer::builder().make(make).start_or_panic();
     let rule = format!(">{SECRET}");
     server.command(&["ACL", "SETUSER", "ann", "on", &rule, "~shop:*", "&*", "+@all"]);
@@ -335,7 +335,7 @@ async fn a_full_server_still_renews_readers_of_different_ttls(make: RedisMake) {
     nothing_left(&keeper, &server).await;
 }
 
-async fn a_key_that_is_used_for_something_else_is_told(make: RedisMake) {
+async fn a_key_that_is_used_for_something_else_is_an_error(make: RedisMake) {
     let (server, keeper) = server_of(make).await;
     server.command(&["RPUSH", &key("a"), "not", "a", "lock"]);
     lock_refused(&keeper, ErrorKind::Config, "used for something else").await;
@@ -377,7 +377,7 @@ async fn tls_and_no_tls_do_not_meet() {
 
 #[cfg(feature = "tls")]
 #[tokio::test]
-async fn a_server_that_nobody_vouches_for_is_refused() {
+async fn a_server_with_an_unknown_certificate_is_refused() {
     let server = RedisServer::builder().tls().start_or_panic();
     let other = RedisServer::builder().tls().start_or_panic();
     let wrong = format!("{}?ca_file={}", server.url(), other.ca_file().display());
@@ -411,16 +411,16 @@ on_every_make! {
     a_user_with_the_documented_permissions_lacks_nothing
     wrong_credentials_are_refused
     a_server_that_knows_no_passwords_is_not_quoted
-    a_password_for_a_server_without_one_is_not_told
-    a_user_without_permission_for_scripts_is_told_so
-    a_user_without_permission_for_a_command_of_a_script_is_told_so
-    a_user_without_permission_for_the_keys_is_told_so
+    a_password_for_a_server_without_one_is_not_shown
+    a_user_without_permission_for_scripts_gets_a_config_error
+    a_user_without_permission_for_a_command_of_a_script_gets_a_config_error
+    a_user_without_permission_for_the_keys_gets_a_config_error
     a_user_without_permission_for_channels_polls_and_hands_over
     waiters_of_a_user_that_loses_its_channels_poll
     waiters_look_again_when_the_connection_that_listens_is_killed
     a_read_only_replica_is_refused
     a_full_server_refuses_locks_and_takes_them_back
     a_full_server_still_renews_readers_of_different_ttls
-    a_key_that_is_used_for_something_else_is_told
+    a_key_that_is_used_for_something_else_is_an_error
     a_database_that_is_not_there_is_refused
 }

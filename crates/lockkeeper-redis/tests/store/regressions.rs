@@ -90,7 +90,7 @@ async fn a_handshake_that_fails_leaves_no_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn many_who_wait_for_replicas_are_told_why_they_got_nothing() {
+async fn attempts_that_too_few_replicas_acknowledge_fail_with_the_reason() {
     let server = RedisServer::start_or_panic();
     let keeper = open(&format!("{}?min_replicas=1", server.url())).await;
     let locks = (0..12).map(|i| {
@@ -140,7 +140,7 @@ async fn the_records_of_waiters_that_died_go() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_writer_behind_readers_asks_when_the_last_of_them_ends() {
+async fn a_writer_behind_readers_retries_when_the_last_lease_ends() {
     let server = RedisServer::start_or_panic();
     let keeper = open(&server.url()).await;
     // The key of the readers lives as long as the longest of all who ever read.

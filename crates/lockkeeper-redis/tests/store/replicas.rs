@@ -4,7 +4,9 @@ use lockkeeper_core::{ErrorKind, Guard, Keeper};
 use lockkeeper_testkit::server::RedisServer;
 use lockkeeper_testkit::wait::{eventually, soon};
 
-use crate::kit::{got, key, lock, nothing_left, number, open, read, secs, server, waiter, write};
+use crate::common::{
+    got, key, lock, nothing_left, number, open, read, secs, server, waiter, write,
+};
 use crate::refusals::check;
 
 /// A lock that is granted: not at the first ask if the replica is held up on a busy machine.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use lockkeeper_testkit::server::RedisServer;
 use lockkeeper_testkit::wait::{eventually, soon};
 
-use crate::kit::{got, key, lock, nothing_left, number, open, secs, server};
+use crate::common::{got, key, lock, nothing_left, number, open, secs, server};
 
 /// So long that nothing is renewed or refreshed meanwhile.
 const LONG: Duration = Duration::from_secs(3600);

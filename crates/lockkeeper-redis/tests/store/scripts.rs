@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use lockkeeper_testkit::server::RedisServer;
 
-use crate::kit::number;
+use crate::common::number;
 
 macro_rules! lua {
     ($($file:literal)+) => {
@@ -453,7 +453,7 @@ fn a_step_that_fails_does_not_fail_those_that_share_its_call() {
 
 /// Not on a queue: there a second break takes the lock from whoever the first gave it to.
 #[test]
-fn a_break_run_twice_is_run_once_where_nobody_waits() {
+fn a_break_is_idempotent_without_waiters() {
     let server = RedisServer::start_or_panic();
     for (state, made) in states() {
         if state.contains("wait") || state.contains("ahead") {

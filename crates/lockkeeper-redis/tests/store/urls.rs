@@ -4,12 +4,12 @@ use lockkeeper_core::Keeper;
 use lockkeeper_redis::{Config, Protocol, Redis};
 use lockkeeper_testkit::server::RedisServer;
 
-use crate::kit::{key, lock, nothing_left, number, open, server};
+use crate::common::{key, lock, nothing_left, number, open, server};
 
 #[cfg(feature = "tls")]
 #[tokio::test]
 async fn locks_over_tls() {
-    use crate::kit::{got, waiter, write};
+    use crate::common::{got, waiter, write};
 
     let server = RedisServer::builder().tls().start_or_panic();
     for protocol in ["resp2", "resp3"] {

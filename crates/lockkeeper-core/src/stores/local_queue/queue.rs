@@ -27,6 +27,10 @@ use crate::owner::Owner;
 /// looked at only when another waiter refreshes its place, so it costs no timer.
 const ABSENT_AFTER: Duration = Duration::from_millis(100);
 
+/// How long the look-ahead yields to a waiter in front of it that was told to ask. A task that is ready is polled
+/// within microseconds, but not always by the next turn of the scheduler: another worker may steal the look-ahead.
+const MAX_YIELD: Duration = Duration::from_millis(1);
+
 /// Which side hands a released lock to the next waiter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Handoff {
@@ -72,8 +76,8 @@ struct Waiter {
     passed: bool,
     /// It was told that the lock is contended. Before that it is on its first attempt, and does not wait.
     refused: bool,
-    /// The number of calls when it let other tasks run, in case a waiter in front of it is about to ask.
-    yielded: Option<u64>,
+    /// While it lets other tasks run, because a waiter in front of it may be about to ask.
+    yielding: Option<Yielding>,
     waker: Option<Waker>,
 }
 
@@ -95,12 +99,21 @@ enum Stage {
 pub(super) enum Turn {
     /// Ask the store.
     Ask,
-    /// Let other tasks run once: a waiter in front of it was woken and may be about to ask.
-    Yield,
+    /// Let other tasks run, and look again: a waiter in front of it was woken and may be about to ask.
+    Yield(Yielding),
     /// Wait for the store and for a wake-up.
     Listen,
     /// Wait for a wake-up.
     Rest,
+}
+
+/// Since when a waiter yields to one in front of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Yielding {
+    /// The number of calls by then. If the waiter in front has answered these, a later one is a new turn.
+    calls: u64,
+    /// In real time: where tokio's clock is paused it does not advance while tasks run.
+    at: std::time::Instant,
 }
 
 /// Why a waiter leaves.
@@ -135,7 +148,7 @@ impl Waiter {
             woken: None,
             passed: false,
             refused: false,
-            yielded: None,
+            yielding: None,
             waker: None,
         }
     }
@@ -291,16 +304,20 @@ impl Queue {
             waiter.waker = Some(waker.clone());
         }
         let (mode, stage, is_due) = (waiter.mode, waiter.stage, waiter.is_due(self.calls));
-        let yielded = waiter.yielded.take();
+        let yielding = waiter.yielding.take();
         let turn = match (stage, handoff) {
             (Stage::Resting, _) => Turn::Rest,
             _ if self.is_front(place, mode) && is_due => Turn::Ask,
             _ if self.is_front(place, mode) => Turn::Listen,
             (Stage::Asked | Stage::Asking, Handoff::Store) => Turn::Listen,
             // The look-ahead goes on if a waiter in front of it should have asked and has not come.
-            _ if is_due && self.is_due_ahead(place, self.calls) => match yielded {
-                Some(calls) if self.is_due_ahead(place, calls) => Turn::Ask,
-                Some(_) | None => Turn::Yield,
+            _ if is_due && self.is_due_ahead(place, self.calls) => match yielding {
+                Some(begin) if self.is_due_ahead(place, begin.calls) => {
+                    if begin.at.elapsed() >= MAX_YIELD { Turn::Ask } else { Turn::Yield(begin) }
+                }
+                Some(_) | None => {
+                    Turn::Yield(Yielding { calls: self.calls, at: std::time::Instant::now() })
+                }
             },
             (_, Handoff::Local) => Turn::Listen,
             (Stage::Called, Handoff::Store) => {
@@ -311,17 +328,16 @@ impl Queue {
         if turn == Turn::Ask {
             self.begin(place);
         }
-        if turn == Turn::Yield
-            && let Some(waiter) = self.waiters.get_mut(&place)
-        {
-            waiter.yielded = Some(self.calls);
+        if let (Turn::Yield(begin), Some(waiter)) = (turn, self.waiters.get_mut(&place)) {
+            waiter.yielding = Some(begin);
         }
         turn
     }
 
-    /// Whether a waiter in front of a place should have asked the store after so many calls.
+    /// Returns whether a waiter in front of a place was woken to ask the store, by the first so many calls, and has not
+    /// come yet. One that has come to the front behind a new holder was not woken, and need not ask.
     fn is_due_ahead(&self, place: u64, calls: u64) -> bool {
-        self.ahead(place).any(|waiter| waiter.is_due(calls))
+        self.ahead(place).any(|waiter| waiter.woken.is_some() && waiter.is_due(calls))
     }
 
     fn begin(&mut self, place: u64) {

@@ -59,7 +59,7 @@ async fn hung_up(server: &mut TcpStream) {
 }
 
 #[tokio::test]
-async fn answers_find_their_requests_also_if_some_are_not_awaited_any_more() {
+async fn replies_find_their_commands_also_if_some_callers_were_dropped() {
     let (connection, mut server, _gone) = plain().await;
     let first = ask(&connection, "ONE");
     waiting(&connection, 1).await;
@@ -78,7 +78,7 @@ async fn answers_find_their_requests_also_if_some_are_not_awaited_any_more() {
 }
 
 #[tokio::test]
-async fn a_request_is_written_by_the_first_poll_whoever_polls() {
+async fn a_command_is_written_by_the_first_poll_on_any_thread() {
     let (connection, mut server, _gone) = plain().await;
     // On a thread that belongs to no runtime, and then never again.
     std::thread::spawn(move || {
@@ -95,7 +95,7 @@ async fn a_request_is_written_by_the_first_poll_whoever_polls() {
 }
 
 #[tokio::test]
-async fn what_the_network_does_not_take_at_once_follows_though_nobody_awaits_it() {
+async fn what_the_network_does_not_accept_at_once_is_written_later_by_the_read_loop() {
     let (connection, mut server, _gone) = plain().await;
     let mut command = redis::cmd("SET");
     command.arg("x".repeat(MUCH));
@@ -127,7 +127,7 @@ async fn an_answer_may_be_larger_than_the_buffer() {
 }
 
 #[tokio::test]
-async fn when_the_server_hangs_up_everybody_is_told_and_nothing_more_is_sent() {
+async fn when_the_server_closes_the_connection_all_callers_fail_and_nothing_more_is_sent() {
     let (connection, server, gone) = plain().await;
     let (one, two) = (ask(&connection, "ONE"), ask(&connection, "TWO"));
     waiting(&connection, 2).await;
@@ -140,7 +140,7 @@ async fn when_the_server_hangs_up_everybody_is_told_and_nothing_more_is_sent() {
 }
 
 #[tokio::test]
-async fn what_makes_no_sense_ends_the_connection() {
+async fn an_invalid_reply_closes_the_connection() {
     for nonsense in ["HTTP/1.1 400 Bad Request\r\n", ":1\r\n:2\r\n"] {
         let (connection, mut server, gone) = plain().await;
         let one = ask(&connection, "ONE");
@@ -263,7 +263,7 @@ async fn a_refusal_of_the_login_that_quotes_it_is_not_passed_on() {
 }
 
 #[tokio::test]
-async fn a_token_that_is_cancelled_ends_it() {
+async fn a_cancelled_token_closes_it() {
     let (connection, mut server, gone) = plain().await;
     let one = ask(&connection, "ONE");
     waiting(&connection, 1).await;
@@ -273,7 +273,7 @@ async fn a_token_that_is_cancelled_ends_it() {
 }
 
 #[tokio::test]
-async fn one_that_is_dropped_hangs_up_and_leaves_others_with_its_token_alone() {
+async fn dropping_a_connection_closes_it_and_not_others_with_the_same_token() {
     let (connection, mut server, gone) = plain().await;
     drop(connection);
     hung_up(&mut server).await;
@@ -281,7 +281,7 @@ async fn one_that_is_dropped_hangs_up_and_leaves_others_with_its_token_alone() {
 }
 
 #[test]
-fn when_its_runtime_ends_everybody_is_told() {
+fn when_its_runtime_ends_all_callers_fail() {
     let other = tokio::runtime::Runtime::new().unwrap();
     let (connection, _server, gone) = other.block_on(plain());
     let here = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -295,7 +295,7 @@ fn when_its_runtime_ends_everybody_is_told() {
 }
 
 #[tokio::test]
-async fn messages_are_heard_between_answers() {
+async fn messages_are_received_between_replies() {
     for (protocol, kind) in [(ProtocolVersion::RESP3, '>'), (ProtocolVersion::RESP2, '*')] {
         let (sender, receiver) = mpsc::channel();
         let on_message = move |channel: &[u8], message: &[u8]| {
@@ -320,7 +320,7 @@ async fn messages_are_heard_between_answers() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_slow_to_answer_keeps_nobody_from_asking() {
+async fn a_slow_server_keeps_no_caller_from_sending() {
     let (connection, mut server, _gone) = plain().await;
     let asked: Vec<_> = (0..1000).map(|_| ask(&connection, "PING")).collect();
     waiting(&connection, 1000).await;

@@ -27,7 +27,7 @@ pub(crate) fn eventually(what: &str, mut so: impl FnMut() -> bool) {
 }
 
 /// A directory, and a store: one of files in that directory, or another.
-pub(crate) struct World {
+pub(crate) struct Sandbox {
     dir: TempDir,
     store: String,
 }
@@ -40,7 +40,7 @@ pub(crate) struct Said {
     pub(crate) err: String,
 }
 
-impl World {
+impl Sandbox {
     /// With a store of files. Not below `/tmp`, where `doctor` warns.
     pub(crate) fn new() -> Self {
         let mut dir = tempfile::Builder::new();

@@ -1,4 +1,4 @@
-//! `file:` URLs.
+//! How a store is opened: options and `file:` URLs.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt as _;
@@ -6,13 +6,52 @@ use std::path::PathBuf;
 
 use lockkeeper_core::{Error, ErrorKind, Result};
 
-use crate::backend::{File, Options};
 use crate::names;
 
-/// Opens the store that a URL names.
-pub(crate) fn open(url: &str) -> Result<File> {
-    let (options, dir) = parse(url)?;
-    options.open(dir)
+/// How a store is opened. From [`File::options`](crate::File::options).
+#[derive(Debug, Clone)]
+pub struct Options {
+    pub(crate) fence: bool,
+    pub(crate) polling: bool,
+    pub(crate) inherit: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { fence: true, polling: false, inherit: false }
+    }
+}
+
+impl Options {
+    /// Whether grants carry a fence, and files say who holds them (yes if not set).
+    ///
+    /// Without, a lock costs less, and the store cannot be looked into. All who use a directory should
+    /// agree: a holder that writes nothing leaves the name of the one before it in the file.
+    #[must_use]
+    pub fn fence(mut self, fence: bool) -> Self {
+        self.fence = fence;
+        self
+    }
+
+    /// Whether waiters look again by themselves and do not wait for a notice (no if not set).
+    ///
+    /// For file systems whose changes are not told, like a directory that several virtual machines
+    /// share. Where there are no notices to be had at all, it is so anyway.
+    #[must_use]
+    pub fn polling(mut self, polling: bool) -> Self {
+        self.polling = polling;
+        self
+    }
+
+    /// Whether programs that the process starts while it holds a lock hold it with it (no if not set).
+    ///
+    /// A release frees it all the same. But if the process dies without one, the lock stays until those
+    /// programs have ended, too. For a process that holds a lock on behalf of what it starts.
+    #[must_use]
+    pub fn inherit(mut self, inherit: bool) -> Self {
+        self.inherit = inherit;
+        self
+    }
 }
 
 /// What a URL says: the options and the directory.
@@ -47,7 +86,7 @@ pub(crate) fn parse(url: &str) -> Result<(Options, PathBuf)> {
 }
 
 fn options(query: Option<&str>) -> Result<Options> {
-    let mut options = File::options();
+    let mut options = Options::default();
     let mut seen = Vec::new();
     for option in query.into_iter().flat_map(|query| query.split('&')) {
         let (key, value) = option.split_once('=').unwrap_or((option, ""));

@@ -8,7 +8,7 @@ use lockkeeper_testkit::wait::{eventually, soon};
 use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 
-use crate::kit::{key, lock, nothing_left, number, queued, secs, server};
+use crate::common::{key, lock, nothing_left, number, queued, secs, server};
 
 /// The Rust files of a folder and the folders in it.
 fn sources(folder: &Path) -> Vec<PathBuf> {

@@ -8,7 +8,7 @@ use lockkeeper_testkit::fences::check_register;
 use lockkeeper_testkit::server::{RedisCluster, RedisServer};
 use lockkeeper_testkit::wait::{eventually, soon};
 
-use crate::kit::{number, open, secs};
+use crate::common::{number, open, secs};
 
 const KEY: &str = "lockkeeper:fence:{a}:highest";
 

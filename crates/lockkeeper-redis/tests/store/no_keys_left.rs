@@ -8,7 +8,7 @@ use std::time::Duration;
 use lockkeeper_core::{ErrorKind, Guard, Keeper, Result};
 use lockkeeper_testkit::wait::{eventually, soon};
 
-use crate::kit::{
+use crate::common::{
     got, lock, nothing_left, number, open, queued, read, secs, server, waiter, write,
 };
 

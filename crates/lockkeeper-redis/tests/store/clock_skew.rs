@@ -12,7 +12,7 @@ use lockkeeper_testkit::wait::{eventually, soon};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
 
-use crate::kit::{all_of, got, key, lock, number, open, secs, server, waiter, write};
+use crate::common::{all_of, got, key, lock, number, open, secs, server, waiter, write};
 
 const SECOND: i64 = 1_000_000;
 const HOUR: i64 = 3600 * SECOND;

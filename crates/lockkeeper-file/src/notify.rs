@@ -1,7 +1,7 @@
-//! Who tells waiters that a lock file was closed, and holders that theirs is gone.
+//! Notices to waiters that a lock file was closed, and to holders that theirs is gone.
 
-#[cfg_attr(target_os = "linux", path = "watch/inotify.rs")]
-#[cfg_attr(not(target_os = "linux"), path = "watch/nobody.rs")]
+#[cfg_attr(target_os = "linux", path = "notify/inotify.rs")]
+#[cfg_attr(not(target_os = "linux"), path = "notify/none.rs")]
 mod system;
 
 use std::sync::atomic::{AtomicU64, Ordering};

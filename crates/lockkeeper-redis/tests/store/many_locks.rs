@@ -7,7 +7,7 @@ use lockkeeper_testkit::proxy::Proxy;
 use lockkeeper_testkit::server::RedisServer;
 use lockkeeper_testkit::wait::soon;
 
-use crate::kit::{nothing_left, number, open, secs};
+use crate::common::{nothing_left, number, open, secs};
 
 /// How many scripts the server has run.
 fn scripts(server: &RedisServer) -> u64 {
@@ -96,7 +96,7 @@ async fn locks_that_are_asked_for_at_once_share_calls() {
 
 /// What shares calls must not depend on whoever happened to ask first.
 #[tokio::test]
-async fn an_ask_that_is_left_half_way_holds_up_nobody() {
+async fn an_attempt_that_is_no_longer_polled_delays_no_other() {
     let server = RedisServer::start_or_panic();
     let keeper = open(&server.url()).await;
     let mut left: Vec<_> = ["left/1", "left/2", "left/3"]

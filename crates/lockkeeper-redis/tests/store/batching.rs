@@ -1,4 +1,4 @@
-//! What shares calls: who carries it, and what happens to the others if one is dropped, refused or left.
+//! Requests that share calls: what happens to the others if one is dropped, refused or not polled.
 
 use futures_util::future::join_all;
 use lockkeeper_core::{Attempt, Backend, Background, Claim, ClaimSpec, ErrorKind, Keeper, Name};
@@ -8,7 +8,7 @@ use lockkeeper_testkit::server::RedisServer;
 use lockkeeper_testkit::wait::soon;
 use tokio::runtime::{Builder, Handle, Runtime};
 
-use crate::kit::{key, lock, nothing_left, number, open, secs, server};
+use crate::common::{key, lock, nothing_left, number, open, secs, server};
 use crate::refusals::check;
 
 async fn store(server: &RedisServer) -> Redis {
@@ -20,8 +20,8 @@ fn claim(store: &Redis, name: &str) -> Box<dyn Claim> {
     store.claim(ClaimSpec::new(Name::new(name).unwrap(), secs(60), background)).unwrap()
 }
 
-/// So many are sent by those who ask; whatever comes after them goes by the courier.
-const ALONE: usize = 8;
+/// How many requests are sent by their callers; later ones go through the batch task.
+const MAX_DIRECT: usize = 8;
 
 /// Lets all tasks of a runtime with one thread go as far as they can.
 async fn others_run() {
@@ -30,32 +30,32 @@ async fn others_run() {
     }
 }
 
-/// Claims whose asks are under way for as long as the server is stopped, each in a call of its own.
-macro_rules! under_way {
-    ($asks:ident, $store:expr, $count:expr) => {
+/// Claims whose attempts are in flight as long as the server is stopped, each in a call of its own.
+macro_rules! in_flight {
+    ($attempts:ident, $store:expr, $count:expr) => {
         let mut claims: Vec<_> =
-            (0..$count).map(|number| claim($store, &format!("under way/{number}"))).collect();
-        let mut $asks: Vec<_> = claims.iter_mut().map(|claim| claim.attempt(None)).collect();
-        for ask in &mut $asks {
-            assert!(futures_util::poll!(ask).is_pending());
+            (0..$count).map(|number| claim($store, &format!("in flight/{number}"))).collect();
+        let mut $attempts: Vec<_> = claims.iter_mut().map(|claim| claim.attempt(None)).collect();
+        for attempt in &mut $attempts {
+            assert!(futures_util::poll!(attempt).is_pending());
             others_run().await;
         }
     };
 }
 
 #[tokio::test]
-async fn an_ask_that_is_dropped_before_it_was_sent_never_is() {
+async fn an_attempt_that_is_dropped_before_it_is_sent_is_never_sent() {
     let (server, keeper) = server().await;
     let store = store(&server).await;
     server.stop();
-    under_way!(asks, &store, ALONE + 4);
+    in_flight!(attempts, &store, MAX_DIRECT + 4);
     let mut dropped = claim(&store, "dropped");
-    let mut ask = dropped.attempt(None);
-    assert!(futures_util::poll!(&mut ask).is_pending());
+    let mut attempt = dropped.attempt(None);
+    assert!(futures_util::poll!(&mut attempt).is_pending());
     others_run().await;
-    drop(ask);
+    drop(attempt);
     server.cont();
-    for answer in soon("those under way", join_all(asks)).await {
+    for answer in soon("those in flight", join_all(attempts)).await {
         assert!(matches!(answer.unwrap(), Attempt::Granted(_)));
     }
     soon("one more", claim(&store, "after").attempt(None)).await.unwrap();
@@ -63,33 +63,33 @@ async fn an_ask_that_is_dropped_before_it_was_sent_never_is() {
     lock(&keeper, "dropped").await.release().await.unwrap();
 }
 
-/// While few calls are under way nothing waits for their answers.
+/// While few calls are in flight no request waits for their replies.
 #[tokio::test]
-async fn an_ask_is_sent_although_another_is_not_yet_answered() {
+async fn an_attempt_is_sent_while_another_is_in_flight() {
     let (server, _) = server().await;
     let store = store(&server).await;
     server.stop();
-    under_way!(asks, &store, ALONE + 2);
+    in_flight!(attempts, &store, MAX_DIRECT + 2);
     let mut sent = claim(&store, "sent");
-    let mut ask = sent.attempt(None);
-    assert!(futures_util::poll!(&mut ask).is_pending());
+    let mut attempt = sent.attempt(None);
+    assert!(futures_util::poll!(&mut attempt).is_pending());
     others_run().await;
     // If it waited still, it would never be sent.
-    drop(ask);
+    drop(attempt);
     server.cont();
-    soon("those under way", join_all(asks)).await;
+    soon("those in flight", join_all(attempts)).await;
     soon("one more", claim(&store, "after").attempt(None)).await.unwrap();
     assert_eq!(number(&server, &["EXISTS", &key("sent")]), 1);
 }
 
 /// Its claim may have been released in the meantime, by a call that the server did know.
 #[tokio::test]
-async fn an_ask_that_is_dropped_is_not_sent_again_to_a_server_that_forgot_the_scripts() {
+async fn an_attempt_that_is_dropped_is_not_sent_again_to_a_server_that_forgot_the_scripts() {
     let (server, _) = server().await;
     let store = store(&server).await;
     server.command(&["SCRIPT", "FLUSH"]);
     server.stop();
-    under_way!(asks, &store, ALONE);
+    in_flight!(attempts, &store, MAX_DIRECT);
     let (mut kept, mut dropped) = (claim(&store, "kept"), claim(&store, "dropped"));
     let (mut keeps, mut drops) = (kept.attempt(None), dropped.attempt(None));
     assert!(futures_util::poll!(&mut keeps).is_pending());
@@ -97,7 +97,7 @@ async fn an_ask_that_is_dropped_is_not_sent_again_to_a_server_that_forgot_the_sc
     others_run().await;
     drop(drops);
     server.cont();
-    soon("the first", join_all(asks)).await;
+    soon("the first", join_all(attempts)).await;
     let answer = soon("the one that is kept", keeps).await.unwrap();
     assert!(matches!(answer, Attempt::Granted(_)));
     soon("one more", claim(&store, "after").attempt(None)).await.unwrap();
@@ -107,11 +107,11 @@ async fn an_ask_that_is_dropped_is_not_sent_again_to_a_server_that_forgot_the_sc
 
 /// Held locks, to be given back at once with something in their midst.
 async fn held(keeper: &Keeper) -> Vec<Guard> {
-    let asks = (0..20).map(|number| {
+    let attempts = (0..20).map(|number| {
         let mutex = keeper.mutex(format!("ok/{number}"));
         async move { mutex.lock().await.unwrap() }
     });
-    soon("the locks", join_all(asks)).await
+    soon("the locks", join_all(attempts)).await
 }
 
 async fn all_released(guards: Vec<Guard>) {
@@ -136,7 +136,7 @@ async fn a_name_that_the_user_may_not_lock_is_refused_alone() {
 }
 
 #[tokio::test]
-async fn a_key_of_a_wrong_type_is_told_to_whoever_asked_for_it_alone() {
+async fn a_key_of_a_wrong_type_fails_only_the_attempt_that_uses_it() {
     let (server, keeper) = server().await;
     server.command(&["RPUSH", &key("other"), "not", "a", "lock"]);
     let mut guards = held(&keeper).await;
@@ -153,10 +153,10 @@ async fn a_key_of_a_wrong_type_is_told_to_whoever_asked_for_it_alone() {
 async fn a_replica_is_left_also_if_what_it_refuses_shares_a_call() {
     let (server, _) = server().await;
     let store = store(&server).await;
-    // Of nobody, so that it does not begin to load anything.
+    // Of a server that does not exist, so that it does not begin to load anything.
     server.command(&["REPLICAOF", "127.0.0.1", "1"]);
     // Nobody looks at the answers of those that are sent by themselves.
-    under_way!(_left, &store, ALONE);
+    in_flight!(_attempts, &store, MAX_DIRECT);
     let (mut one, mut two) = (claim(&store, "one"), claim(&store, "two"));
     let (one, two) =
         soon("refusals", async { tokio::join!(one.attempt(None), two.attempt(None)) }).await;
@@ -169,7 +169,7 @@ async fn a_replica_is_left_also_if_what_it_refuses_shares_a_call() {
 }
 
 #[tokio::test]
-async fn an_ask_that_is_left_while_it_connects_holds_up_nobody() {
+async fn an_attempt_that_is_not_polled_while_it_connects_delays_no_other() {
     let (server, keeper) = server().await;
     lock(&keeper, "a").await.release().await.unwrap();
     server.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
@@ -186,7 +186,7 @@ async fn an_ask_that_is_left_while_it_connects_holds_up_nobody() {
     nothing_left(&keeper, &server).await;
 }
 
-/// A runtime with one thread runs only while somebody blocks on it.
+/// A runtime with one thread runs only while a thread blocks on it.
 #[test]
 fn a_runtime_that_stands_still_holds_up_no_other_that_has_the_same_store() {
     let server = RedisServer::start_or_panic();
@@ -195,13 +195,13 @@ fn a_runtime_that_stands_still_holds_up_no_other_that_has_the_same_store() {
     let still = Builder::new_current_thread().enable_all().build().unwrap();
     let entered = still.enter();
     let mut claims: Vec<_> =
-        (0..ALONE + 4).map(|number| claim(&store, &format!("{number}"))).collect();
+        (0..MAX_DIRECT + 4).map(|number| claim(&store, &format!("{number}"))).collect();
     drop(entered);
-    let mut asks: Vec<_> = claims.iter_mut().map(|claim| claim.attempt(None)).collect();
+    let mut attempts: Vec<_> = claims.iter_mut().map(|claim| claim.attempt(None)).collect();
     server.stop();
     still.block_on(async {
-        for ask in &mut asks {
-            assert!(futures_util::poll!(ask).is_pending());
+        for attempt in &mut attempts {
+            assert!(futures_util::poll!(attempt).is_pending());
         }
     });
     server.cont();
@@ -209,13 +209,13 @@ fn a_runtime_that_stands_still_holds_up_no_other_that_has_the_same_store() {
         let keeper = Keeper::new(store);
         lock(&keeper, "a").await.release().await.unwrap();
     });
-    for answer in still.block_on(join_all(asks)) {
+    for answer in still.block_on(join_all(attempts)) {
         assert!(matches!(answer.unwrap(), Attempt::Granted(_)));
     }
 }
 
 #[test]
-fn whoever_waits_to_be_sent_is_told_when_the_runtime_of_the_connection_ends() {
+fn queued_attempts_fail_when_the_runtime_of_the_connection_ends() {
     let server = RedisServer::start_or_panic();
     let first = Runtime::new().unwrap();
     let store = first.block_on(store(&server));
@@ -224,16 +224,16 @@ fn whoever_waits_to_be_sent_is_told_when_the_runtime_of_the_connection_ends() {
         server.stop();
         let mut claims: Vec<_> =
             (0..20).map(|number| claim(&store, &format!("{number}"))).collect();
-        let mut asks: Vec<_> = claims.iter_mut().map(|claim| claim.attempt(None)).collect();
-        for ask in &mut asks {
-            assert!(futures_util::poll!(ask).is_pending());
-            // So that most find calls under way.
+        let mut attempts: Vec<_> = claims.iter_mut().map(|claim| claim.attempt(None)).collect();
+        for attempt in &mut attempts {
+            assert!(futures_util::poll!(attempt).is_pending());
+            // So that most find calls in flight.
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
         }
         first.shutdown_background();
-        // Nobody carries them any more: they fail, or are asked anew.
+        // Their task is gone: they fail, or are sent again.
         server.cont();
-        for answer in soon("the asks", join_all(asks)).await {
+        for answer in soon("the attempts", join_all(attempts)).await {
             if let Err(error) = answer {
                 assert!(error.is_retryable(), "{error}");
             }
