@@ -104,7 +104,7 @@ impl Connection {
         let timeline: Option<i64> = answer.get("timeline");
         let Some(timeline) = timeline else {
             return Err(config(
-                "the server is a standby, whose locks exclude nobody elsewhere: connect to the \
+                "the server is a standby, whose locks exclude no client of other servers: connect to the \
                  primary, or name all hosts in the URL",
             ));
         };

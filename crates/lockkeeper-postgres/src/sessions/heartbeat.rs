@@ -11,7 +11,8 @@
 //! # Invariants
 //!
 //! 1. A heartbeat answers only renewals that were requested before it was sent. Their validity counts from the request,
-//!    which is earlier. No renewal is answered by an earlier heartbeat, whatever its age seems to be.
+//!    which is earlier. No renewal is answered by an earlier heartbeat, however recent: clocks may
+//!    stop while the machine is suspended.
 //! 2. A heartbeat does not depend on any claim: it is sent by a task, and a renewal that is dropped leaves it.
 //! 3. Each renewal has the engine's timeout. A heartbeat that hangs puts every lock of its session at risk, each at its
 //!    own time.

@@ -1,4 +1,4 @@
-//! Who shares a connection with whom, and what happens when there are not enough.
+//! Which claims share a connection, and what happens when there are not enough.
 
 use std::time::Duration;
 
@@ -78,7 +78,7 @@ async fn one_connection_is_enough_and_never_a_deadlock() {
     }
     assert_eq!(history.assert_clean().holds, 40);
 
-    // Who waits for a lock does not keep others of its process from giving theirs back.
+    // A waiter does not keep other claims of its process from releasing their locks.
     let [one, other] = &keepers;
     let held = one.mutex(format!("{name}/held")).lock().await.unwrap();
     let elsewhere = other.mutex(format!("{name}/elsewhere")).lock().await.unwrap();
@@ -103,7 +103,7 @@ async fn running_out_of_connections_is_an_error_that_says_so() {
     let error = soon("a third", lock.try_read()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     assert!(error.to_string().contains("raise max_connections"), "{error}");
-    // Other names are not concerned, and those who can wait do.
+    // Other names are not affected, and a claim that may wait does.
     drop(keeper.mutex(format!("{name}/other")).try_lock().await.unwrap().unwrap());
     let third = tokio::spawn(async move { lock.read().await });
     let [one, two] = readers;
@@ -112,9 +112,9 @@ async fn running_out_of_connections_is_an_error_that_says_so() {
     two.release().await.unwrap();
 }
 
-/// Nobody tells it what another process does, and its ttl is so long that a refresh would come too late.
+/// It is not notified of what another process does, and its TTL is so long that a refresh would come too late.
 #[tokio::test]
-async fn one_without_a_connection_to_wait_on_looks_again_soon() {
+async fn a_claim_without_a_connection_to_wait_on_polls() {
     let name = name("untold");
     let guard = keeper("").mutex(name.clone()).lock().await.unwrap();
     let mutex = keeper("max_connections=1").mutex(name).ttl(Duration::from_secs(600));
@@ -127,7 +127,7 @@ async fn one_without_a_connection_to_wait_on_looks_again_soon() {
 }
 
 #[tokio::test]
-async fn one_who_waits_for_a_connection_in_vain_is_told_a_ttl_later() {
+async fn a_claim_that_finds_no_connection_fails_a_ttl_later() {
     let keeper = keeper("max_connections=1").ttl(Duration::from_secs(2));
     let lock = keeper.rw_lock(name("in-vain"));
     let reader = lock.read().await.unwrap();
@@ -142,7 +142,7 @@ async fn one_who_waits_for_a_connection_in_vain_is_told_a_ttl_later() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn waiters_leave_a_connection_for_those_who_do_not_wait() {
+async fn waiters_leave_a_connection_for_claims_that_do_not_wait() {
     let name = name("crowd");
     let (holder, crowd) = (keeper(""), keeper("max_connections=3"));
     let mut guards = Vec::new();
@@ -164,7 +164,7 @@ async fn waiters_leave_a_connection_for_those_who_do_not_wait() {
 }
 
 #[tokio::test]
-async fn connections_that_nobody_needs_end() {
+async fn connections_that_are_not_used_end() {
     let application = name("idle");
     let keeper = keeper(&format!("application_name={application}"));
     let mutex = keeper.mutex(name("lock")).ttl(Duration::from_secs(4));
@@ -174,7 +174,7 @@ async fn connections_that_nobody_needs_end() {
     soon("lock", mutex.lock()).await.unwrap().release().await.unwrap();
 }
 
-/// A connection's task ends with its runtime, and with it whoever relies on it.
+/// The task of a connection ends with its runtime, and with it the locks on that connection.
 #[test]
 fn a_store_outlives_the_runtimes_that_use_it() {
     let runtime = || tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();

@@ -1,7 +1,7 @@
-//! The server may give a wait up and have granted it all the same.
+//! The server may end a wait with an error and have granted the lock.
 //!
-//! A real server does so in a window of microseconds. Here the moment is made: by a server that is slow to
-//! commit, by a line that is frozen, and by one in between who replaces the answer.
+//! A real server does so in a window of microseconds. Here the moment is forced: by a server that is slow to commit, by a
+//! connection that is frozen, and by a proxy that replaces the answer.
 
 use std::io;
 use std::net::SocketAddr;
@@ -23,7 +23,7 @@ use crate::common::{
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_granted_while_a_cancel_is_on_its_way_is_given_back() {
+async fn a_lock_granted_while_a_cancel_is_on_its_way_is_released() {
     let name = name("frozen");
     let proxy = Proxy::start(server().addr()).await.unwrap();
     let url = format!("postgres://postgres@{}/postgres", proxy.addr());
@@ -42,7 +42,7 @@ async fn what_is_granted_while_a_cancel_is_on_its_way_is_given_back() {
     assert!(waiter.await.unwrap_err().is_cancelled());
     proxy.heal();
     soon("close", far.close()).await;
-    // Not a moment later: whoever has released has released.
+    // At once: the release has returned.
     assert_eq!(holders_and_waiters(&client, key).await, (0, 0));
 }
 
@@ -72,10 +72,10 @@ async fn commits_wait(client: &Client, other: &Client) {
     eventually("it does not", async || await_a_standby(client).await == 0).await;
 }
 
-/// A commit that waits for a standby which never comes: the lock is granted and not yet answered. Told to
-/// cancel, the server gives up that wait, and not the lock.
+/// A commit that waits for a standby which does not exist: the lock is granted and not yet answered. A cancel request
+/// ends the wait for the standby, and does not free the lock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_granted_in_spite_of_a_cancel_is_given_back() {
+async fn a_lock_granted_in_spite_of_a_cancel_is_released() {
     let server = PostgresServer::start_or_panic();
     let client = client_at(&server.url()).await;
     client.batch_execute("SET synchronous_commit = off").await.unwrap();
@@ -89,13 +89,13 @@ async fn what_is_granted_in_spite_of_a_cancel_is_given_back() {
         // Before the waiter starts: a bounded wait must not end while the server reads its settings. Nothing but a grant
         // with a fence waits for the standby.
         for sql in
-            ["ALTER SYSTEM SET synchronous_standby_names = 'nobody'", "SELECT pg_reload_conf()"]
+            ["ALTER SYSTEM SET synchronous_standby_names = 'none'", "SELECT pg_reload_conf()"]
         {
             client.batch_execute(sql).await.unwrap();
         }
         let set = "SELECT current_setting('synchronous_standby_names')";
         eventually("the setting is read", async || {
-            client.query_one(set, &[]).await.unwrap().get::<_, &str>(0) == "nobody"
+            client.query_one(set, &[]).await.unwrap().get::<_, &str>(0) == "none"
         })
         .await;
         commits_wait(&client, &client_at(&server.url()).await).await;
@@ -131,21 +131,21 @@ async fn what_is_granted_in_spite_of_a_cancel_is_given_back() {
     }
 }
 
-/// Somebody between client and server who replaces answers by errors.
-struct Liar {
+/// A proxy that replaces answers by errors.
+struct ErrorInjector {
     addr: SocketAddr,
     /// How many rows are still to be replaced.
-    lies: Arc<AtomicUsize>,
+    errors: Arc<AtomicUsize>,
     task: tokio::task::JoinHandle<()>,
 }
 
-impl Liar {
+impl ErrorInjector {
     /// Replaces rows of so many columns or more; if that is none, the answers to preparations. After a row, also the
     /// answer to a preparation on the same connection.
     async fn before(target: SocketAddr, code: &'static str, columns: u16) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let (addr, lies) = (listener.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
-        let told = lies.clone();
+        let (addr, errors) = (listener.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
+        let shared = errors.clone();
         let task = tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 let Ok(server) = TcpStream::connect(target).await else { return };
@@ -154,27 +154,27 @@ impl Liar {
                 tokio::spawn(
                     async move { tokio::io::copy(&mut from_client, &mut to_server).await },
                 );
-                tokio::spawn(lie(from_server, to_client, told.clone(), (code, columns)));
+                tokio::spawn(inject(from_server, to_client, shared.clone(), (code, columns)));
             }
         });
-        Self { addr, lies, task }
+        Self { addr, errors, task }
     }
 }
 
-impl Drop for Liar {
+impl Drop for ErrorInjector {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
 /// Passes messages on, but for rows that are to be replaced: their command has failed.
-async fn lie(
+async fn inject(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
-    lies: Arc<AtomicUsize>,
+    errors: Arc<AtomicUsize>,
     (code, columns): (&str, u16),
 ) -> io::Result<()> {
-    let (mut lying, mut after_row) = (false, false);
+    let (mut failing, mut after_row) = (false, false);
     loop {
         let mut head = [0; 5];
         from.read_exact(&mut head).await?;
@@ -187,8 +187,8 @@ async fn lie(
             b'D' => columns > 0 && u16::from_be_bytes([body[0], body[1]]) >= columns,
             _ => false,
         };
-        if replaced && lies.fetch_update(Ordering::SeqCst, Ordering::SeqCst, take).is_ok() {
-            (lying, after_row) = (true, true);
+        if replaced && errors.fetch_update(Ordering::SeqCst, Ordering::SeqCst, take).is_ok() {
+            (failing, after_row) = (true, true);
             let fields = format!("SERROR\0VERROR\0C{code}\0Mnot in time\0\0");
             to.write_all(b"E").await?;
             to.write_u32(u32::try_from(fields.len() + 4).unwrap()).await?;
@@ -196,8 +196,8 @@ async fn lie(
             continue;
         }
         // A command that has failed is not complete, and a statement that was not prepared has no columns.
-        if lying && [b'C', b'T', b'n'].contains(&head[0]) {
-            lying = false;
+        if failing && [b'C', b'T', b'n'].contains(&head[0]) {
+            failing = false;
             continue;
         }
         to.write_all(&head).await?;
@@ -206,12 +206,13 @@ async fn lie(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_granted_in_spite_of_an_error_is_given_back() {
+async fn a_lock_granted_in_spite_of_an_error_is_released() {
     // Its time was over; it was cancelled; the server is out of memory.
     for code in ["55P03", "57014", "53200"] {
-        let name = name("liar");
-        let liar = Liar::before(server().addr(), code, 1).await;
-        let url = format!("postgres://postgres@{}/postgres?fence=off&sslmode=disable", liar.addr);
+        let name = name("injector");
+        let injector = ErrorInjector::before(server().addr(), code, 1).await;
+        let url =
+            format!("postgres://postgres@{}/postgres?fence=off&sslmode=disable", injector.addr);
         let far = Keeper::new(Postgres::new(&url).unwrap()).ttl(Duration::from_secs(600));
         let near = keeper("");
         let guard = near.mutex(name.clone()).lock().await.unwrap();
@@ -219,18 +220,18 @@ async fn what_is_granted_in_spite_of_an_error_is_given_back() {
         let waiter = tokio::spawn(async move { mutex.lock().await });
         let (client, key) = (client().await, AdvisoryKey::of(&name));
         eventually("it waits", async || holders_and_waiters(&client, key).await == (1, 1)).await;
-        liar.lies.store(1, Ordering::SeqCst);
+        injector.errors.store(1, Ordering::SeqCst);
         guard.release().await.unwrap();
-        // The error is borne: asked again, the lock is had once, and not a second time on top.
+        // The waiter tolerates the error. Attempted again, the lock is held once, and not twice.
         let held = soon("the lock", waiter).await.unwrap().unwrap();
-        assert_eq!(liar.lies.load(Ordering::SeqCst), 0, "nobody was lied to");
+        assert_eq!(injector.errors.load(Ordering::SeqCst), 0, "no error was injected");
         assert_eq!(holders_and_waiters(&client, key).await, (1, 0));
         held.release().await.unwrap();
         assert_eq!(holders_and_waiters(&client, key).await, (0, 0), "after {code}");
         // A try that fails leaves nothing, either. A cancel is no answer: the try is sent again.
-        liar.lies.store(1, Ordering::SeqCst);
+        injector.errors.store(1, Ordering::SeqCst);
         let tried = soon("try_lock", far.mutex(name.clone()).try_lock()).await;
-        assert_eq!(liar.lies.load(Ordering::SeqCst), 0, "nobody was lied to");
+        assert_eq!(injector.errors.load(Ordering::SeqCst), 0, "no error was injected");
         if code == "57014" {
             let held = tried.unwrap().expect("it is free");
             assert_eq!(holders_and_waiters(&client, key).await, (1, 0));
@@ -247,31 +248,31 @@ async fn what_is_granted_in_spite_of_an_error_is_given_back() {
 async fn a_session_that_cannot_prepare_its_unlock_ends() {
     let name = name("unlock");
     // The server is out of memory: for the wait that it has granted, and for the preparation of the unlock.
-    let liar = Liar::before(server().addr(), "53200", 1).await;
-    let url = format!("postgres://postgres@{}/postgres?fence=off&sslmode=disable", liar.addr);
+    let injector = ErrorInjector::before(server().addr(), "53200", 1).await;
+    let url = format!("postgres://postgres@{}/postgres?fence=off&sslmode=disable", injector.addr);
     let far = Keeper::new(Postgres::new(&url).unwrap()).ttl(Duration::from_secs(600));
     let guard = keeper("").mutex(name.clone()).lock().await.unwrap();
     let mutex = far.mutex(name.clone());
     let waiter = tokio::spawn(async move { mutex.lock().await });
     let (client, key) = (client().await, AdvisoryKey::of(&name));
     eventually("it waits", async || holders_and_waiters(&client, key).await == (1, 1)).await;
-    liar.lies.store(2, Ordering::SeqCst);
+    injector.errors.store(2, Ordering::SeqCst);
     guard.release().await.unwrap();
     let held = soon("the lock", waiter).await.unwrap().unwrap();
-    assert_eq!(liar.lies.load(Ordering::SeqCst), 0, "the unlock was prepared");
+    assert_eq!(injector.errors.load(Ordering::SeqCst), 0, "the unlock was prepared");
     held.release().await.unwrap();
     eventually("it is free", async || holders_and_waiters(&client, key).await == (0, 0)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn those_who_ask_together_do_not_fail_together() {
+async fn tries_that_share_a_statement_do_not_fail_together() {
     let names: Vec<String> = (0..16).map(|_| name("together")).collect();
-    // The row that answers several has three columns, and no other that is asked for here.
-    let liar = Liar::before(server().addr(), "53200", 3).await;
-    let url = format!("postgres://postgres@{}/postgres?sslmode=disable", liar.addr);
+    // The row that answers several tries has three columns, and no other row here.
+    let injector = ErrorInjector::before(server().addr(), "53200", 3).await;
+    let url = format!("postgres://postgres@{}/postgres?sslmode=disable", injector.addr);
     let keeper = Keeper::new(Postgres::new(&url).unwrap());
     keeper.mutex(name("warm")).lock().await.unwrap().release().await.unwrap();
-    liar.lies.store(1, Ordering::SeqCst);
+    injector.errors.store(1, Ordering::SeqCst);
     let asked = names.iter().map(|name| {
         let mutex = keeper.mutex(name.clone());
         tokio::spawn(async move { mutex.lock().await })
@@ -280,7 +281,7 @@ async fn those_who_ask_together_do_not_fail_together() {
     for asked in asked.collect::<Vec<_>>() {
         guards.push(soon("the lock", asked).await.unwrap().unwrap());
     }
-    assert_eq!(liar.lies.load(Ordering::SeqCst), 0, "nobody was lied to");
+    assert_eq!(injector.errors.load(Ordering::SeqCst), 0, "no error was injected");
     // What had been granted before it failed is not held twice.
     let client = client().await;
     for (guard, name) in guards.into_iter().zip(&names) {
@@ -294,15 +295,15 @@ async fn those_who_ask_together_do_not_fail_together() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_preparation_that_is_cancelled_is_sent_again() {
     let (name, client) = (name("prepared"), client().await);
-    let liar = Liar::before(server().addr(), "57014", 0).await;
-    let url = format!("postgres://postgres@{}/postgres?fence=off&sslmode=disable", liar.addr);
+    let injector = ErrorInjector::before(server().addr(), "57014", 0).await;
+    let url = format!("postgres://postgres@{}/postgres?fence=off&sslmode=disable", injector.addr);
     let store = Postgres::connect(&url).await.unwrap();
     let keeper = Keeper::new(store);
-    liar.lies.store(1, Ordering::SeqCst);
+    injector.errors.store(1, Ordering::SeqCst);
     let guard = soon("try_lock", keeper.mutex(name.clone()).try_lock()).await.unwrap().unwrap();
-    assert_eq!(liar.lies.load(Ordering::SeqCst), 0, "the try was not prepared");
-    liar.lies.store(1, Ordering::SeqCst);
+    assert_eq!(injector.errors.load(Ordering::SeqCst), 0, "the try was not prepared");
+    injector.errors.store(1, Ordering::SeqCst);
     soon("release", guard.release()).await.unwrap();
-    assert_eq!(liar.lies.load(Ordering::SeqCst), 0, "the unlock was not prepared");
+    assert_eq!(injector.errors.load(Ordering::SeqCst), 0, "the unlock was not prepared");
     assert_eq!(holders_and_waiters(&client, AdvisoryKey::of(&name)).await, (0, 0));
 }

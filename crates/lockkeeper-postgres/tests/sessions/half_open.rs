@@ -1,4 +1,4 @@
-//! Connections on which one side, or both, no longer hear the other.
+//! Connections that are dead in one direction or in both.
 
 use std::time::{Duration, Instant};
 
@@ -70,7 +70,7 @@ async fn within_about_a_ttl(start: Instant, waiter: JoinHandle<Result<Guard>>) -
 }
 
 #[tokio::test]
-async fn a_waiter_whose_session_ended_unheard_asks_again() {
+async fn a_waiter_whose_session_ended_unnoticed_attempts_again() {
     let scene = Scene::new("unheard").await;
     let waiter = scene.wait();
     scene.until_one_waits().await;
@@ -85,7 +85,7 @@ async fn a_waiter_whose_session_ended_unheard_asks_again() {
 }
 
 #[tokio::test]
-async fn a_grant_that_was_lost_on_the_way_is_found_and_given_back() {
+async fn a_grant_that_was_lost_on_the_way_is_found_and_released() {
     let scene = Scene::new("lost-grant").await;
     let waiter = scene.wait();
     scene.until_one_waits().await;
@@ -106,7 +106,7 @@ async fn a_grant_that_was_lost_on_the_way_is_found_and_given_back() {
 }
 
 #[tokio::test]
-async fn those_who_wait_behind_a_dead_line_move_on() {
+async fn waiters_behind_a_dead_connection_move_on() {
     let scene = Scene::new("behind").await;
     let waiters = [scene.wait(), scene.wait(), scene.wait()];
     let inspect = scene.far.inspect().unwrap();
@@ -154,7 +154,7 @@ async fn a_wait_that_the_server_never_received_is_sent_again() {
 }
 
 #[tokio::test]
-async fn a_waiter_is_told_when_the_server_has_not_been_heard_for_a_ttl() {
+async fn a_waiter_fails_when_the_server_has_not_answered_for_a_ttl() {
     let scene = Scene::new("silence").await;
     let waiter = scene.wait();
     scene.until_one_waits().await;
@@ -216,7 +216,7 @@ async fn a_connection_that_is_stuck_does_not_hold_up_the_next_claims() {
     scene.holder.release().await.unwrap();
 }
 
-/// The driver is not told when a cancel arrives. One that is late would end the next statement of its session.
+/// The driver does not learn when a cancel request arrives. One that is late would end the next statement of its session.
 #[tokio::test]
 async fn a_session_is_not_used_again_while_a_cancel_for_it_is_on_its_way() {
     let name = name("late-cancel");
@@ -236,7 +236,7 @@ async fn a_session_is_not_used_again_while_a_cancel_for_it_is_on_its_way() {
     let sql = format!("SELECT pid FROM pg_locks WHERE NOT granted AND {}", in_pg_locks(key));
     let waits: i32 = soon("it waits", async {
         loop {
-            // The server is told of the limit first, and the wait is sent when that is answered.
+            // The limit is sent first, and the wait when that is answered.
             let _ = tokio::time::timeout(Duration::from_millis(5), claim.changed()).await;
             if let Some(row) = client.query_opt(&sql, &[]).await.unwrap() {
                 return row.get(0);

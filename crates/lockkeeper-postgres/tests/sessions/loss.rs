@@ -1,4 +1,4 @@
-//! How a holder learns that it has lost, and when.
+//! How and when a holder learns of a loss.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
@@ -17,7 +17,7 @@ use crate::common::{
     soon,
 };
 
-/// A keeper on the other end of a line that can be cut.
+/// A keeper behind a connection that can be cut.
 async fn through_proxy() -> (Proxy, Keeper) {
     let proxy = Proxy::start(server().addr()).await.unwrap();
     let url = format!("postgres://postgres@{}/postgres", proxy.addr());
@@ -25,30 +25,30 @@ async fn through_proxy() -> (Proxy, Keeper) {
 }
 
 #[tokio::test]
-async fn a_terminated_session_is_told_at_once() {
+async fn the_end_of_a_session_is_reported_at_once() {
     let name = name("terminated");
     let keeper = keeper("").ttl(Duration::from_secs(600));
     let guard = keeper.mutex(name.clone()).lock().await.unwrap();
     crate::common::terminate_holders(AdvisoryKey::of(&name)).await;
-    soon("to be told", guard.lost()).await;
+    soon("the loss", guard.lost()).await;
     assert_eq!(guard.state(), State::Lost);
     soon("the next", keeper.mutex(name).lock()).await.unwrap().release().await.unwrap();
     assert_eq!(guard.release().await.unwrap(), ReleaseOutcome::AlreadyLost);
 }
 
 #[tokio::test]
-async fn a_line_that_is_cut_is_told_at_once_and_the_lock_is_free() {
+async fn a_connection_that_is_cut_is_reported_at_once_and_the_lock_is_free() {
     let name = name("cut");
     let (proxy, far) = through_proxy().await;
     let guard = far.mutex(name.clone()).ttl(Duration::from_secs(600)).lock().await.unwrap();
     proxy.cut();
-    soon("to be told", guard.lost()).await;
+    soon("the loss", guard.lost()).await;
     let next = soon("the next", keeper("").mutex(name).lock()).await.unwrap();
     next.release().await.unwrap();
 }
 
 #[tokio::test]
-async fn a_silent_line_is_told_before_another_has_the_lock() {
+async fn a_silent_connection_is_reported_before_another_holds_the_lock() {
     let name = name("silent");
     let (proxy, far) = through_proxy().await;
     let guard = far.mutex(name.clone()).ttl(Duration::from_secs(8)).lock().await.unwrap();
@@ -113,7 +113,7 @@ async fn a_lease_that_is_shorter_than_the_session_is_believed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn fences_rise_over_crashes_of_the_server_and_holders_are_told() {
+async fn fences_rise_over_crashes_of_the_server_and_holders_learn_of_them() {
     // Not the one that is shared, and one that keeps its promises over a crash.
     let mut server = PostgresServer::start_or_panic();
     let keeper = Keeper::new(Postgres::new(&server.url()).unwrap());
@@ -125,7 +125,7 @@ async fn fences_rise_over_crashes_of_the_server_and_holders_are_told() {
         last = guard.fence();
         // Right after the grant: nothing else has made it durable.
         server = crash_and_restart(server).await;
-        soon("to be told", guard.lost()).await;
+        soon("the loss", guard.lost()).await;
     }
     let guard = soon("lock", mutex.lock()).await.unwrap();
     assert!(guard.fence() > last);

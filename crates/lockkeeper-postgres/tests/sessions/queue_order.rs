@@ -1,4 +1,4 @@
-//! Who waits on the server, in which order, and who looks.
+//! Which claims wait on the server, in which order, and which poll.
 
 use std::collections::BTreeMap;
 use std::process::Stdio;
@@ -12,7 +12,7 @@ use tokio::process::Command;
 use crate::common::{client, eventually, helper, holders_and_waiters, keeper, name, soon, url};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn processes_enter_in_the_order_in_which_they_asked() {
+async fn processes_are_granted_in_order_of_arrival() {
     let name = name("processes");
     let guard = keeper("").mutex(name.clone()).lock().await.unwrap();
     let (client, key) = (client().await, AdvisoryKey::of(&name));
@@ -55,7 +55,7 @@ async fn processes_enter_in_the_order_in_which_they_asked() {
 
 /// Each store stands for a process.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_those_who_wait_for_a_permit_one_looks_and_the_rest_wait_on_the_server() {
+async fn of_the_waiters_for_a_permit_one_polls_and_the_others_wait_on_the_server() {
     let (application, name) = (name("looks"), name("semaphore"));
     let holder = keeper("").semaphore(name.clone(), 2).acquire_many(2).await.unwrap();
     let parameters = format!("application_name={application}");
@@ -69,7 +69,7 @@ async fn of_those_who_wait_for_a_permit_one_looks_and_the_rest_wait_on_the_serve
     let client = client().await;
     let all_wait = async || holders_and_waiters(&client, gate).await == (1, 4);
     eventually("one is at the gate, four wait", all_wait).await;
-    // When each session was last told to do something.
+    // When each session last started a statement.
     let sql = "SELECT pid, query_start::text FROM pg_stat_activity WHERE application_name = $1";
     let asked = async || {
         let rows = client.query(sql, &[&application]).await.unwrap();

@@ -8,13 +8,13 @@ use lockkeeper_testkit::server::PostgresServer;
 
 use crate::common::{client_at, eventually, soon};
 
-/// Runs what blocks beside the runtime, for connections have tasks on it.
+/// Runs blocking work beside the runtime, which runs the tasks of connections.
 async fn beside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     soon("a server", tokio::task::spawn_blocking(work)).await.unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_orderly_restart_is_told_and_waiters_go_on_after_it() {
+async fn an_orderly_restart_is_a_loss_and_waiters_continue_after_it() {
     let server = PostgresServer::start_or_panic();
     let keeper = Keeper::new(Postgres::new(&server.url()).unwrap()).ttl(Duration::from_secs(60));
     let mutex = keeper.mutex("a");
@@ -26,7 +26,7 @@ async fn an_orderly_restart_is_told_and_waiters_go_on_after_it() {
     let pid = server.pid().to_string();
     let status = std::process::Command::new("kill").args(["-INT", &pid]).status().unwrap();
     assert!(status.success());
-    soon("to be told", guard.lost()).await;
+    soon("the loss", guard.lost()).await;
     let _server = beside(move || {
         let mut server = server;
         while server.answers(Duration::from_secs(1)) {
@@ -72,7 +72,7 @@ async fn fences_rise_over_a_failover_to_a_standby_that_is_behind() {
         standby
     })
     .await;
-    soon("to be told", guard.lost()).await;
+    soon("the loss", guard.lost()).await;
     let client = client_at(&standby.url()).await;
     client.batch_execute("SELECT pg_promote()").await.unwrap();
     let recovers = "SELECT pg_is_in_recovery()";
@@ -104,7 +104,7 @@ async fn a_server_without_room_for_another_connection_says_so() {
     let store = Postgres::new(&server.url()).unwrap();
     let keeper = Keeper::new(store.clone()).ttl(Duration::from_secs(4));
     let mut others = vec![client_at(&server.url()).await];
-    // Whoever looked whether the server is up may not have left yet.
+    // The client that checked whether the server is up may still be connected.
     let clients = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'";
     eventually("the server is empty", async || {
         others[0].query_one(clients, &[]).await.unwrap().get::<_, i64>(0) == 1

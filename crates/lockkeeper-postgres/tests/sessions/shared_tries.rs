@@ -34,13 +34,13 @@ fn fences(guards: &[Guard]) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn names_that_are_asked_for_together_share_fences_which_rise_for_each_name() {
+async fn tries_at_the_same_time_share_fences_which_rise_for_each_name() {
     let names: Vec<String> = (0..32).map(|_| name("together")).collect();
     let keepers = [keeper(""), keeper("")];
     let mut last: BTreeMap<String, Fence> = BTreeMap::new();
     let mut shared = 0;
     for round in 0..10 {
-        // In another order each time, so that it is not always the same ones who are alone.
+        // In another order each time, so that it is not always the same names that are sent directly.
         let mut names = names.clone();
         names.rotate_left(round * 3);
         let guards = lock_all(&keepers[round % 2], &names).await;
@@ -74,13 +74,13 @@ async fn fences_that_are_shared_rise_over_crashes_of_the_server() {
         // Right after the grants: nothing else has made them durable.
         server = crash_and_restart(server).await;
         for guard in guards {
-            soon("to be told", guard.lost()).await;
+            soon("the loss", guard.lost()).await;
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_who_goes_leaves_nothing_behind_and_those_who_asked_together_with_it_stay() {
+async fn a_dropped_try_leaves_nothing_behind_and_those_that_share_its_statement_stay() {
     let proxy = Proxy::start(server().addr()).await.unwrap();
     let url = url().replace(&server().addr().to_string(), &proxy.addr().to_string());
     let keeper = Keeper::new(Postgres::new(&url).unwrap());
@@ -90,13 +90,13 @@ async fn one_who_goes_leaves_nothing_behind_and_those_who_asked_together_with_it
     let mut asked = Vec::new();
     for (place, name) in names.iter().enumerate() {
         if place == 10 {
-            // Those before are on their way then, and those after wait until they are back.
+            // The tries before are in flight then, and those after wait for their answer.
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         let mutex = keeper.mutex(name.clone());
         let mut lock = Box::pin(async move { mutex.lock().await });
         let polled = lock.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-        assert!(polled.is_pending(), "it is not under way but has ended");
+        assert!(polled.is_pending(), "it has ended");
         asked.push((place, lock));
     }
     let (go, stay): (Vec<_>, Vec<_>) = asked.into_iter().partition(|(place, _)| place % 2 == 0);
@@ -104,7 +104,7 @@ async fn one_who_goes_leaves_nothing_behind_and_those_who_asked_together_with_it
     proxy.heal();
     let mut guards = Vec::new();
     for (place, lock) in stay {
-        guards.push((place, soon("one who stays", lock).await.unwrap()));
+        guards.push((place, soon("a try that stays", lock).await.unwrap()));
     }
     let client = client().await;
     for (place, guard) in guards {

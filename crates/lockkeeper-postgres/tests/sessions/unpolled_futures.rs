@@ -1,4 +1,4 @@
-//! Futures that are polled for a while and then neither polled nor dropped: nobody else may depend on them.
+//! Futures that are polled for a while and then neither polled nor dropped: no other claim may depend on them.
 
 use std::pin::Pin;
 use std::sync::mpsc;
@@ -10,24 +10,24 @@ use lockkeeper_postgres::AdvisoryKey;
 
 use crate::common::{SOON, client, eventually, holders_and_waiters, keeper, name, soon};
 
-/// Nobody polls it any more once it is in here; it lives on.
-type Left = Pin<Box<dyn Future<Output = Result<Guard>> + Send>>;
+/// A future that is not polled any more, and not dropped.
+type Unpolled = Pin<Box<dyn Future<Output = Result<Guard>> + Send>>;
 
-/// A lock that is polled so often, with time for answers in between, and then left.
-async fn left(keeper: &Keeper, name: String, polls: usize) -> Left {
+/// Polls a lock so often, with time for answers in between, and then no more.
+async fn unpolled(keeper: &Keeper, name: String, polls: usize) -> Unpolled {
     let mutex = keeper.mutex(name);
-    let mut left: Left = Box::pin(async move { mutex.lock().await });
+    let mut future: Unpolled = Box::pin(async move { mutex.lock().await });
     for poll in 0..polls {
         if poll > 0 {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        let polled = left.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-        assert!(polled.is_pending(), "it is not left but has ended");
+        let polled = future.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        assert!(polled.is_pending(), "it has ended");
     }
-    left
+    future
 }
 
-/// A keeper that has a connection already, and keeps it awake: its session does not end by itself.
+/// A keeper that has a connection, and a lock that keeps its session alive.
 async fn warm(ttl: Duration) -> (Keeper, Guard) {
     let keeper = keeper("").ttl(ttl);
     let other = keeper.mutex(name("other")).lock().await.unwrap();
@@ -35,14 +35,14 @@ async fn warm(ttl: Duration) -> (Keeper, Guard) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lock_that_is_granted_to_a_future_that_was_left_comes_back() {
+async fn a_lock_that_is_granted_to_an_unpolled_future_is_released() {
     let (keeper, _other) = warm(Duration::from_secs(2)).await;
     let (name, client) = (name("left"), client().await);
-    let mut left = left(&keeper, name.clone(), 1).await;
+    let mut future = unpolled(&keeper, name.clone(), 1).await;
     let key = AdvisoryKey::of(&name);
     eventually("it is granted", async || holders_and_waiters(&client, key).await == (1, 0)).await;
     let next = soon("the next", keeper.mutex(name.clone()).lock()).await.unwrap();
-    let error = soon("what was left", left.as_mut()).await.unwrap_err();
+    let error = soon("the unpolled future", future.as_mut()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     assert!(error.to_string().contains("its future was not polled for 2.0s"), "{error}");
     assert!(next.is_held());
@@ -50,16 +50,16 @@ async fn a_lock_that_is_granted_to_a_future_that_was_left_comes_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_waiter_that_was_left_does_not_keep_those_behind_it_waiting() {
+async fn an_unpolled_waiter_does_not_block_the_waiters_behind_it() {
     let (keeper, _other) = warm(Duration::from_secs(2)).await;
     let holder = crate::common::keeper("");
     let names: Vec<String> = (0..4).map(|_| name("left-waiter")).collect();
-    let mut lefts = Vec::new();
+    let mut futures = Vec::new();
     let mut behind = Vec::new();
     let mut held = Vec::new();
     for (polls, name) in names.iter().enumerate() {
         held.push(holder.mutex(name.clone()).lock().await.unwrap());
-        lefts.push(left(&keeper, name.clone(), polls + 1).await);
+        futures.push(unpolled(&keeper, name.clone(), polls + 1).await);
         let mutex = keeper.mutex(name.clone());
         behind.push(tokio::spawn(async move { mutex.lock().await.unwrap() }));
     }
@@ -69,33 +69,33 @@ async fn a_waiter_that_was_left_does_not_keep_those_behind_it_waiting() {
     for waiter in behind {
         soon("the one behind", waiter).await.unwrap().release().await.unwrap();
     }
-    drop(lefts);
+    drop(futures);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_future_left_while_it_opens_a_connection_holds_up_no_other() {
-    // So long that nothing is given up in time.
+async fn an_unpolled_future_that_opens_a_connection_blocks_no_other() {
+    // So long that no attempt is abandoned in time.
     let keeper = keeper("").ttl(Duration::from_secs(600));
-    let _left = left(&keeper, name("opening"), 1).await;
+    let _unpolled = unpolled(&keeper, name("opening"), 1).await;
     let guard = soon("another name", keeper.mutex(name("other")).lock()).await.unwrap();
     guard.release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_future_left_while_it_changes_a_session_holds_up_no_other() {
+async fn an_unpolled_future_that_configures_a_session_blocks_no_other() {
     let keeper = keeper("max_connections=1").ttl(Duration::from_secs(600));
     keeper.mutex(name("warm")).lock().await.unwrap().release().await.unwrap();
     // An idle connection is given another label first.
     let relabelled = keeper.clone().label("another label");
-    let _left = left(&relabelled, name("changing"), 1).await;
+    let _unpolled = unpolled(&relabelled, name("changing"), 1).await;
     let third = keeper.label("a third label");
     let guard = soon("another name", third.mutex(name("other")).lock()).await.unwrap();
     guard.release().await.unwrap();
 }
 
-/// A long answer fills what the driver keeps for it, and then the connection stands still.
+/// A long answer that is not read fills the driver's buffer and blocks the connection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_list_that_was_left_does_not_hold_up_those_who_share_its_connection() {
+async fn an_unpolled_list_does_not_block_the_claims_that_share_its_connection() {
     let (application, space) = (name("list"), name("many"));
     let keeper = keeper(&format!("max_connections=1&application_name={application}"))
         .ttl(Duration::from_secs(600));
@@ -113,7 +113,7 @@ async fn a_list_that_was_left_does_not_hold_up_those_who_share_its_connection() 
 }
 
 /// Polled for the last time when it is dropped.
-struct LastPoll(Left);
+struct LastPoll(Unpolled);
 
 impl Drop for LastPoll {
     fn drop(&mut self) {
@@ -121,10 +121,10 @@ impl Drop for LastPoll {
     }
 }
 
-/// A runtime that ends drops what is spawned on it at once, inside of the call. On several threads, whoever
-/// is being polled at that moment may be about to open a connection.
+/// A runtime that is shutting down drops what is spawned on it at once, inside the call. On several threads, a future
+/// that is being polled at that moment may be about to open a connection.
 #[test]
-fn one_who_asks_for_a_connection_while_the_runtime_ends_does_not_hold_it_up() {
+fn opening_a_connection_while_the_runtime_shuts_down_does_not_block_it() {
     let (tell, ended) = mpsc::channel();
     let mutex = keeper("").mutex(name("ending"));
     std::thread::spawn(move || {
@@ -142,13 +142,13 @@ fn one_who_asks_for_a_connection_while_the_runtime_ends_does_not_hold_it_up() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_that_was_left_does_not_hold_up_those_who_ask_together_with_it() {
+async fn an_unpolled_try_does_not_block_those_that_share_its_statement() {
     let (keeper, _other) = warm(Duration::from_secs(600)).await;
     let mut all = Vec::new();
     for _ in 0..8 {
-        all.push(left(&keeper, name("left"), 1).await);
+        all.push(unpolled(&keeper, name("left"), 1).await);
     }
-    // With so many under way, these go together.
+    // With so many in flight, these share statements.
     for _ in 0..8 {
         let mutex = keeper.mutex(name("polled"));
         soon("one that is polled", mutex.lock()).await.unwrap().release().await.unwrap();

@@ -1,4 +1,4 @@
-//! Waiting on the server, and giving it up.
+//! Waiting on the server, and abandoning a wait.
 
 use std::pin::Pin;
 use std::task::Poll;
@@ -11,7 +11,7 @@ use lockkeeper_testkit::proxy::Proxy;
 use crate::common::{client, eventually, holders_and_waiters, keeper, name, server, soon};
 
 #[tokio::test]
-async fn a_waiter_that_gives_up_leaves_the_servers_queue() {
+async fn a_waiter_that_times_out_leaves_the_servers_queue() {
     let name = name("gives-up");
     let (holder, waiter) = (keeper(""), keeper(""));
     let guard = holder.mutex(name.clone()).lock().await.unwrap();
@@ -43,7 +43,7 @@ async fn a_waiter_that_is_dropped_leaves_the_servers_queue() {
 
 /// The server may grant a lock at the very moment that its waiter is cancelled.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_granted_to_one_who_has_just_left_is_given_back() {
+async fn a_lock_granted_to_a_waiter_that_was_just_dropped_is_released() {
     let name = name("just-left");
     let (holder, other) = (keeper(""), keeper(""));
     for pause in 0..20 {
@@ -69,7 +69,7 @@ async fn what_is_granted_to_one_who_has_just_left_is_given_back() {
     assert_eq!(holders_and_waiters(&client().await, AdvisoryKey::of(&name)).await, (0, 0));
 }
 
-/// The server ends a bounded wait by itself, if the one who waits no longer can.
+/// The server ends a bounded wait by itself if the waiter no longer can.
 #[tokio::test]
 async fn a_bounded_wait_ends_on_the_server_even_if_its_waiter_is_cut_off() {
     let name = name("cut-off");
@@ -88,7 +88,7 @@ async fn a_bounded_wait_ends_on_the_server_even_if_its_waiter_is_cut_off() {
 }
 
 #[tokio::test]
-async fn those_who_ask_within_one_round_trip_enter_in_that_order() {
+async fn attempts_within_one_round_trip_are_granted_in_order() {
     let keeper = keeper("");
     let mutex = keeper.mutex(name("order"));
     let order = std::sync::Mutex::new(Vec::new());
@@ -101,7 +101,7 @@ async fn those_who_ask_within_one_round_trip_enter_in_that_order() {
             guard.release().await.unwrap();
         }));
     }
-    // All of them ask in the first poll, one after the other.
+    // The first poll sends all attempts, one after the other.
     let all = std::future::poll_fn(|cx| {
         asks.retain_mut(|ask| ask.as_mut().poll(cx).is_pending());
         if asks.is_empty() { Poll::Ready(()) } else { Poll::Pending }
@@ -110,9 +110,9 @@ async fn those_who_ask_within_one_round_trip_enter_in_that_order() {
     assert_eq!(*order.lock().unwrap(), (0..10).collect::<Vec<_>>());
 }
 
-/// Of the same process: between processes the server sees to it, for those that it knows of.
+/// Within a process. Between processes the server decides, among the waiters that it knows.
 #[tokio::test]
-async fn a_try_does_not_overtake_those_who_wait() {
+async fn a_try_does_not_overtake_waiters() {
     let name = name("overtake");
     let keeper = keeper("");
     let mutex = keeper.mutex(name.clone());
@@ -129,7 +129,7 @@ async fn a_try_does_not_overtake_those_who_wait() {
     })
     .await;
     guard.release().await.unwrap();
-    assert!(mutex.try_lock().await.unwrap().is_none(), "a try overtook those who wait");
+    assert!(mutex.try_lock().await.unwrap().is_none(), "a try overtook the waiters");
     for waiter in waiting {
         let guard = soon("the next", waiter).await.unwrap().unwrap();
         assert!(mutex.try_lock().await.unwrap().is_none());

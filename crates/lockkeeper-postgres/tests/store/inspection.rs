@@ -18,7 +18,7 @@ async fn locks_of_others_are_shown_with_their_labels() {
     assert_eq!(shown[0].holders[0].who(), "the other");
     assert_eq!((shown[0].holders[0].mode, shown[0].holders[0].owner), (Mode::Exclusive, None));
 
-    // Nobody but its user knows the name that a key was made of: in a list it stands as the key.
+    // The server does not know the names of other processes: a list shows their keys.
     let key = AdvisoryKey::of(&name).to_string();
     let listed = inspect.list("").await.unwrap();
     assert!(listed.iter().any(|info| *info.name == *key), "{key} is not in {listed:?}");
@@ -57,7 +57,7 @@ async fn anothers_lock_can_be_broken() {
     let (one, other) = (keeper(""), keeper(""));
     let guard = one.mutex(name.clone()).lock().await.unwrap();
     assert_eq!(other.inspect().unwrap().break_lock(name.clone()).await.unwrap(), 1);
-    soon("to be told", guard.lost()).await;
+    soon("the loss", guard.lost()).await;
     assert_eq!(
         guard.extend(std::time::Duration::from_secs(9)).await.unwrap_err().kind(),
         ErrorKind::Lost

@@ -76,12 +76,12 @@ async fn a_waiter_outlasts_a_pool_that_others_have_used_up() {
 }
 
 #[tokio::test]
-async fn the_end_of_a_pools_connection_is_told() {
+async fn the_end_of_a_pools_connection_is_a_loss() {
     let (pool, name) = (pool(2), name("pool-loss"));
     let keeper = Keeper::new(Postgres::from_pool(pool)).ttl(Duration::from_secs(600));
     let guard = keeper.mutex(name.clone()).lock().await.unwrap();
     terminate_holders(AdvisoryKey::of(&name)).await;
-    soon("to be told", guard.lost()).await;
+    soon("the loss", guard.lost()).await;
     soon("lock", keeper.mutex(name).lock()).await.unwrap().release().await.unwrap();
 }
 

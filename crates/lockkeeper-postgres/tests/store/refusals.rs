@@ -1,4 +1,4 @@
-//! What is refused, and how it is said.
+//! What is refused, and with which errors.
 
 use std::time::{Duration, Instant};
 
@@ -8,8 +8,8 @@ use lockkeeper_testkit::server::{PgBouncer, PostgresServer};
 
 use crate::common::{SOON, client, client_at, name, server, soon, url};
 
-/// What a store has against a URL, when it is opened and when it is used.
-async fn complaint(url: &str, kind: ErrorKind) -> Error {
+/// Returns the error of a URL. It is the same when the store is opened and when it is used.
+async fn refusal(url: &str, kind: ErrorKind) -> Error {
     let error = soon("open", Postgres::connect(url)).await.unwrap_err();
     assert_eq!(error.kind(), kind, "{error}");
     let keeper = Keeper::new(Postgres::new(url).unwrap());
@@ -30,12 +30,12 @@ async fn complaint(url: &str, kind: ErrorKind) -> Error {
 
 #[tokio::test]
 async fn a_pooler_in_between_is_refused() {
-    // One that keeps sessions whole would do, but nobody can tell it from one that does not.
+    // One in session mode would do, but cannot be distinguished from others.
     for bouncer in [PgBouncer::before(server()), PgBouncer::pooling_sessions(server())] {
         let bouncer = bouncer.unwrap();
         // It is there, and works.
         client_at(&bouncer.url()).await.batch_execute("SELECT 1").await.unwrap();
-        let error = complaint(&bouncer.url(), ErrorKind::Config).await;
+        let error = refusal(&bouncer.url(), ErrorKind::Config).await;
         assert!(error.to_string().contains("connect to the server itself"), "{error}");
     }
 }
@@ -43,7 +43,7 @@ async fn a_pooler_in_between_is_refused() {
 #[tokio::test]
 async fn a_standby_is_refused_and_of_several_hosts_the_primary_is_taken() {
     let standby = server().standby().unwrap();
-    let error = complaint(&standby.url(), ErrorKind::Config).await;
+    let error = refusal(&standby.url(), ErrorKind::Config).await;
     assert!(error.to_string().contains("connect to the primary"), "{error}");
     let (first, second) = (standby.port(), server().port());
     let url = format!("postgres://postgres@127.0.0.1:{first},127.0.0.1:{second}/postgres");
@@ -64,7 +64,7 @@ async fn a_wrong_password_is_refused_and_a_right_one_is_not() {
     // The server reads its rules a moment later.
     let refused = async || Postgres::connect(&at(":hunter2")).await.is_err();
     crate::common::eventually("the rules are read", refused).await;
-    let error = complaint(&at(":hunter2"), ErrorKind::Config).await;
+    let error = refusal(&at(":hunter2"), ErrorKind::Config).await;
     assert!(error.to_string().contains("check the user and the password"), "{error}");
     let error = Postgres::connect(&at("")).await.unwrap_err();
     assert!(error.to_string().contains("the URL has none"), "{error}");
@@ -73,20 +73,20 @@ async fn a_wrong_password_is_refused_and_a_right_one_is_not() {
 
 #[tokio::test]
 async fn a_database_that_is_missing_is_named() {
-    let error = complaint(&url().replace("/postgres", "/nosuch"), ErrorKind::Config).await;
+    let error = refusal(&url().replace("/postgres", "/nosuch"), ErrorKind::Config).await;
     assert!(error.to_string().contains("\"nosuch\" does not exist"), "{error}");
 }
 
 #[tokio::test]
-async fn a_server_that_is_not_there_is_unavailable() {
+async fn a_server_that_cannot_be_reached_is_unavailable() {
     let mut server = PostgresServer::start_or_panic();
     server.kill9();
-    let error = complaint(&server.url(), ErrorKind::Unavailable).await;
+    let error = refusal(&server.url(), ErrorKind::Unavailable).await;
     let expected = format!("127.0.0.1:{}: Connection refused", server.port());
     assert!(error.to_string().starts_with(&expected), "{error}");
     // Of several hosts, all are named.
     let url = format!("postgres://me:hunter2@127.0.0.1:{0},localhost:{0}/db", server.port());
-    let error = complaint(&url, ErrorKind::Unavailable).await;
+    let error = refusal(&url, ErrorKind::Unavailable).await;
     let expected = format!("127.0.0.1:{0},localhost:{0}: Connection refused", server.port());
     assert!(error.to_string().starts_with(&expected), "{error}");
 }
@@ -100,11 +100,11 @@ async fn a_server_that_hangs_is_unavailable_in_bounded_time() {
     let guard = keeper.mutex("a").lock().await.unwrap();
     server.stop();
     let start = Instant::now();
-    complaint(&url, ErrorKind::Unavailable).await;
-    // Over a connection that was fine before, too, and whoever holds is told.
+    refusal(&url, ErrorKind::Unavailable).await;
+    // Also over a connection that was open before. Holders learn of the loss.
     let error = soon("try_lock", keeper.mutex("b").try_lock()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
-    soon("to be told", guard.lost()).await;
+    soon("the loss", guard.lost()).await;
     assert!(start.elapsed() < SOON);
     server.cont();
     soon("lock", async {
@@ -145,7 +145,7 @@ async fn a_server_without_room_for_more_locks_says_so_and_recovers() {
 }
 
 #[tokio::test]
-async fn of_many_who_ask_at_once_those_for_whom_there_is_room_have_their_locks() {
+async fn of_many_tries_at_once_those_that_fit_into_the_lock_table_are_granted() {
     let args = ["-c", "max_connections=5", "-c", "max_locks_per_transaction=10"];
     let server = PostgresServer::with_args(&args).unwrap();
     // On one connection they go together.

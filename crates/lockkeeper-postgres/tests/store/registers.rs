@@ -66,7 +66,7 @@ async fn a_database_without_the_table_is_answered_with_what_to_do() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_not_there_lets_nothing_pass_and_no_password_is_shown() {
+async fn a_server_that_cannot_be_reached_lets_nothing_pass_and_no_password_is_shown() {
     let fences = Fences::new("postgres://me:hunter2@127.0.0.1:1/app").unwrap();
     assert!(!format!("{fences:?}").contains("hunter2"));
     let register = FenceRegister::new(fences);
@@ -115,7 +115,7 @@ async fn a_check_in_a_transaction_lets_no_other_pass_before_it_ends() {
 }
 
 #[tokio::test]
-async fn a_check_that_is_given_up_does_not_stand_in_the_way_of_the_next() {
+async fn an_abandoned_check_does_not_block_the_next() {
     let (register, held) = (FenceRegister::new(fences("max_connections=1").await), name("held"));
     let mut one = client().await;
     let transaction = one.transaction().await.unwrap();
@@ -130,7 +130,7 @@ async fn a_check_that_is_given_up_does_not_stand_in_the_way_of_the_next() {
 }
 
 #[tokio::test]
-async fn checks_that_are_given_up_leave_no_session_waiting_on_the_server() {
+async fn abandoned_checks_leave_no_session_waiting_on_the_server() {
     let held = name("left");
     let fences = fences(&format!("max_connections=2&application_name={held}")).await;
     let register = FenceRegister::new(fences);
@@ -148,7 +148,7 @@ async fn checks_that_are_given_up_leave_no_session_waiting_on_the_server() {
             () = is_blocked => {}
         }
         // Given up: the transaction still lasts, and may last for as long as it likes.
-        eventually("nobody waits", async || waiting().await == 0).await;
+        eventually("no session waits", async || waiting().await == 0).await;
     }
     transaction.commit().await.unwrap();
     assert!(soon("the name", register.check(held, fence(8))).await.unwrap().is_passed());

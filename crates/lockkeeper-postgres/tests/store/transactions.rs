@@ -100,7 +100,7 @@ async fn shared_locks_of_transactions_are_shared() {
 
 /// The server finds out after a second, and picks one of them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_transactions_that_wait_for_each_other_are_told_what_to_do() {
+async fn the_error_of_a_deadlock_says_what_to_do() {
     let (a, b) = (name("deadlock-a"), name("deadlock-b"));
     let both = |first: String, second: String, barrier: std::sync::Arc<tokio::sync::Barrier>| async move {
         let mut client = client().await;
