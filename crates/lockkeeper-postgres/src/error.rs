@@ -90,9 +90,10 @@ pub(crate) fn is_cancelled(error: &Error) -> bool {
     source.is_some_and(|source| source.code() == Some(&SqlState::QUERY_CANCELED))
 }
 
-/// Adds the address of the server that an error is about.
+/// Adds the address of the server that an error is about. Only an error of the server or the driver has a source.
 pub(crate) fn at(address: &str, error: &Error) -> Error {
-    Error::new(error.kind(), format!("{address}: {error}")).with_source(error.clone())
+    let located = Error::new(error.kind(), format!("{address}: {error}"));
+    if error.source().is_some() { located.with_source(error.clone()) } else { located }
 }
 
 pub(crate) fn unavailable(message: impl Into<String>) -> Error {
