@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use self::queue::{Handoff, Hold, Place, Queues, Turn};
+use self::queue::{Entry, Handoff, Hold, Place, Queues, Turn};
 use crate::contract::{
     Attempt, Backend, BoxFuture, Capabilities, Change, Claim, ClaimSpec, Holder, Inspector, Mode,
     Release, Renewal, Retry,
@@ -123,6 +123,8 @@ enum Answer {
 enum Event {
     /// It is to ask the store.
     Turn,
+    /// The engine is to ask again.
+    Report,
     /// The inner claim says so.
     Changed(Change),
 }
@@ -163,14 +165,16 @@ impl Drop for Releasing<'_> {
 impl QueuedClaim {
     async fn try_or_queue(&mut self) -> Result<Attempt> {
         if self.place.hold == Hold::None {
-            let refused = if self.spec.queue {
-                !self.place.enter(&self.spec)
+            let entry = if self.spec.queue {
+                self.place.enter(&self.spec)
+            } else if self.place.handoff() == Handoff::Store && self.place.others_wait() {
+                Entry::Wait(Retry::OnNotify)
             } else {
-                self.place.handoff() == Handoff::Store && self.place.others_wait()
+                Entry::Ask
             };
-            if refused {
+            if let Entry::Wait(retry) = entry {
                 self.last_answer = Answer::Local;
-                return Ok(Attempt::Contended { retry: Retry::OnNotify, holder: Holder::Unknown });
+                return Ok(Attempt::Contended { retry, holder: Holder::Unknown });
             }
         } else {
             self.place.asks();
@@ -221,6 +225,7 @@ impl QueuedClaim {
             }
             match self.event().await {
                 Event::Turn => {}
+                Event::Report => return Change::LookAgain,
                 Event::Changed(Change::Granted(grant)) if self.last_answer == Answer::Store => {
                     self.granted();
                     return Change::Granted(grant);
@@ -253,10 +258,7 @@ impl QueuedClaim {
         let (mut inner, mut changed) = (Some(inner), None::<BoxFuture<'_, Change>>);
         poll_fn(|cx| match place.poll(cx) {
             Turn::Ask => Poll::Ready(Event::Turn),
-            Turn::Yield(_) => {
-                cx.waker().wake_by_ref();
-                Poll::Pending
-            }
+            Turn::Report => Poll::Ready(Event::Report),
             Turn::Listen => {
                 if let Some(inner) = inner.take() {
                     changed = Some(inner.changed());

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::contract::{ClaimSpec, Kind, Mode, Participant};
+use crate::contract::{ClaimSpec, Kind, Mode, Participant, Retry};
 use crate::name::{Label, Name};
 use crate::owner::Owner;
 
@@ -27,9 +27,9 @@ use crate::owner::Owner;
 /// looked at only when another waiter refreshes its place, so it costs no timer.
 const ABSENT_AFTER: Duration = Duration::from_millis(100);
 
-/// How long the look-ahead yields to a waiter in front of it that was told to ask. A task that is ready is polled
-/// within microseconds, but not always by the next turn of the scheduler: another worker may steal the look-ahead.
-const MAX_YIELD: Duration = Duration::from_millis(1);
+/// How long the look-ahead leaves the lock to a waiter in front of it that was woken to ask the store and has not come: a
+/// task that is ready is polled within that time. The engine measures it: it is told to ask again after it.
+const TURN: Duration = Duration::from_millis(1);
 
 /// Which side hands a released lock to the next waiter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,8 +79,8 @@ struct Waiter {
     passed: bool,
     /// It was told that the lock is contended. Before that it is on its first attempt, and does not wait.
     refused: bool,
-    /// While it lets other tasks run, because a waiter in front of it may be about to ask.
-    yielding: Option<Yielding>,
+    /// When it last made an attempt, for the store or not.
+    attempted: Instant,
     waker: Option<Waker>,
 }
 
@@ -102,21 +102,21 @@ enum Stage {
 pub(super) enum Turn {
     /// Ask the store.
     Ask,
-    /// Let other tasks run, and look again: a waiter in front of it was woken and may be about to ask.
-    Yield(Yielding),
+    /// Report to the engine that something may have changed: a waiter in front of it was woken, and may not come.
+    Report,
     /// Wait for the store and for a wake-up.
     Listen,
     /// Wait for a wake-up.
     Rest,
 }
 
-/// Since when a waiter yields to one in front of it.
+/// What becomes of an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Yielding {
-    /// The number of calls by then. If the waiter in front has answered these, a later one is a new turn.
-    calls: u64,
-    /// In real time: where tokio's clock is paused it does not advance while tasks run.
-    at: std::time::Instant,
+pub(super) enum Entry {
+    /// It goes to the store.
+    Ask,
+    /// The claim waits behind others of this process. When the engine is to ask again.
+    Wait(Retry),
 }
 
 /// Why a waiter leaves.
@@ -141,17 +141,18 @@ impl Wakes {
 
 impl Waiter {
     fn new(spec: &ClaimSpec) -> Self {
+        let now = Instant::now();
         Self {
             owner: spec.owner,
             label: spec.label.clone(),
             mode: spec.mode,
-            since: Instant::now(),
+            since: now,
             stage: Stage::Resting,
             answered: 0,
             woken: None,
             passed: false,
             refused: false,
-            yielding: None,
+            attempted: now,
             waker: None,
         }
     }
@@ -266,37 +267,46 @@ impl Queue {
         }
     }
 
-    /// Returns whether an attempt of this waiter goes to the store. Then it is asking from now on.
-    fn enter(&mut self, place: u64, handoff: Handoff, wakes: &mut Wakes) -> bool {
-        let Some(waiter) = self.waiters.get_mut(&place) else { return true };
-        waiter.is_here();
+    /// Returns whether an attempt of this waiter goes to the store, in which case it is asking from now on.
+    fn enter(&mut self, place: u64, handoff: Handoff, wakes: &mut Wakes) -> Entry {
+        let now = Instant::now();
+        let Some(waiter) = self.waiters.get_mut(&place) else { return Entry::Ask };
         let is_first = !waiter.refused;
+        let pause = now.saturating_duration_since(std::mem::replace(&mut waiter.attempted, now));
         if !is_first {
             self.pass_absent(place, handoff, wakes);
         }
         self.activate(wakes);
-        let Some(waiter) = self.waiters.get(&place) else { return true };
-        let asks = match (waiter.stage, handoff) {
+        let Some(waiter) = self.waiters.get_mut(&place) else { return Entry::Ask };
+        waiter.is_here();
+        let (stage, mode) = (waiter.stage, waiter.mode);
+        let asks = match (stage, handoff) {
             (Stage::Resting, _) => false,
-            _ if self.is_front(place, waiter.mode) => true,
+            _ if self.is_front(place, mode) => true,
             (Stage::Asked | Stage::Asking, Handoff::Store) => true,
             // The store is to see claims in the order of the queue. An attempt in front that hangs is waited for only until
             // the next refresh.
             (Stage::Called, Handoff::Store) => {
-                !is_first || self.ahead(place).all(|waiter| waiter.stage == Stage::Asked)
+                self.is_late_ahead(place, now)
+                    || pause >= ABSENT_AFTER
+                    || self.ahead(place).all(|waiter| waiter.stage == Stage::Asked)
             }
-            (_, Handoff::Local) => false,
+            (_, Handoff::Local) => self.is_late_ahead(place, now),
         };
         if asks {
             self.begin(place);
-        } else if let Some(waiter) = self.waiters.get_mut(&place) {
-            waiter.refused = true;
-            if handoff == Handoff::Local && !is_first && waiter.stage != Stage::Resting {
-                // No notice has come for a while. If the front has missed one, it asks now, or is passed over later.
-                self.call(wakes);
-            }
+            return Entry::Ask;
         }
-        asks
+        let Some(waiter) = self.waiters.get_mut(&place) else { return Entry::Ask };
+        waiter.refused = true;
+        let is_active = waiter.stage != Stage::Resting;
+        if is_active && handoff == Handoff::Local && pause >= ABSENT_AFTER && !self.is_held {
+            // No notice has come for a while. If the front has missed one, it asks now, or is passed over later.
+            self.call(wakes);
+        }
+        // The engine pauses between two attempts: a waiter that is woken within a turn of its first one does not report.
+        let is_due_ahead = is_active && self.due_ahead(place).next().is_some();
+        Entry::Wait(if is_first || is_due_ahead { Retry::After(TURN) } else { Retry::OnNotify })
     }
 
     /// Returns what a waiter that listens is to do now. It is asking from now on if that is to ask.
@@ -306,22 +316,26 @@ impl Queue {
         if !waiter.waker.as_ref().is_some_and(|known| known.will_wake(waker)) {
             waiter.waker = Some(waker.clone());
         }
-        let (mode, stage, is_due) = (waiter.mode, waiter.stage, waiter.is_due(self.calls));
-        let yielding = waiter.yielding.take();
+        let (mode, stage, attempted) = (waiter.mode, waiter.stage, waiter.attempted);
+        let is_due = waiter.is_due(self.calls);
         let turn = match (stage, handoff) {
             (Stage::Resting, _) => Turn::Rest,
+            // The release of the holder wakes it.
+            (_, Handoff::Local) if self.is_held && self.is_front(place, mode) => Turn::Rest,
             _ if self.is_front(place, mode) && is_due => Turn::Ask,
             _ if self.is_front(place, mode) => Turn::Listen,
             (Stage::Asked | Stage::Asking, Handoff::Store) => Turn::Listen,
-            // The look-ahead goes on if a waiter in front of it should have asked and has not come.
-            _ if is_due && self.is_due_ahead(place, self.calls) => match yielding {
-                Some(begin) if self.is_due_ahead(place, begin.calls) => {
-                    if begin.at.elapsed() >= MAX_YIELD { Turn::Ask } else { Turn::Yield(begin) }
+            // A waiter in front of it should ask, and has not come. After a turn this one asks.
+            _ if is_due && self.due_ahead(place).next().is_some() => {
+                let now = Instant::now();
+                match () {
+                    () if self.is_late_ahead(place, now) => Turn::Ask,
+                    () if now.saturating_duration_since(attempted) >= TURN => Turn::Report,
+                    // The engine was told to ask again after a turn.
+                    () if handoff == Handoff::Local => Turn::Listen,
+                    () => Turn::Rest,
                 }
-                Some(_) | None => {
-                    Turn::Yield(Yielding { calls: self.calls, at: std::time::Instant::now() })
-                }
-            },
+            }
             (_, Handoff::Local) => Turn::Listen,
             (Stage::Called, Handoff::Store) => {
                 let in_flight = self.ahead(place).any(|waiter| waiter.stage == Stage::Asking);
@@ -331,16 +345,21 @@ impl Queue {
         if turn == Turn::Ask {
             self.begin(place);
         }
-        if let (Turn::Yield(begin), Some(waiter)) = (turn, self.waiters.get_mut(&place)) {
-            waiter.yielding = Some(begin);
-        }
         turn
     }
 
-    /// Returns whether a waiter in front of a place was woken to ask the store, by the first so many calls, and has not
-    /// come yet. One that has come to the front behind a new holder was not woken, and need not ask.
-    fn is_due_ahead(&self, place: u64, calls: u64) -> bool {
-        self.ahead(place).any(|waiter| waiter.woken.is_some() && waiter.is_due(calls))
+    /// The waiters in front of a place that were woken to ask the store, and have not come yet. One that has come to the
+    /// front behind a new holder was not woken, and need not ask.
+    fn due_ahead(&self, place: u64) -> impl Iterator<Item = &Waiter> {
+        self.ahead(place).filter(|waiter| waiter.woken.is_some() && waiter.is_due(self.calls))
+    }
+
+    /// Returns whether one of them has had its turn.
+    fn is_late_ahead(&self, place: u64, now: Instant) -> bool {
+        let is_late = |waiter: &Waiter| {
+            waiter.woken.is_some_and(|woken| now.saturating_duration_since(woken) >= TURN)
+        };
+        self.due_ahead(place).any(is_late)
     }
 
     fn begin(&mut self, place: u64) {
@@ -479,12 +498,14 @@ impl Place {
         }
     }
 
-    /// Joins the queue, or refreshes the place there. Returns whether the attempt goes to the store: if not, the
-    /// claim waits behind others of this process.
-    pub(super) fn enter(&mut self, spec: &ClaimSpec) -> bool {
+    /// Joins the queue, or refreshes the place there. Returns whether the attempt goes to the store.
+    pub(super) fn enter(&mut self, spec: &ClaimSpec) -> Entry {
         self.join(spec);
         let handoff = self.queues.handoff;
-        self.with(|queue, number, wakes| queue.enter(number, handoff, wakes))
+        let enter = |queue: &mut Queue, number, wakes: &mut Wakes| {
+            Some(queue.enter(number, handoff, wakes))
+        };
+        self.with(enter).unwrap_or(Entry::Ask)
     }
 
     /// Takes note that the claim asks the store, whatever its place.
