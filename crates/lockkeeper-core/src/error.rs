@@ -91,9 +91,10 @@ impl Error {
         self
     }
 
-    /// Says where it happened, for what is about no lock in particular.
+    /// Names the store and the operation that failed, unless the error names them already. For operations on no lock in
+    /// particular, such as connecting.
     #[must_use]
-    pub(crate) fn during(mut self, store: &'static str, operation: &'static str) -> Self {
+    pub fn during(mut self, store: &'static str, operation: &'static str) -> Self {
         if self.0.place.is_none() {
             Arc::make_mut(&mut self.0).place = Some((store, operation));
         }

@@ -40,7 +40,7 @@ impl Postgres {
     /// or there is a pooler in between.
     pub async fn connect(url: &str) -> Result<Self> {
         let store = Self::from_settings_blocking(Settings::parse(url)?).await?;
-        store.check().await?;
+        store.check().await.map_err(|error| error.during("postgres", "connect"))?;
         Ok(store)
     }
 
