@@ -46,7 +46,7 @@ const MAX_NOTICES: u32 = 16;
 /// # Waiters that are not polled
 ///
 /// A waiter whose future lives and is not polled keeps its place, and does not keep the lock from others: the look-ahead
-/// passes it over after it has let other tasks run for a millisecond, and a waiter further behind when it refreshes its place,
+/// passes it over after a turn of a millisecond, and a waiter further behind when it refreshes its place,
 /// every third of its TTL. So the order is that of the waiters that are polled when their turn comes. What the inner store itself has granted
 /// or promised to a waiter cannot be passed over.
 ///
