@@ -194,14 +194,14 @@ impl FileClaim {
         }
         // Fairness only: where a turnstile cannot be opened there is none.
         let turnstile = names::turnstile_of(&self.file_name);
-        self.readers_inside = false;
+        let readers_were_inside = std::mem::take(&mut self.readers_inside);
         if !Turnstile::is_taken(&self.store.dir, &turnstile).unwrap_or(false) {
             self.behind_writer = None;
             return Ok(false);
         }
         let now = Instant::now();
-        if self.has_news() {
-            // A holder has left: now the writer may come.
+        if self.has_news() || readers_were_inside {
+            // A holder may have left, and the notice of it may be on its way: now the writer may come.
             self.behind_writer = None;
         }
         let since = *self.behind_writer.get_or_insert(now);
