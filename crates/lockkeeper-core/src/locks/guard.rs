@@ -301,7 +301,11 @@ impl Guard {
         let requesting = Requesting::new(&self.claim);
         let answer = poll_fn(|cx| {
             requesting.drive(cx);
-            Pin::new(&mut answer).poll(cx)
+            let answer = Pin::new(&mut answer).poll(cx);
+            if answer.is_pending() {
+                requesting.share();
+            }
+            answer
         });
         answer.await.unwrap_or_else(|_| lost())
     }
