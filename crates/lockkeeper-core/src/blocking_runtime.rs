@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
+use std::time::Duration;
 
-use tokio::runtime::{Builder, EnterGuard, Handle, Runtime};
+use tokio::runtime::{Builder, EnterGuard, Handle, Runtime, RuntimeFlavor};
 
 /// Returns the blocking runtime: one thread for the whole process, started on first use.
 ///
@@ -28,6 +29,17 @@ pub(crate) fn handle() -> &'static Handle {
 /// Makes timers and tasks of this scope belong to the blocking runtime.
 pub(crate) fn enter() -> EnterGuard<'static> {
     runtime().enter()
+}
+
+/// How long an answer is awaited before the task that may have to bring it is freed.
+const QUICK_ANSWER: Duration = Duration::from_micros(100);
+
+/// Lets the other workers of a runtime run what this thread has woken, if this thread is a worker of it.
+///
+/// The task that a worker has woken last, for instance that of a connection, has a slot which other workers do not steal
+/// from. Another task in that slot moves it to the queue, which they do steal from.
+fn free_next_task(runtime: &Handle) {
+    drop(runtime.spawn(async {}));
 }
 
 /// Blocks this thread until the future is ready.
@@ -58,6 +70,8 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
             self.thread.unpark();
         }
     }
+    let outer = Handle::try_current().ok();
+    let outer = outer.filter(|outer| outer.runtime_flavor() == RuntimeFlavor::MultiThread);
     let _entered = enter();
     let unpark = Arc::new(Unpark { thread: std::thread::current(), woken: AtomicBool::new(false) });
     let waker = Waker::from(unpark.clone());
@@ -68,9 +82,17 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
         if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
             return output;
         }
+        let mut outer = outer.as_ref();
         // A nested `block_on` may have consumed this thread's unpark token: the flag is what counts.
         while !unpark.woken.swap(false, Ordering::Acquire) {
-            std::thread::park();
+            let Some(runtime) = outer.take() else {
+                std::thread::park();
+                continue;
+            };
+            std::thread::park_timeout(QUICK_ANSWER);
+            if !unpark.woken.load(Ordering::Acquire) {
+                free_next_task(runtime);
+            }
         }
     }
 }

@@ -54,6 +54,9 @@ pub mod text;
 ///   methods are called on threads of an async runtime: the keeper works in async code as well.
 /// - A guard of an async method belongs to the keeper's runtime, in whatever way it is released. While all threads of that
 ///   runtime are blocked, the lock is not renewed, and is reported as lost in time.
+///   If the store does not answer for that reason, `blocking_` methods of the guard end with an error.
+/// - [`Keeper::blocking_close`] waits for the releases of async guards, which the keeper's runtime sends. On the only thread
+///   of that runtime it would wait for itself: await [`Keeper::close`] there.
 ///
 /// # Examples
 ///

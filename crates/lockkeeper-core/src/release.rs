@@ -12,6 +12,11 @@ use crate::futures::{at_once, boxed, within};
 /// Longer than a round trip to another continent, and short beside any wait that is worth a queue.
 pub(crate) const LEAVE_WITHIN: Duration = Duration::from_millis(100);
 
+/// How long the answer to one release is awaited.
+pub(crate) fn release_patience(ttl: Duration) -> Duration {
+    ttl.clamp(Duration::from_secs(1), Duration::from_secs(10))
+}
+
 /// Releases a claim until the store confirms it or any lease must have expired. Reports each failure to `failed`.
 ///
 /// A release that gets no answer is sent again: it is idempotent, and the store may be back.
@@ -20,7 +25,7 @@ pub(crate) async fn release_until_confirmed(
     ttl: Duration,
     failed: impl Fn(&Error),
 ) -> Option<Release> {
-    let patience = ttl.clamp(Duration::from_secs(1), Duration::from_secs(10));
+    let patience = release_patience(ttl);
     let mut pauses = Backoff::new(Duration::from_millis(50), Duration::from_secs(10).min(ttl));
     let mut end = None;
     loop {

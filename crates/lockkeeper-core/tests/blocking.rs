@@ -1,10 +1,13 @@
 //! The blocking methods, from every kind of thread.
 #![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 
+mod common;
+
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
+use common::remote::Remote;
 use lockkeeper_core::{
     ErrorKind, EventKind, Fence, FenceRegister, Keeper, Leadership, Memory, ReleaseOutcome, State,
 };
@@ -172,6 +175,44 @@ fn a_guard_of_async_code_is_extended_and_released_by_a_blocked_runtime() {
             guard.blocking_downgrade().unwrap();
             assert!(keeper.rw_lock("a").try_read().await.unwrap().is_some());
             assert_eq!(guard.blocking_release().unwrap(), ReleaseOutcome::Released);
+        });
+    });
+}
+
+/// A task that blocks its worker may itself have woken the task of the store, which then waits in a slot of that worker.
+#[test]
+fn another_worker_runs_a_task_of_the_store_that_a_blocked_one_has_woken() {
+    in_time(|| {
+        let runtime = Builder::new_multi_thread().worker_threads(4).enable_all().build().unwrap();
+        let task = runtime.spawn(async {
+            let keeper = Keeper::new(Remote::new(Memory::new())).ttl(Duration::from_secs(1));
+            // The task of the store waits for requests by now.
+            tokio::task::yield_now().await;
+            for _ in 0..100 {
+                let guard = keeper.mutex("a").blocking_lock().unwrap();
+                guard.blocking_extend(Duration::from_secs(2)).unwrap();
+                assert_eq!(guard.blocking_release().unwrap(), ReleaseOutcome::Released);
+            }
+        });
+        runtime.block_on(task).unwrap();
+    });
+}
+
+/// The store and the timers of an async guard are on the runtime whose only thread is blocked.
+#[test]
+fn a_blocking_request_of_an_async_guard_ends_if_the_store_cannot_answer() {
+    in_time(|| {
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let keeper = Keeper::new(Remote::new(Memory::new())).ttl(Duration::from_secs(1));
+            let guard = keeper.mutex("a").lock().await.unwrap();
+            let error = guard.blocking_extend(Duration::from_secs(2)).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
+            let guard = keeper.mutex("b").lock().await.unwrap();
+            let error = guard.blocking_release().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+            let mutex = keeper.mutex("b");
+            assert!(mutex.try_lock_for(Duration::from_secs(10)).await.unwrap().is_some());
         });
     });
 }

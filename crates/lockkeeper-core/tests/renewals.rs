@@ -14,7 +14,7 @@ use lockkeeper_core::{
     Grant, Inspector, Keeper, Memory, Release, Renewal, Result, State,
 };
 use lockkeeper_testkit::{Fault, Faulty, Op};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 type Renew = dyn for<'a> Fn(&'a mut dyn Claim, &ClaimSpec, Duration) -> BoxFuture<'a, Result<Renewal>>
     + Send
@@ -147,6 +147,70 @@ async fn a_shorter_extend_whose_response_is_lost_is_corrected_by_the_next_renewa
         sleep(secs(10)).await;
         assert_eq!(guard.state(), State::Held, "round {round}");
     }
+}
+
+/// One poll of a future, which is then kept and not polled.
+async fn poll_once(future: std::pin::Pin<&mut impl Future>) {
+    let mut future = Some(future);
+    std::future::poll_fn(|cx| {
+        let pending = future.take().is_none_or(|future| future.poll(cx).is_pending());
+        assert!(pending, "the store has not answered yet");
+        std::task::Poll::Ready(())
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_extend_that_is_neither_polled_nor_dropped_does_not_stop_renewals() {
+    let pair = pair();
+    let keeper = pair.faulty.clone().ttl(secs(3));
+    let guard = keeper.mutex("a").lock().await.unwrap();
+    sleep(millis(500)).await;
+    pair.faults.always(Op::Renew, Fault::SlowRequest(millis(100)));
+    let mut extend = std::pin::pin!(guard.extend(secs(6)));
+    poll_once(extend.as_mut()).await;
+    sleep(secs(60)).await;
+    assert_eq!(guard.state(), State::Held);
+    assert_eq!(guard.loss_reason(), None);
+    extend.await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_loss_is_reported_while_an_extend_is_neither_polled_nor_dropped() {
+    let pair = pair();
+    let keeper = pair.faulty.clone().ttl(secs(3));
+    let guard = keeper.mutex("a").lock().await.unwrap();
+    sleep(millis(500)).await;
+    pair.faults.always(Op::Renew, Fault::SlowRequest(secs(1_000)));
+    let mut extend = std::pin::pin!(guard.extend(secs(6)));
+    poll_once(extend.as_mut()).await;
+    timeout(secs(3), guard.lost()).await.expect("the loss is reported in time");
+    assert_eq!(guard.state(), State::Lost);
+    assert_eq!(extend.await.unwrap_err().kind(), ErrorKind::Unavailable, "what was found first");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_extend_is_served_although_a_later_one_is_neither_polled_nor_dropped() {
+    let pair = pair();
+    let keeper = pair.faulty.clone().ttl(secs(30));
+    let guard = Arc::new(keeper.mutex("a").lock().await.unwrap());
+    sleep(millis(500)).await;
+    pair.faults.always(Op::Renew, Fault::SlowRequest(millis(100)));
+    let mut first = std::pin::pin!(guard.extend(secs(60)));
+    poll_once(first.as_mut()).await;
+    let second = tokio::spawn({
+        let guard = guard.clone();
+        async move {
+            let mut second = std::pin::pin!(guard.extend(secs(90)));
+            poll_once(second.as_mut()).await;
+            sleep(secs(10)).await;
+            second.await
+        }
+    });
+    let start = Instant::now();
+    timeout(secs(5), first).await.expect("it is served").unwrap();
+    assert!(start.elapsed() < secs(1), "served after {:?}", start.elapsed());
+    second.await.unwrap().unwrap();
 }
 
 #[tokio::test(start_paused = true)]

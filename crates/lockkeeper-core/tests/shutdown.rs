@@ -3,8 +3,10 @@
 
 mod common;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use common::{millis, pair, secs};
-use lockkeeper_core::{Backend, ErrorKind, Keeper, Memory, ReleaseOutcome};
+use lockkeeper_core::{Backend, ErrorKind, Keeper, LossReason, Memory, ReleaseOutcome};
 use lockkeeper_testkit::{Fault, Op};
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::{sleep, timeout};
@@ -39,6 +41,23 @@ async fn when_close_returns_waiters_have_left_the_queue() {
     pair.faulty.close().await;
     assert_eq!(pair.waiters("a").await, 0, "still queued when close returned");
     assert_eq!(waiter.await.unwrap().unwrap_err().kind(), ErrorKind::Closed);
+}
+
+#[test]
+fn a_runtime_that_ends_in_a_panic_of_the_program_is_not_a_panic_of_the_store() {
+    let mut kept = None;
+    let panicked = catch_unwind(AssertUnwindSafe(|| {
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        kept = Some(runtime.block_on(async {
+            let guard = Keeper::new(Memory::new()).mutex("a").lock().await.unwrap();
+            // It has its background task by then.
+            sleep(millis(50)).await;
+            guard
+        }));
+        panic!("the program's own");
+    }));
+    assert!(panicked.is_err());
+    assert_eq!(kept.unwrap().loss_reason(), Some(LossReason::RuntimeShutdown));
 }
 
 #[test]

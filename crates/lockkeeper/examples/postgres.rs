@@ -5,8 +5,8 @@
 
 use std::time::Duration;
 
-use lockkeeper::postgres::AdvisoryKey;
-use lockkeeper::{Participant, Result};
+use lockkeeper::postgres::{AdvisoryKey, Postgres};
+use lockkeeper::{Keeper, Participant, Result};
 
 #[tokio::main]
 async fn main() -> Result<()> {
@@ -33,10 +33,12 @@ async fn main() -> Result<()> {
     println!("the next one has it, fence {:?}", next.fence());
     next.release().await?;
 
-    // The same lock as pg_advisory_lock(42) in SQL.
-    let number = keeper.mutex(AdvisoryKey::from_i64(42)).try_lock().await?;
+    // The same lock as pg_advisory_lock(42) in SQL. Keys of other programs are refused unless the store allows them.
+    let numbers = Keeper::new(Postgres::new(&url)?.with_foreign_keys());
+    let number = numbers.mutex(AdvisoryKey::from_i64(42)).try_lock().await?;
     println!("key 42 was {}", if number.is_some() { "free" } else { "taken" });
     drop(number);
+    numbers.close().await;
     keeper.close().await;
     Ok(())
 }

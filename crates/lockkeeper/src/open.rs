@@ -130,9 +130,10 @@ where
 {
     let name = scheme.to_ascii_lowercase();
     if !is_scheme(&name) {
-        return Err(config(format!(
-            "{scheme:?} cannot be a URL scheme: it is a letter, then letters, digits, \"+\", \".\" or \"-\""
-        )));
+        // Not shown: it may be a whole URL, with a password.
+        return Err(config(
+            "not a URL scheme: it is what comes before the colon, a letter, then letters, digits, \"+\", \".\" or \"-\"",
+        ));
     }
     let opener: Opener = Arc::new(move |url| {
         let store = opener(url);

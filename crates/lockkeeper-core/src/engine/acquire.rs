@@ -111,7 +111,7 @@ impl Drop for Acquire {
     }
 }
 
-/// A request of a guard: drives in the caller's task, until it is answered. The background task goes on when it is dropped.
+/// A request of a guard: drives in the caller's task, beside the background task, until it is answered.
 pub(crate) struct Requesting<'a>(&'a Arc<ClaimHandle>);
 
 impl<'a> Requesting<'a> {
@@ -124,6 +124,13 @@ impl<'a> Requesting<'a> {
         if catch_unwind(AssertUnwindSafe(|| self.0.poll(cx))).is_err() {
             self.0.abandon_after_panic();
         }
+    }
+
+    /// To be called after each [`drive`](Self::drive) that brought no answer. The background task polls next and has the
+    /// wake-ups again: a caller may keep its future without polling it, and renewals and the deadline do not wait for
+    /// that. If the background task gets no thread, the caller is still woken.
+    pub(crate) fn share(&self) {
+        self.0.request_repoll();
     }
 }
 

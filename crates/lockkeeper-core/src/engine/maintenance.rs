@@ -55,7 +55,13 @@ impl Maintenance {
             self.hold_added.notify_one();
         }
         // The task was dropped with its runtime, and may have missed this hold.
-        !self.runtime_gone.load(Ordering::SeqCst)
+        let gone = self.runtime_gone.load(Ordering::SeqCst);
+        if gone {
+            // Not kept: no round comes any more, and a hold keeps its keeper.
+            let missed = std::mem::take(&mut *self.new_holds());
+            drop(missed);
+        }
+        !gone
     }
 
     /// Forgets a hold that has ended, if it was the last one to be registered: a lock that is held for a moment never

@@ -171,7 +171,7 @@ impl SharedFuture {
     fn spawn_in<O: SharedFutureOwner>(owner: &Arc<O>, mut slot: MutexGuard<'_, PollSlot>) {
         slot.background = Background::Starting;
         drop(slot);
-        owner.spawn(BackgroundTask(owner.clone()));
+        owner.spawn(BackgroundTask { owner: owner.clone(), polling: false });
     }
 
     /// Spawns the background task, unless there is one or the future has completed. Waits for another thread that is
@@ -212,25 +212,32 @@ impl fmt::Debug for SharedFuture {
 }
 
 /// Polls a shared future until it has completed.
-pub(crate) struct BackgroundTask<O: SharedFutureOwner>(Arc<O>);
+pub(crate) struct BackgroundTask<O: SharedFutureOwner> {
+    owner: Arc<O>,
+    /// Still true when the task is dropped: the poll has panicked. That the thread panics is no sign of it, because a
+    /// program's own panic may drop the runtime.
+    polling: bool,
+}
 
 impl<O: SharedFutureOwner> Future for BackgroundTask<O> {
     type Output = ();
 
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        let mut slot = self.0.shared_future().slot();
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        self.polling = true;
+        let mut slot = self.owner.shared_future().slot();
         match &slot.background {
             Background::Polled(waker) if waker.will_wake(cx.waker()) => {}
             _ => slot.background = Background::Polled(cx.waker().clone()),
         }
-        SharedFuture::poll_in(&self.0, slot, cx)
+        let poll = SharedFuture::poll_in(&self.owner, slot, cx);
+        self.polling = false;
+        poll
     }
 }
 
 impl<O: SharedFutureOwner> Drop for BackgroundTask<O> {
     fn drop(&mut self) {
-        let panicking = std::thread::panicking();
-        let cause = if panicking { Abandoned::Panicked } else { Abandoned::RuntimeShutdown };
-        SharedFuture::abandon(&*self.0, cause);
+        let cause = if self.polling { Abandoned::Panicked } else { Abandoned::RuntimeShutdown };
+        SharedFuture::abandon(&*self.owner, cause);
     }
 }

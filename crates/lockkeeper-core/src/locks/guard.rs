@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::future::{Future, poll_fn};
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use crate::blocking_runtime::block_on;
-use crate::clock::Moment;
+use crate::clock::{Moment, sleep_until};
 use crate::contract::{Backend, Kind, Mode};
 use crate::engine::acquire::{Releasing, Requesting};
 use crate::engine::claim_handle::ClaimHandle;
@@ -19,11 +19,13 @@ use crate::engine::outcome::Ending;
 use crate::engine::while_held::run_while_held;
 use crate::error::{Error, Result};
 use crate::fence::Fence;
+use crate::futures::{boxed, within};
 use crate::locks::ticket::Ticket;
 use crate::loss::LossReason;
 use crate::name::{Label, Name};
 use crate::options::{check_ttl, invalid};
 use crate::owner::Owner;
+use crate::release::{LEAVE_WITHIN, release_patience};
 
 /// A lock that is held: exclusively, shared, or some permits of a semaphore.
 ///
@@ -272,7 +274,8 @@ impl Guard {
     ///
     /// As [`extend`](Self::extend).
     pub fn blocking_extend(&self, ttl: Duration) -> Result<()> {
-        block_on(self.extend(ttl))
+        let limit = ttl.max(self.claim.hold.ttl());
+        self.block_on_request("extend", limit, self.extend(ttl))
     }
 
     /// Turns a write hold into a read hold. Does what [`downgrade`](Self::downgrade) does, in
@@ -282,7 +285,39 @@ impl Guard {
     ///
     /// As [`downgrade`](Self::downgrade).
     pub fn blocking_downgrade(&self) -> Result<()> {
-        block_on(self.downgrade())
+        self.block_on_request("downgrade", self.claim.hold.ttl(), self.downgrade())
+    }
+
+    /// Blocks until a request is answered, for twice the ttl at most, and no longer than the hold lasts.
+    ///
+    /// The engine's own limits are shorter. But they are timers of the guard's runtime, whose only thread may be this one.
+    fn block_on_request(
+        &self,
+        operation: &'static str,
+        ttl: Duration,
+        request: impl Future<Output = Result<()>>,
+    ) -> Result<()> {
+        let hold = &self.claim.hold;
+        let start = Moment::now();
+        let limit = start.add(ttl.saturating_mul(2));
+        block_on(async {
+            let mut request = pin!(request);
+            loop {
+                let end = hold.deadline().map_or(limit, |deadline| deadline.min(limit));
+                tokio::select! {
+                    biased;
+                    answer = &mut request => return answer,
+                    () = sleep_until(Some(end)) => {}
+                }
+                let now = Moment::now();
+                if !self.is_held() {
+                    return Err(hold.lost_error(operation));
+                }
+                if now >= limit {
+                    return Err(hold.error(operation, Error::no_answer(now.since(start))));
+                }
+            }
+        })
     }
 
     async fn ask(
@@ -301,7 +336,11 @@ impl Guard {
         let requesting = Requesting::new(&self.claim);
         let answer = poll_fn(|cx| {
             requesting.drive(cx);
-            Pin::new(&mut answer).poll(cx)
+            let answer = Pin::new(&mut answer).poll(cx);
+            if answer.is_pending() {
+                requesting.share();
+            }
+            answer
         });
         answer.await.unwrap_or_else(|_| lost())
     }
@@ -362,7 +401,17 @@ impl Guard {
     ///
     /// As [`release`](Self::release).
     pub fn blocking_release(self) -> Result<ReleaseOutcome> {
-        block_on(self.release())
+        block_on(self.release_in_time())
+    }
+
+    /// Releases, and does not depend on the guard's runtime to end: the thread that waits for this may be the only one of
+    /// that runtime, whose timers do not run then.
+    pub(crate) async fn release_in_time(self) -> Result<ReleaseOutcome> {
+        let hold = self.claim.hold.clone();
+        // A little longer than the engine waits: its answer is the one that counts.
+        let patience = release_patience(hold.ttl()) + LEAVE_WITHIN;
+        let outcome = within(&mut boxed(self.release()), Moment::now().add(patience)).await;
+        outcome.unwrap_or_else(|| Err(hold.error("release", Error::no_answer(patience))))
     }
 
     /// Gives the lock back after work that is done: that the release failed is not its error, and logged.

@@ -323,6 +323,8 @@ impl Keeper {
 
     /// Ends the keeper and all its clones, and blocks until no release is under way. Does what [`close`](Self::close)
     /// does, in [blocking code](crate::blocking).
+    ///
+    /// Not for the only thread of the runtime that async guards of this keeper belong to: their releases need it.
     pub fn blocking_close(&self) {
         block_on(self.close());
     }

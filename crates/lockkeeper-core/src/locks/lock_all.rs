@@ -11,7 +11,7 @@ use crate::engine::context::KeeperContext;
 use crate::engine::hold::{ReleaseOutcome, State};
 use crate::engine::while_held::run_while_held;
 use crate::error::{Error, Result};
-use crate::futures::join_all;
+use crate::futures::{boxed, join_all};
 use crate::locks::guard::Guard;
 use crate::locks::handle::LockHandle;
 use crate::loss::LossReason;
@@ -275,11 +275,15 @@ impl Guards {
     ///
     /// If dropped, the rest is given back in the background.
     pub async fn release(self) -> Result<ReleaseOutcome> {
+        self.release_each(|guard| boxed(guard.release())).await
+    }
+
+    async fn release_each(
+        self,
+        release: impl FnMut(Guard) -> BoxFuture<'static, Result<ReleaseOutcome>>,
+    ) -> Result<ReleaseOutcome> {
         // The last one first: whoever waits for the first then finds the rest free.
-        let releases = self.0.into_iter().rev().map(|guard| {
-            let release: BoxFuture<'static, _> = Box::pin(guard.release());
-            release
-        });
+        let releases = self.0.into_iter().rev().map(release);
         let mut outcome = Ok(ReleaseOutcome::Released);
         for release in join_all(releases.collect()).await {
             match (release, &outcome) {
@@ -297,7 +301,7 @@ impl Guards {
     ///
     /// As [`release`](Self::release).
     pub fn blocking_release(self) -> Result<ReleaseOutcome> {
-        block_on(self.release())
+        block_on(self.release_each(|guard| boxed(guard.release_in_time())))
     }
 }
 

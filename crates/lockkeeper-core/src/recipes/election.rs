@@ -463,7 +463,7 @@ impl Leadership {
     ///
     /// As [`resign`](Self::resign).
     pub fn blocking_resign(self) -> Result<ReleaseOutcome> {
-        block_on(self.resign())
+        self.guard.blocking_release()
     }
 
     /// Resigns when the work is done: a failure to confirm it is logged, and is not the work's.

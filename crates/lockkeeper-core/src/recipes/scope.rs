@@ -343,7 +343,7 @@ impl ScopedGuard {
     ///
     /// As [`release`](Self::release).
     pub fn blocking_release(self) -> Result<Option<ReleaseOutcome>> {
-        block_on(self.release())
+        Arc::into_inner(self.guard).map(Guard::blocking_release).transpose()
     }
 
     pub(crate) fn guard(&self) -> &Guard {

@@ -6,6 +6,7 @@
     reason = "every test file is a crate, and uses a part of it"
 )]
 
+pub mod remote;
 pub mod unordered;
 
 use std::time::Duration;
