@@ -213,3 +213,19 @@ fn requests_of_one_claim_are_sent_in_order_or_not_at_all() {
     }
     assert_eq!(last.len(), 7);
 }
+
+/// It would keep the sender, and with it a connection, until the time of the request is over.
+#[tokio::test(start_paused = true)]
+async fn the_batch_task_ends_when_the_last_request_that_lingers_is_dropped() {
+    let (store, coalescer) = open(Limits { linger: Duration::from_secs(3600), ..ONE_CALL });
+    let mut requests: Vec<_> = (0..2).map(|item| Box::pin(coalescer.send(item))).collect();
+    for request in &mut requests {
+        assert!(poll_once(request.as_mut()).await.is_pending());
+    }
+    sleep(CALL).await;
+    drop(requests);
+    batch_task_ends().await;
+    let weak = Arc::downgrade(&store);
+    drop((store, coalescer));
+    assert!(weak.upgrade().is_none(), "the sender is gone with the last clone");
+}
