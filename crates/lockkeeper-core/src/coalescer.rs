@@ -365,9 +365,11 @@ impl<S: BatchSender> BatchTask<S> {
         loop {
             // Tasks that were just answered, or began at the same time, may have their next request ready.
             tokio::task::yield_now().await;
+            let mut has_started = false;
             while let Some(mut call) = self.shared.next_call(calls.len()) {
                 let polled = poll_fn(|cx| Poll::Ready(call.as_mut().poll(cx)));
                 if polled.await.is_pending() {
+                    has_started = true;
                     calls.push(call);
                 }
             }
@@ -382,11 +384,12 @@ impl<S: BatchSender> BatchTask<S> {
                 state.due.filter(|_| state.has_room && !state.queue.is_empty())
             };
             tokio::select! {
-                // First: a queued request need not poll all calls. It cannot starve them, because it is not notified when
-                // no call may start.
+                // A queued request need not poll all calls. If it started none, they come first: requests that are
+                // queued and dropped again and again would keep them from being polled.
                 biased;
-                () = self.shared.queue_changed.notified() => {}
+                () = self.shared.queue_changed.notified(), if has_started => {}
                 () = progress(&self.shared, &mut calls) => {}
+                () = self.shared.queue_changed.notified(), if !has_started => {}
                 () = sleep_until(due) => {}
             }
         }
