@@ -139,8 +139,8 @@ struct Shared<S: BatchSender> {
     sender: S,
     limits: Limits,
     state: Mutex<State<S>>,
-    /// Wakes the batch task when a request was queued that it may be able to send.
-    queued: Notify,
+    /// Wakes the batch task when a request was queued that it may be able to send, or when none is queued any more.
+    queue_changed: Notify,
 }
 
 struct State<S: BatchSender> {
@@ -182,8 +182,8 @@ impl<S: BatchSender> Coalescer<S> {
             has_room: false,
             is_open: false,
         };
-        let (state, queued) = (Mutex::new(state), Notify::new());
-        Self { shared: Arc::new(Shared { sender, limits, state, queued }) }
+        let (state, queue_changed) = (Mutex::new(state), Notify::new());
+        Self { shared: Arc::new(Shared { sender, limits, state, queue_changed }) }
     }
 
     /// The sender that makes the calls.
@@ -251,7 +251,7 @@ impl<S: BatchSender> Coalescer<S> {
             let task = BatchTask { shared: self.shared.clone(), has_ended: false };
             shared.sender.runtime().spawn(task.run());
         } else if wakes {
-            shared.queued.notify_one();
+            shared.queue_changed.notify_one();
         }
         Admitted::Queued(queued, answered)
     }
@@ -336,10 +336,16 @@ struct Queued<'a, S: BatchSender> {
 
 impl<S: BatchSender> Drop for Queued<'_, S> {
     fn drop(&mut self) {
-        if let Some(id) = self.id {
-            let removed = self.shared.state().queue.remove(id);
-            // With the state unlocked: dropping a request may run any code.
-            drop(removed);
+        let Some(id) = self.id else { return };
+        let mut state = self.shared.state();
+        let removed = state.queue.remove(id);
+        // The batch task need not linger for a queue that is empty.
+        let wakes = removed.is_some() && state.has_room && state.queue.is_empty();
+        drop(state);
+        // With the state unlocked: dropping a request may run any code.
+        drop(removed);
+        if wakes {
+            self.shared.queue_changed.notify_one();
         }
     }
 }
@@ -359,9 +365,11 @@ impl<S: BatchSender> BatchTask<S> {
         loop {
             // Tasks that were just answered, or began at the same time, may have their next request ready.
             tokio::task::yield_now().await;
+            let mut has_started = false;
             while let Some(mut call) = self.shared.next_call(calls.len()) {
                 let polled = poll_fn(|cx| Poll::Ready(call.as_mut().poll(cx)));
                 if polled.await.is_pending() {
+                    has_started = true;
                     calls.push(call);
                 }
             }
@@ -376,11 +384,12 @@ impl<S: BatchSender> BatchTask<S> {
                 state.due.filter(|_| state.has_room && !state.queue.is_empty())
             };
             tokio::select! {
-                // First: a queued request need not poll all calls. It cannot starve them, because it is not notified when
-                // no call may start.
+                // A queued request need not poll all calls. If it started none, they come first: requests that are
+                // queued and dropped again and again would keep them from being polled.
                 biased;
-                () = self.shared.queued.notified() => {}
+                () = self.shared.queue_changed.notified(), if has_started => {}
                 () = progress(&self.shared, &mut calls) => {}
+                () = self.shared.queue_changed.notified(), if !has_started => {}
                 () = sleep_until(due) => {}
             }
         }

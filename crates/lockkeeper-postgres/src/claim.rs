@@ -95,6 +95,8 @@ struct Hold {
     fence: Option<Fence>,
     /// When the last renewal, or the grant, was requested.
     renewed: Instant,
+    /// For how long that was valid.
+    valid_for: Duration,
     /// Whether a heartbeat was announced that the next renewal shares.
     joins: bool,
     held_modes: HeldModes,
@@ -102,16 +104,17 @@ struct Hold {
 
 impl Hold {
     fn new(slot: SessionSlot, fence: Option<Fence>, attempted: Instant) -> Self {
-        Self { slot, fence, renewed: attempted, joins: false, held_modes: HeldModes::One }
+        let (renewed, valid_for) = (attempted, Duration::ZERO);
+        Self { slot, fence, renewed, valid_for, joins: false, held_modes: HeldModes::One }
     }
 
     /// Records that a renewal starts, and returns what caused it.
-    fn start_renewal(&mut self, ttl: Duration) -> RenewalCause {
+    fn start_renewal(&mut self) -> RenewalCause {
         let since_last = std::mem::replace(&mut self.renewed, Instant::now()).elapsed();
         if std::mem::take(&mut self.joins) {
             RenewalCause::Announced
-        } else if since_last >= ttl / 6 {
-            // The engine renews after a third of the validity.
+        } else if since_last >= self.valid_for / 3 * 9 / 10 {
+            // The engine renews after a third of the validity. Its clock is another, and may be a little ahead.
             RenewalCause::Due
         } else {
             RenewalCause::Requested
@@ -358,11 +361,14 @@ impl PostgresClaim {
     }
 
     /// Returns the grant of a lock whose session was alive at `alive_at`, after the last attempt started.
-    fn grant(&self, alive_at: Instant) -> Grant {
-        let State::Held(hold) = &self.state else { return Grant { fence: None, valid_for: None } };
+    fn grant(&mut self, alive_at: Instant) -> Grant {
+        let State::Held(hold) = &mut self.state else {
+            return Grant { fence: None, valid_for: None };
+        };
         // The engine counts from the start of the attempt, so what the session lasts beyond that is added.
         let end = alive_at + hold.slot.session.connection.idle_timeout().min(self.spec.ttl);
         let valid_for = end.saturating_duration_since(self.attempted).min(self.spec.ttl);
+        (hold.renewed, hold.valid_for) = (self.attempted, valid_for);
         Grant { fence: hold.fence, valid_for: Some(valid_for) }
     }
 
@@ -446,7 +452,7 @@ impl PostgresClaim {
             return Ok(Renewal::Lost(LossReason::SessionEnded));
         };
         let connection = hold.slot.session.connection.clone();
-        let cause = hold.start_renewal(ttl);
+        let cause = hold.start_renewal();
         let answer = match kind {
             _ if connection.has_expired() || connection.is_closed() => Err(connection_closed()),
             RenewalKind::Renew => match connection.extend_idle_timeout(ttl).await {
@@ -459,7 +465,10 @@ impl PostgresClaim {
             }
         };
         match answer {
-            Ok(()) => Ok(Renewal::Renewed { valid_for: ttl.min(connection.idle_timeout()) }),
+            Ok(()) => {
+                hold.valid_for = ttl.min(connection.idle_timeout());
+                Ok(Renewal::Renewed { valid_for: hold.valid_for })
+            }
             Err(_) if connection.is_closed() || connection.has_expired() => {
                 self.record_loss();
                 Ok(Renewal::Lost(LossReason::SessionEnded))

@@ -50,7 +50,7 @@ impl<S: BatchSender> Batch<S> {
     /// Removes requests whose callers no longer wait for an answer, and returns the others. Returns `None` if there are
     /// none.
     pub fn retain_awaited(&mut self) -> Option<&[S::Item]> {
-        let is_awaited: Vec<bool> = self.answers.iter().map(|answer| !answer.is_closed()).collect();
+        let is_awaited: Vec<bool> = (0..self.items.len()).map(|at| self.is_awaited(at)).collect();
         if is_awaited.contains(&false) {
             let mut kept = is_awaited.iter();
             self.items.retain(|_| kept.next().copied().unwrap_or(true));
@@ -58,6 +58,12 @@ impl<S: BatchSender> Batch<S> {
             self.answers.retain(|_| kept.next().copied().unwrap_or(true));
         }
         self.items()
+    }
+
+    /// Whether the caller of a request still waits for its answer.
+    pub fn is_awaited(&self, index: usize) -> bool {
+        // A caller that sends directly has no place in `answers`, and waits for as long as its call exists.
+        self.answers.get(index).is_none_or(|answer| !answer.is_closed())
     }
 
     pub(super) fn answer(self, answers: Result<Vec<Result<S::Answer>>>) {

@@ -213,3 +213,51 @@ fn requests_of_one_claim_are_sent_in_order_or_not_at_all() {
     }
     assert_eq!(last.len(), 7);
 }
+
+/// It would keep the sender, and with it a connection, until the time of the request is over.
+#[tokio::test(start_paused = true)]
+async fn the_batch_task_ends_when_the_last_request_that_lingers_is_dropped() {
+    let (store, coalescer) = open(Limits { linger: Duration::from_secs(3600), ..ONE_CALL });
+    let mut requests: Vec<_> = (0..2).map(|item| Box::pin(coalescer.send(item))).collect();
+    for request in &mut requests {
+        assert!(poll_once(request.as_mut()).await.is_pending());
+    }
+    sleep(CALL).await;
+    drop(requests);
+    batch_task_ends().await;
+    let weak = Arc::downgrade(&store);
+    drop((store, coalescer));
+    assert!(weak.upgrade().is_none(), "the sender is gone with the last clone");
+}
+
+#[tokio::test]
+async fn requests_that_come_and_go_keep_no_other_from_its_answer() {
+    /// Answers after some polls.
+    struct Slow;
+    impl BatchSender for Slow {
+        type Item = ();
+        type Answer = ();
+        async fn send(&self, batch: &mut Batch<Self>) -> Result<Vec<Result<()>>> {
+            let Some(items) = batch.close() else { return Ok(Vec::new()) };
+            for _ in 0..3 {
+                tokio::task::yield_now().await;
+            }
+            Ok(items.iter().map(|()| Ok(())).collect())
+        }
+        fn runtime(&self) -> Handle {
+            Handle::current()
+        }
+    }
+    let coalescer = Coalescer::new(Slow, Limits { max_in_flight: 2, ..ONE_CALL });
+    let mut first = pin!(coalescer.send(()));
+    for _ in 0..100 {
+        if poll_once(first.as_mut()).await.is_ready() {
+            return;
+        }
+        let mut gone = Box::pin(coalescer.send_within((), Duration::from_secs(3600)));
+        // Not at once: the first is to be sent by itself.
+        tokio::task::yield_now().await;
+        assert!(poll_once(gone.as_mut()).await.is_pending());
+    }
+    panic!("the first is not answered as long as others come");
+}

@@ -125,6 +125,21 @@ async fn a_renewal_that_the_caller_waits_for_is_not_delayed() {
     assert!(start.elapsed() < Duration::from_secs(5), "it took {:?}", start.elapsed());
 }
 
+/// Later than after a sixth of the TTL, and before the next renewal is due.
+#[tokio::test]
+async fn an_extend_between_two_renewals_is_not_delayed() {
+    let ttl = Duration::from_secs(30);
+    let keeper = keeper("max_connections=1").ttl(ttl);
+    let mut held = Vec::new();
+    for _ in 0..3 {
+        held.push(keeper.mutex(name("extended")).lock().await.unwrap());
+    }
+    tokio::time::sleep(ttl / 5).await;
+    let start = Instant::now();
+    held[0].extend(ttl).await.unwrap();
+    assert!(start.elapsed() < ttl / 60, "it took {:?}", start.elapsed());
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_heartbeat_that_hangs_puts_every_lock_of_its_session_at_risk() {
     let proxy = Proxy::start(server().addr()).await.unwrap();

@@ -120,44 +120,18 @@ impl BatchSender for CommandSender {
         let session = self.client.session().await?;
         let Some(commands) = batch.close() else { return Ok(Vec::new()) };
         let count = commands.len();
-        match session.call(Call::Evalsha, &COMMANDS, |call| add_all(call, &session, commands)).await
-        {
-            Ok(reply) => replies(&session, reply, count),
+        let add = |call: &mut Cmd, commands: &[Command]| add_all(call, &session, commands);
+        let read = |reply| (session.clone(), reply);
+        match session.call(Call::Evalsha, &COMMANDS, |call| add(call, commands)).await {
+            Ok(reply) => replies(&session, reply, count, read),
             // Boxed, because it is rare and every attempt would reserve memory for it.
-            Err(error) => Box::pin(send_again(&session, batch, error)).await,
+            Err(error) => Box::pin(send_again(&session, &COMMANDS, batch, error, add, read)).await,
         }
     }
 
     fn runtime(&self) -> Handle {
         self.client.runtime()
     }
-}
-
-/// Sends commands again after an error that may be due to their call.
-async fn send_again(
-    session: &Arc<Session>,
-    batch: &mut Batch<CommandSender>,
-    mut error: RedisError,
-) -> Result<Vec<Result<Reply>>> {
-    if is_unknown_script(&error) {
-        let Some(commands) = batch.retain_awaited() else { return Ok(Vec::new()) };
-        match session.call(Call::Eval, &COMMANDS, |call| add_all(call, session, commands)).await {
-            Ok(reply) => return replies(session, reply, commands.len()),
-            Err(again) => error = again,
-        }
-    }
-    let Some(commands) = batch.retain_awaited() else { return Ok(Vec::new()) };
-    if error.kind() != ServerErrorKind::NoPerm.into() || commands.len() == 1 {
-        return Err(translate(error));
-    }
-    // A key that the user may not use fails all commands of its call, so each gets a call of its own. Those that were
-    // executed already are idempotent.
-    let calls = commands.iter().map(async |command| {
-        let add = |call: &mut Cmd| add_all(call, session, std::slice::from_ref(command));
-        let reply = session.run(&COMMANDS, add).await.map_err(translate)?;
-        replies(session, reply, 1)?.remove(0)
-    });
-    Ok(join_all(calls).await)
 }
 
 /// Adds the keys and arguments of some commands to a call.
@@ -171,14 +145,61 @@ fn add_all(call: &mut Cmd, session: &Session, commands: &[Command]) {
     }
 }
 
-/// Takes the reply to a call with so many commands apart.
-fn replies(session: &Arc<Session>, reply: Value, count: usize) -> Result<Vec<Result<Reply>>> {
+/// Sends the requests of a batch again after an error that may be due to their call: `add` adds their keys and
+/// arguments, `read` reads the reply to one of them.
+///
+/// A request that is no longer awaited is not sent: the next one of the same claim may be in flight.
+pub(super) async fn send_again<S: BatchSender>(
+    session: &Session,
+    script: &Script,
+    batch: &mut Batch<S>,
+    mut error: RedisError,
+    add: impl Fn(&mut Cmd, &[S::Item]) + Sync,
+    read: impl Fn(Value) -> S::Answer + Sync,
+) -> Result<Vec<Result<S::Answer>>> {
+    if is_unknown_script(&error) {
+        let Some(items) = batch.retain_awaited() else { return Ok(Vec::new()) };
+        match session.call(Call::Eval, script, |call| add(call, items)).await {
+            Ok(reply) => return replies(session, reply, items.len(), read),
+            Err(again) => error = again,
+        }
+    }
+    batch.retain_awaited();
+    let (batch, items) = (&*batch, batch.items().unwrap_or_default());
+    if items.is_empty() {
+        return Ok(Vec::new());
+    }
+    if error.kind() != ServerErrorKind::NoPerm.into() || items.len() == 1 {
+        return Err(translate(error));
+    }
+    // A key that the user may not use fails all requests of its call, so each gets a call of its own. Those that were
+    // executed already are idempotent.
+    let calls = items.iter().enumerate().map(async |(index, item)| {
+        let add = |call: &mut Cmd| add(call, std::slice::from_ref(item));
+        let reply = match session.call(Call::Evalsha, script, add).await {
+            Err(error) if is_unknown_script(&error) && batch.is_awaited(index) => {
+                session.call(Call::Eval, script, add).await
+            }
+            reply => reply,
+        };
+        replies(session, reply.map_err(translate)?, 1, &read)?.remove(0)
+    });
+    Ok(join_all(calls).await)
+}
+
+/// Takes the reply to a call with so many requests apart. `read` reads the reply to one of them.
+pub(super) fn replies<A>(
+    session: &Session,
+    reply: Value,
+    count: usize,
+    read: impl Fn(Value) -> A,
+) -> Result<Vec<Result<A>>> {
     let replies = match reply {
         Value::Array(replies) if replies.len() == count => replies,
         other => return Err(unexpected(&other)),
     };
-    let reply = |reply: Value| match reply.extract_error() {
-        Ok(reply) => Ok((session.clone(), reply)),
+    let read = |reply: Value| match reply.extract_error() {
+        Ok(reply) => Ok(read(reply)),
         Err(error) => {
             let error = unwrapped(error);
             if classify(&error) == ErrorClass::Broken {
@@ -187,5 +208,5 @@ fn replies(session: &Arc<Session>, reply: Value, count: usize) -> Result<Vec<Res
             Err(translate(error))
         }
     };
-    Ok(replies.into_iter().map(reply).collect())
+    Ok(replies.into_iter().map(read).collect())
 }

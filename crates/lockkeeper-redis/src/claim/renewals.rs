@@ -8,12 +8,11 @@ use lockkeeper_core::{Fence, Owner, Result};
 use redis::{Cmd, Value};
 use tokio::runtime::Handle;
 
-use super::commands::millis;
+use super::commands::{millis, replies, send_again};
 use crate::client::node::Sharing;
 use crate::client::reconnecting::ReconnectingClient;
 use crate::client::script::{Script, script};
-use crate::client::session::{Call, is_unknown_script};
-use crate::error::{translate, unexpected};
+use crate::client::session::Call;
 use crate::names::Keys;
 
 pub(crate) static RENEW: LazyLock<Script> = script!("renew.lua");
@@ -69,19 +68,14 @@ impl BatchSender for RenewalSender {
     async fn send(&self, batch: &mut Batch<Self>) -> Result<Vec<Result<bool>>> {
         let session = self.client.session().await?;
         let Some(renewals) = batch.close() else { return Ok(Vec::new()) };
-        let reply = match session.call(Call::Evalsha, &RENEW, |call| add_all(call, renewals)).await
-        {
-            Err(error) if is_unknown_script(&error) => {
-                // A renewal that is not awaited may have been followed by a release or a shorter lease.
-                let Some(renewals) = batch.retain_awaited() else { return Ok(Vec::new()) };
-                session.call(Call::Eval, &RENEW, |call| add_all(call, renewals)).await
-            }
-            reply => reply,
+        let count = renewals.len();
+        let is_held = |reply| reply == Value::Int(1);
+        let held = match session.call(Call::Evalsha, &RENEW, |call| add_all(call, renewals)).await {
+            Ok(reply) => replies(&session, reply, count, is_held)?,
+            Err(error) => send_again(&session, &RENEW, batch, error, add_all, is_held).await?,
         };
-        let reply = reply.map_err(translate)?;
         session.replicated(self.min_replicas).await?;
-        let held = reply.as_sequence().ok_or_else(|| unexpected(&reply))?;
-        Ok(held.iter().map(|held| Ok(*held == Value::Int(1))).collect())
+        Ok(held)
     }
 
     fn runtime(&self) -> Handle {

@@ -2,7 +2,7 @@
 
 use futures_util::future::join_all;
 use lockkeeper_core::{Attempt, Backend, Background, Claim, ClaimSpec, ErrorKind, Keeper, Name};
-use lockkeeper_core::{Guard, ReleaseOutcome};
+use lockkeeper_core::{Guard, ReleaseOutcome, Renewal};
 use lockkeeper_redis::{Config, Redis};
 use lockkeeper_testkit::server::RedisServer;
 use lockkeeper_testkit::wait::soon;
@@ -133,6 +133,29 @@ async fn a_name_that_the_user_may_not_lock_is_refused_alone() {
         tokio::join!(all_released(guards), forbidden.try_lock(), all_released(rest));
     check(&refused.unwrap_err(), ErrorKind::Config, "lacks a permission");
     nothing_left(&keeper, &server).await;
+}
+
+/// Otherwise all locks whose renewals share a call with it would be lost.
+#[tokio::test]
+async fn a_name_that_the_user_may_no_longer_use_is_not_renewed_and_the_others_are() {
+    let server = RedisServer::start_or_panic();
+    server.command(&["ACL", "SETUSER", "ann", "on", ">secret", "~*", "&*", "+@all"]);
+    let url = format!("redis://ann:secret@127.0.0.1:{}/", server.port());
+    let store = Redis::connect(Config::from_url(&url).unwrap()).await.unwrap();
+    let names = (0..20).map(|number| format!("ok/{number}"));
+    let mut claims: Vec<_> = names.map(|name| claim(&store, &name)).collect();
+    claims.insert(10, claim(&store, "forbidden"));
+    for answer in join_all(claims.iter_mut().map(|claim| claim.attempt(None))).await {
+        assert!(matches!(answer.unwrap(), Attempt::Granted(_)));
+    }
+    server.command(&["ACL", "SETUSER", "ann", "resetkeys", "~lockkeeper:{ok/*"]);
+    let renewals = claims.iter_mut().map(|claim| claim.renew(secs(60)));
+    let mut renewed = soon("the renewals", join_all(renewals)).await;
+    let refused = renewed.remove(10);
+    check(&refused.unwrap_err(), ErrorKind::Config, "lacks a permission");
+    for renewal in renewed {
+        assert_eq!(renewal.unwrap(), Renewal::Renewed { valid_for: secs(60) });
+    }
 }
 
 #[tokio::test]
