@@ -87,7 +87,10 @@ async fn a_server_that_cannot_be_reached_is_unavailable() {
     // Of several hosts, all are named.
     let url = format!("postgres://me:hunter2@127.0.0.1:{0},localhost:{0}/db", server.port());
     let error = refusal(&url, ErrorKind::Unavailable).await;
-    let expected = format!("postgres: connect: 127.0.0.1:{0},localhost:{0}: Connection refused", server.port());
+    let expected = format!(
+        "postgres: connect: 127.0.0.1:{0},localhost:{0}: Connection refused",
+        server.port()
+    );
     assert!(error.to_string().starts_with(&expected), "{error}");
 }
 
