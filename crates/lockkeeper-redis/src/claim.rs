@@ -86,7 +86,7 @@ impl RedisClaim {
             self.check_uptime(&session)?;
         }
         let floor = floor.map_or(0, Fence::get);
-        // Whatever the claim assumed, the reply decides.
+        // Until the reply arrives, the claim holds nothing that it knows of.
         self.holds = false;
         self.contended = None;
         let secret = Secret::random();
@@ -144,7 +144,7 @@ impl RedisClaim {
                  it may have lost its data"
             ))),
             None => Err(config(format!(
-                "{address}: does not tell how long it has been up: let the user run INFO (ACL +info), or set \
+                "{address}: does not report how long it has been up: let the user run INFO (ACL +info), or set \
                  min_uptime=0s if it keeps its data over a restart"
             ))),
         }

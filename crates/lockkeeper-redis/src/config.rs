@@ -217,7 +217,7 @@ impl Config {
         for (name, value) in &parts.options {
             let value = decode(value)?;
             if seen.contains(name) {
-                return Err(config(format!("the option {name:?} stands in the URL twice")));
+                return Err(config(format!("the option {name:?} is in the URL twice")));
             }
             seen.push(name);
             match *name {

@@ -7,7 +7,7 @@ use lockkeeper_core::Kind;
 /// The keys of one lock or semaphore. All have the same hash tag, so a cluster keeps them together.
 ///
 /// The holder of the lock `orders/42` is `lockkeeper:{orders/42}`. The name is written as it is, but
-/// for `%` and `}`, which become `%25` and `%7D`: a cluster hashes what stands between the first `{` and
+/// for `%` and `}`, which become `%25` and `%7D`: a cluster hashes the text between the first `{` and
 /// the first `}` after it, and everything if nothing does.
 #[derive(Debug, Clone)]
 pub(crate) struct Keys {

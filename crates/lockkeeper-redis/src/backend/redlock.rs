@@ -29,8 +29,7 @@ pub async fn redlock(nodes: impl IntoIterator<Item = Config>) -> Result<Quorum> 
     let peers = Peer::all(nodes.len());
     for (config, peer) in nodes.into_iter().zip(&peers) {
         if servers.contains(&config.servers) {
-            let message =
-                "a quorum needs nodes that are not the same: one stands in the list twice";
+            let message = "a quorum needs different nodes: one is in the list twice";
             return Err(Error::new(ErrorKind::Config, message));
         }
         servers.push(config.servers.clone());

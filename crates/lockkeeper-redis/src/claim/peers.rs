@@ -41,7 +41,7 @@ impl Peer {
     /// Notes a new connection, and refuses it if another node is connected to the same run of a server: one server
     /// would have two votes.
     ///
-    /// A server that does not tell its run id cannot be compared.
+    /// A server that does not report its run id cannot be compared.
     pub(crate) fn connected(&self, identity: &Identity) -> Result<()> {
         let address = identity.address().to_string();
         let Some(run) = identity.run() else { return Ok(()) };
@@ -97,7 +97,7 @@ mod tests {
         assert!(peers[2].refusal().is_none(), "it has to connect to find out whether it still is");
         peers[2].connected(&server("alias", "run-3")).unwrap();
         assert!(peers.iter().all(|peer| peer.refusal().is_none() && peer.duplicate().is_none()));
-        // A server that does not tell is not compared.
+        // A server that does not report its run id is not compared.
         peers[0].connected(&Identity::of("a", None)).unwrap();
     }
 }

@@ -151,7 +151,7 @@ impl Session {
         &self.identity
     }
 
-    /// How long the server has been up at least, if it told. A restart ends the session, so one reply is valid for its
+    /// How long the server has been up at least, if it reported that. A restart ends the session, so one reply is valid for its
     /// whole life.
     pub(crate) fn uptime(&self) -> Option<Duration> {
         self.uptime.map(|uptime| uptime.reported + uptime.at.elapsed())

@@ -16,7 +16,7 @@ pub(super) fn database_number(database: Option<&&str>) -> Result<i64> {
     let Some(number) = database.filter(|number| !number.is_empty()) else { return Ok(0) };
     let number = number.parse().ok().filter(|number| *number >= 0);
     number.ok_or_else(|| {
-        config("what stands after the host is the number of a database, as in \"redis://host/0\"")
+        config("the path after the host must be the number of a database, as in \"redis://host/0\"")
     })
 }
 

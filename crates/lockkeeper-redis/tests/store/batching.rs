@@ -178,7 +178,7 @@ async fn a_replica_is_left_also_if_what_it_refuses_shares_a_call() {
     let store = store(&server).await;
     // Of a server that does not exist, so that it does not begin to load anything.
     server.command(&["REPLICAOF", "127.0.0.1", "1"]);
-    // Nobody looks at the answers of those that are sent by themselves.
+    // The answers of those that their callers send are not read.
     in_flight!(_attempts, &store, MAX_DIRECT);
     let (mut one, mut two) = (claim(&store, "one"), claim(&store, "two"));
     let (one, two) =
@@ -186,7 +186,7 @@ async fn a_replica_is_left_also_if_what_it_refuses_shares_a_call() {
     for refused in [one, two] {
         check(&refused.unwrap_err(), ErrorKind::Unavailable, "read-only replica");
     }
-    // So the next one connects, and is told where.
+    // So the next one connects, and its error names the address.
     let refused = soon("a refusal", claim(&store, "next").attempt(None)).await.unwrap_err();
     check(&refused, ErrorKind::Unavailable, &format!("127.0.0.1:{}: ", server.port()));
 }
@@ -211,7 +211,7 @@ async fn an_attempt_that_is_not_polled_while_it_connects_delays_no_other() {
 
 /// A runtime with one thread runs only while a thread blocks on it.
 #[test]
-fn a_runtime_that_stands_still_holds_up_no_other_that_has_the_same_store() {
+fn a_runtime_that_does_not_run_delays_no_other_with_the_same_store() {
     let server = RedisServer::start_or_panic();
     let first = Runtime::new().unwrap();
     let store = first.block_on(store(&server));
