@@ -482,6 +482,22 @@ async fn a_release_that_is_dropped_wakes_the_next_one() {
     assert!(is_handed_over(listen(&mut *waiter, 1)));
 }
 
+/// The place is free before the store has answered: the next one asks meanwhile.
+#[tokio::test(start_paused = true)]
+async fn a_release_that_hangs_holds_up_no_waiter_of_a_fair_store() {
+    let setup = Setup::new(Memory::new());
+    let mut holder = setup.waiter();
+    assert!(is_granted(&mut *holder).await);
+    let mut waiters = setup.refused(3).await;
+    let [first, _second, third] = &mut waiters[..] else { panic!("three") };
+    let mut third = Listening::new(&mut **third);
+    assert_eq!(third.poll(), None);
+    setup.faults.once(Op::Release, Fault::Hangs);
+    let mut release = first.release();
+    assert!(poll_once(release.as_mut()).is_pending());
+    assert!(third.is_woken());
+}
+
 /// On a store without notices, only this process can tell.
 #[tokio::test(start_paused = true)]
 async fn a_holder_that_is_dropped_wakes_the_next_one() {

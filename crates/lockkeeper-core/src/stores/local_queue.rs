@@ -1,6 +1,7 @@
 //! A queue within the process, in front of a store.
 
 mod inspect;
+mod place;
 mod queue;
 
 use std::future::poll_fn;
@@ -8,7 +9,8 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use self::queue::{Entry, Handoff, Hold, Place, Queues, Turn};
+use self::place::{Hold, Place, Queues};
+use self::queue::{Entry, Handoff, Turn};
 use crate::contract::{
     Attempt, Backend, BoxFuture, Capabilities, Change, Claim, ClaimSpec, Holder, Inspector, Mode,
     Release, Renewal, Retry,

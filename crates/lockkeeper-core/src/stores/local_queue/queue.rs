@@ -1,6 +1,6 @@
-//! The queues of one process, by name and kind: which waiter may talk to the store, and which one is to be woken.
+//! The queue of one name within a process: which waiter may talk to the store, and which one is to be woken.
 //!
-//! Everything happens under one lock and without I/O. Wakers are called after the lock is released.
+//! Everything happens under the lock of the table of queues and without I/O. Wakers are called after the lock is released.
 //!
 //! # Invariants
 //!
@@ -12,15 +12,14 @@
 //!    waker under the lock under which it finds that it has nothing to do, so no wake-up is lost.
 //! 4. A queue without waiters is not in the table.
 
-use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Waker};
+use std::collections::BTreeMap;
+use std::task::Waker;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::contract::{ClaimSpec, Kind, Mode, Participant, Retry};
-use crate::name::{Label, Name};
+use crate::contract::{ClaimSpec, Mode, Participant, Retry};
+use crate::name::Label;
 use crate::owner::Owner;
 
 /// A waiter that was woken and has not been polled for this long does not hold up others: they pass it over. It is
@@ -40,37 +39,24 @@ pub(super) enum Handoff {
     Local,
 }
 
-/// The queues of a store.
-#[derive(Debug)]
-pub(super) struct Queues {
-    pub(super) handoff: Handoff,
-    table: Mutex<Table>,
-}
-
 #[derive(Debug, Default)]
-struct Table {
-    locks: HashMap<Name, Queue>,
-    semaphores: HashMap<Name, Queue>,
-}
-
-#[derive(Debug, Default)]
-struct Queue {
-    waiters: BTreeMap<u64, Waiter>,
-    next: u64,
+pub(super) struct Queue {
+    pub(super) waiters: BTreeMap<u64, Waiter>,
+    pub(super) next: u64,
     /// How often the front was told that the lock may be free.
     calls: u64,
     /// A claim that left this queue holds the lock exclusively. Notices of the store are about other things then, and the
     /// front is told when that claim releases.
-    is_held: bool,
+    pub(super) is_held: bool,
 }
 
 #[derive(Debug)]
-struct Waiter {
+pub(super) struct Waiter {
     owner: Owner,
     label: Label,
-    mode: Mode,
+    pub(super) mode: Mode,
     since: Instant,
-    stage: Stage,
+    pub(super) stage: Stage,
     /// The number of calls when it last asked the store.
     answered: u64,
     /// When it was woken, if it has not been polled since.
@@ -78,7 +64,7 @@ struct Waiter {
     /// It was woken and did not come: others no longer wait for it. Its place is kept.
     passed: bool,
     /// It was told that the lock is contended. Before that it is on its first attempt, and does not wait.
-    refused: bool,
+    pub(super) refused: bool,
     /// When it last made an attempt, for the store or not.
     attempted: Instant,
     waker: Option<Waker>,
@@ -86,7 +72,7 @@ struct Waiter {
 
 /// How far a waiter has got.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage {
+pub(super) enum Stage {
     /// Behind the look-ahead: it does not talk to the store.
     Resting,
     /// Active, and it has not asked the store yet.
@@ -121,14 +107,14 @@ pub(super) enum Entry {
 
 /// Why a waiter leaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Leave {
+pub(super) enum Leave {
     Granted(Mode),
     GaveUp,
 }
 
 /// The wakers to call once the table is unlocked.
 #[derive(Default)]
-struct Wakes(Vec<Waker>);
+pub(super) struct Wakes(pub(super) Vec<Waker>);
 
 impl Wakes {
     fn add(&mut self, waiter: &mut Waiter, now: &mut Option<Instant>) {
@@ -140,7 +126,7 @@ impl Wakes {
 }
 
 impl Waiter {
-    fn new(spec: &ClaimSpec) -> Self {
+    pub(super) fn new(spec: &ClaimSpec) -> Self {
         let now = Instant::now();
         Self {
             owner: spec.owner,
@@ -175,7 +161,7 @@ impl Waiter {
         (self.woken, self.passed) = (None, false);
     }
 
-    fn participant(&self) -> Participant {
+    pub(super) fn participant(&self) -> Participant {
         Participant {
             owner: Some(self.owner),
             label: Some(self.label.clone()),
@@ -193,7 +179,7 @@ impl Queue {
         self.waiters.range(..place).map(|(_, waiter)| waiter).filter(|waiter| !waiter.passed)
     }
 
-    fn is_front(&self, place: u64, mode: Mode) -> bool {
+    pub(super) fn is_front(&self, place: u64, mode: Mode) -> bool {
         let shared = mode == Mode::Shared;
         self.ahead(place).all(|waiter| shared && waiter.mode == Mode::Shared)
     }
@@ -216,7 +202,7 @@ impl Queue {
     }
 
     /// Makes those active that have moved up.
-    fn activate(&mut self, wakes: &mut Wakes) {
+    pub(super) fn activate(&mut self, wakes: &mut Wakes) {
         let mut now = None;
         self.for_active(|waiter, _| {
             if waiter.stage == Stage::Resting {
@@ -227,7 +213,7 @@ impl Queue {
     }
 
     /// Wakes those active waiters that have not asked the store yet: what they wait for may be over.
-    fn wake_unasked(&mut self, wakes: &mut Wakes) {
+    pub(super) fn wake_unasked(&mut self, wakes: &mut Wakes) {
         let mut now = None;
         self.for_active(|waiter, _| {
             if waiter.stage == Stage::Called {
@@ -237,7 +223,7 @@ impl Queue {
     }
 
     /// Tells the front that the lock may be free. A waiter that was passed over is told, too: it may come yet.
-    fn call(&mut self, wakes: &mut Wakes) {
+    pub(super) fn call(&mut self, wakes: &mut Wakes) {
         let mut now = None;
         self.calls += 1;
         for waiter in self.waiters.values_mut().take_while(|waiter| waiter.passed) {
@@ -268,7 +254,7 @@ impl Queue {
     }
 
     /// Returns whether an attempt of this waiter goes to the store, in which case it is asking from now on.
-    fn enter(&mut self, place: u64, handoff: Handoff, wakes: &mut Wakes) -> Entry {
+    pub(super) fn enter(&mut self, place: u64, handoff: Handoff, wakes: &mut Wakes) -> Entry {
         let now = Instant::now();
         let Some(waiter) = self.waiters.get_mut(&place) else { return Entry::Ask };
         let is_first = !waiter.refused;
@@ -310,7 +296,7 @@ impl Queue {
     }
 
     /// Returns what a waiter that listens is to do now. It is asking from now on if that is to ask.
-    fn poll(&mut self, place: u64, handoff: Handoff, waker: &Waker) -> Turn {
+    pub(super) fn poll(&mut self, place: u64, handoff: Handoff, waker: &Waker) -> Turn {
         let Some(waiter) = self.waiters.get_mut(&place) else { return Turn::Listen };
         waiter.is_here();
         if !waiter.waker.as_ref().is_some_and(|known| known.will_wake(waker)) {
@@ -362,13 +348,13 @@ impl Queue {
         self.due_ahead(place).any(is_late)
     }
 
-    fn begin(&mut self, place: u64) {
+    pub(super) fn begin(&mut self, place: u64) {
         if let Some(waiter) = self.waiters.get_mut(&place) {
             (waiter.stage, waiter.answered) = (Stage::Asking, self.calls);
         }
     }
 
-    fn leave(&mut self, place: u64, leave: Leave, handoff: Handoff, wakes: &mut Wakes) {
+    pub(super) fn leave(&mut self, place: u64, leave: Leave, handoff: Handoff, wakes: &mut Wakes) {
         if self.waiters.remove(&place).is_none() {
             return;
         }
@@ -379,235 +365,6 @@ impl Queue {
             // The next one is told by the release of this one: until then it need not ask.
             (Handoff::Local, Leave::Granted(Mode::Exclusive)) => self.is_held = true,
             (Handoff::Local | Handoff::Store, _) => self.wake_unasked(wakes),
-        }
-    }
-}
-
-impl Table {
-    fn of(&mut self, kind: Kind) -> &mut HashMap<Name, Queue> {
-        match kind {
-            Kind::Lock => &mut self.locks,
-            Kind::Semaphore => &mut self.semaphores,
-        }
-    }
-}
-
-impl Queues {
-    pub(super) fn new(handoff: Handoff) -> Self {
-        Self { handoff, table: Mutex::default() }
-    }
-
-    fn table(&self) -> MutexGuard<'_, Table> {
-        // Nothing panics while it holds this lock, so a poisoned one cannot be half written.
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Runs `change` on the queue of a name, if there is one. Forgets the queue if that leaves it empty.
-    fn with<T>(
-        &self,
-        (name, kind): (&Name, Kind),
-        change: impl FnOnce(&mut Queue, &mut Wakes) -> T,
-    ) -> Option<T> {
-        let mut wakes = Wakes::default();
-        let mut table = self.table();
-        let queues = table.of(kind);
-        let queue = queues.get_mut(name)?;
-        let result = change(queue, &mut wakes);
-        if queue.waiters.is_empty() {
-            queues.remove(name);
-        }
-        drop(table);
-        // Wakers run foreign code: not under the lock.
-        wakes.0.into_iter().for_each(Waker::wake);
-        Some(result)
-    }
-
-    /// Returns the waiters of each name that `wanted` accepts, in order.
-    pub(super) fn waiting(
-        &self,
-        wanted: impl Fn(&str) -> bool,
-    ) -> Vec<(Name, Kind, Vec<Participant>)> {
-        let mut table = self.table();
-        let mut all = Vec::new();
-        for kind in [Kind::Lock, Kind::Semaphore] {
-            for (name, queue) in table.of(kind).iter().filter(|(name, _)| wanted(name)) {
-                let waiting = queue.waiters.values().filter(|waiter| waiter.refused);
-                all.push((name.clone(), kind, waiting.map(Waiter::participant).collect()));
-            }
-        }
-        all.retain(|(.., waiting): &(_, _, Vec<Participant>)| !waiting.is_empty());
-        all
-    }
-}
-
-/// What a claim has in the store.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Hold {
-    None,
-    /// An attempt was sent and its answer is not known.
-    Unknown,
-    Held,
-}
-
-/// A claim's place in the queue of its name. Dropped, it leaves; what the claim held is free by then.
-#[derive(Debug)]
-pub(super) struct Place {
-    queues: Arc<Queues>,
-    name: Name,
-    kind: Kind,
-    /// `None` while it is not in the queue.
-    number: Option<u64>,
-    pub(super) hold: Hold,
-}
-
-impl Place {
-    pub(super) fn new(queues: Arc<Queues>, spec: &ClaimSpec) -> Self {
-        let (name, kind) = (spec.name.clone(), spec.mode.kind());
-        Self { queues, name, kind, number: None, hold: Hold::None }
-    }
-
-    pub(super) fn handoff(&self) -> Handoff {
-        self.queues.handoff
-    }
-
-    pub(super) fn is_queued(&self) -> bool {
-        self.number.is_some()
-    }
-
-    fn with<T: Default>(&self, change: impl FnOnce(&mut Queue, u64, &mut Wakes) -> T) -> T {
-        let Some(number) = self.number else { return T::default() };
-        let changed =
-            self.queues.with((&self.name, self.kind), |queue, wakes| change(queue, number, wakes));
-        changed.unwrap_or_default()
-    }
-
-    /// Returns whether claims of this process wait. The claim itself is not in the queue.
-    pub(super) fn others_wait(&self) -> bool {
-        let mut table = self.queues.table();
-        let queue = table.of(self.kind).get(&self.name);
-        queue.is_some_and(|queue| queue.waiters.values().any(|waiter| waiter.refused))
-    }
-
-    fn join(&mut self, spec: &ClaimSpec) {
-        if self.number.is_none() {
-            let mut table = self.queues.table();
-            let queue = table.of(self.kind).entry(self.name.clone()).or_default();
-            queue.next += 1;
-            queue.waiters.insert(queue.next, Waiter::new(spec));
-            self.number = Some(queue.next);
-        }
-    }
-
-    /// Joins the queue, or refreshes the place there. Returns whether the attempt goes to the store.
-    pub(super) fn enter(&mut self, spec: &ClaimSpec) -> Entry {
-        self.join(spec);
-        let handoff = self.queues.handoff;
-        let enter = |queue: &mut Queue, number, wakes: &mut Wakes| {
-            Some(queue.enter(number, handoff, wakes))
-        };
-        self.with(enter).unwrap_or(Entry::Ask)
-    }
-
-    /// Takes note that the claim asks the store, whatever its place.
-    pub(super) fn asks(&self) {
-        self.with(|queue, number, _| queue.begin(number));
-    }
-
-    /// Joins the queue with an attempt that the store has refused, if the claim is not there yet.
-    pub(super) fn refused(&mut self, spec: &ClaimSpec) {
-        self.join(spec);
-        self.with(|queue, number, wakes| {
-            if let Some(waiter) = queue.waiters.get_mut(&number) {
-                waiter.refused = true;
-                if waiter.stage == Stage::Resting {
-                    waiter.stage = Stage::Asked;
-                }
-            }
-            queue.activate(wakes);
-        });
-    }
-
-    /// Takes note that an attempt has ended, with or without an answer.
-    pub(super) fn answered(&self) {
-        let handoff = self.queues.handoff;
-        self.with(|queue, number, wakes| {
-            let Some(waiter) = queue.waiters.get_mut(&number) else { return };
-            if waiter.stage == Stage::Asking {
-                waiter.stage = Stage::Asked;
-            }
-            if handoff == Handoff::Store {
-                queue.wake_unasked(wakes);
-            }
-        });
-    }
-
-    /// Returns what the claim is to do now, and registers who is woken when that changes.
-    pub(super) fn poll(&self, cx: &Context<'_>) -> Turn {
-        let handoff = self.queues.handoff;
-        let turn = |queue: &mut Queue, number, _: &mut Wakes| {
-            Some(queue.poll(number, handoff, cx.waker()))
-        };
-        self.with(turn).unwrap_or(Turn::Listen)
-    }
-
-    /// Takes note that the store says that the lock may be free.
-    pub(super) fn noticed(&self) {
-        self.with(|queue, number, wakes| {
-            if queue.is_held {
-                return;
-            }
-            let Some(mode) = queue.waiters.get(&number).map(|waiter| waiter.mode) else { return };
-            if !queue.is_front(number, mode) {
-                queue.call(wakes);
-            } else if let Some(waiter) = queue.waiters.get_mut(&number) {
-                waiter.stage = Stage::Called;
-            }
-        });
-    }
-
-    /// Leaves the queue with the lock.
-    pub(super) fn granted(&mut self, mode: Mode) {
-        self.leave(Leave::Granted(mode));
-    }
-
-    /// Leaves the queue without the lock.
-    pub(super) fn give_up(&mut self) {
-        self.leave(Leave::GaveUp);
-    }
-
-    /// Leaves the queue if the claim was never told that the lock is contended.
-    pub(super) fn give_up_unless_refused(&mut self) {
-        let is_refused = |queue: &mut Queue, number, _: &mut Wakes| {
-            queue.waiters.get(&number).is_some_and(|waiter| waiter.refused)
-        };
-        if !self.with(is_refused) {
-            self.give_up();
-        }
-    }
-
-    fn leave(&mut self, leave: Leave) {
-        let handoff = self.queues.handoff;
-        self.with(|queue, number, wakes| queue.leave(number, leave, handoff, wakes));
-        self.number = None;
-    }
-
-    /// Tells the front that this claim no longer holds the lock, or holds less of it, if the store does not hand over by
-    /// itself.
-    pub(super) fn released(&self) {
-        if self.queues.handoff == Handoff::Local {
-            self.queues.with((&self.name, self.kind), |queue, wakes| {
-                queue.is_held = false;
-                queue.call(wakes);
-            });
-        }
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.give_up();
-        if self.hold != Hold::None {
-            self.released();
         }
     }
 }
