@@ -310,6 +310,8 @@ impl Queue {
         let yielding = waiter.yielding.take();
         let turn = match (stage, handoff) {
             (Stage::Resting, _) => Turn::Rest,
+            // The release of the holder wakes it.
+            (_, Handoff::Local) if self.is_held && self.is_front(place, mode) => Turn::Rest,
             _ if self.is_front(place, mode) && is_due => Turn::Ask,
             _ if self.is_front(place, mode) => Turn::Listen,
             (Stage::Asked | Stage::Asking, Handoff::Store) => Turn::Listen,
