@@ -12,8 +12,8 @@ use tokio_postgres::types::Type;
 
 use crate::backend::RawBackend;
 use crate::claim::Store;
+use crate::locals::{Local, Stage};
 use crate::names::{AdvisoryKey, NO_KEY};
-use crate::queue::{Holder, Waiter};
 use crate::sessions::Argument;
 
 const LOCKS: &str = include_str!("inspect/locks.sql");
@@ -53,26 +53,19 @@ impl ServerLock {
 
     /// Returns what is shown of it: for claims of this process what the process knows, and otherwise what the server
     /// knows.
-    fn participant(&self, holders: &[Holder], waiters: &[Waiter]) -> Participant {
-        let mut participant = Participant {
-            owner: None,
-            label: self.label.clone(),
+    fn participant(&self, locals: &[Local]) -> Participant {
+        let own = locals.iter().find(|own| own.has(self.pid, self.granted));
+        Participant {
+            owner: own.map(|own| own.owner),
+            label: own.map_or(self.label.clone(), |own| Some(own.label.clone())),
             mode: self.mode,
-            fence: None,
-            age: self.waited,
+            fence: own.and_then(|own| match own.stage {
+                Stage::Held(_, fence) => fence,
+                Stage::Waiting(_) | Stage::WithoutSession => None,
+            }),
+            age: own.map_or(self.waited, |own| Some(own.since.elapsed())),
             remaining: None,
-        };
-        if let Some(own) =
-            holders.iter().find(|own| self.granted && own.session.connection.pid == self.pid)
-        {
-            (participant.owner, participant.label) = (Some(own.owner), Some(own.label.clone()));
-            (participant.fence, participant.age) = (own.fence, Some(own.since.elapsed()));
         }
-        if let Some(own) = waiters.iter().find(|own| !self.granted && own.pid == Some(self.pid)) {
-            (participant.owner, participant.label) = (Some(own.owner), Some(own.label.clone()));
-            participant.age = Some(own.since.elapsed());
-        }
-        participant
     }
 }
 
@@ -90,39 +83,17 @@ impl Store {
     ) -> Result<Vec<LockInfo>> {
         let seen = self.server_locks().await?;
         let own = self.locals.all();
-        let own: HashMap<AdvisoryKey, _> =
-            own.into_iter().map(|(key, _, h, w)| (key, (h, w))).collect();
         let mut infos: BTreeMap<AdvisoryKey, LockInfo> = BTreeMap::new();
-        let mut add = |key: AdvisoryKey, granted: bool, participant: Participant| {
-            let Some(name) = name_of(key) else { return };
-            let info = infos.entry(key).or_insert_with(|| LockInfo {
+        for seen in &seen {
+            let Some(name) = name_of(seen.key) else { continue };
+            let info = infos.entry(seen.key).or_insert_with(|| LockInfo {
                 name,
                 kind: Kind::Lock,
                 holders: Vec::new(),
                 waiters: Vec::new(),
             });
-            if granted { info.holders.push(participant) } else { info.waiters.push(participant) }
-        };
-        for seen in &seen {
-            let (holders, waiters) = own.get(&seen.key).map_or((&[][..], &[][..]), |(h, w)| (h, w));
-            add(seen.key, seen.granted, seen.participant(holders, waiters));
-        }
-        // The server does not know waiters that are queued behind another of this process.
-        for (key, (_, waiters)) in &own {
-            let is_seen = |waiter: &&Waiter| {
-                seen.iter().any(|seen| seen.key == *key && Some(seen.pid) == waiter.pid)
-            };
-            for waiter in waiters.iter().filter(|waiter| !is_seen(waiter)) {
-                let participant = Participant {
-                    owner: Some(waiter.owner),
-                    label: Some(waiter.label.clone()),
-                    mode: waiter.mode,
-                    fence: None,
-                    age: Some(waiter.since.elapsed()),
-                    remaining: None,
-                };
-                add(*key, false, participant);
-            }
+            let of = if seen.granted { &mut info.holders } else { &mut info.waiters };
+            of.push(seen.participant(own.get(&seen.key).map_or(&[], Vec::as_slice)));
         }
         let mut infos: Vec<LockInfo> = infos.into_values().collect();
         infos.sort_by(|a, b| a.name.cmp(&b.name));
@@ -131,9 +102,9 @@ impl Store {
 
     /// Returns the names of keys: the original name for keys that this process uses, and the key itself for others.
     fn names(&self) -> impl Fn(AdvisoryKey) -> Option<Name> + use<> {
-        let all = self.locals.all().into_iter();
-        let known: HashMap<AdvisoryKey, Name> = all.map(|(key, name, ..)| (key, name)).collect();
-        move |key| known.get(&key).cloned().or_else(|| Name::new(key).ok())
+        let own = self.locals.all();
+        let name = move |key| own.get(&key)?.first().map(|local: &Local| local.name.clone());
+        move |key| name(key).or_else(|| Name::new(key).ok())
     }
 
     /// Returns the names of the keys that a semaphore consists of.

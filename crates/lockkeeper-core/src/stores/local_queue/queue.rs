@@ -7,7 +7,8 @@
 //! 1. A waiter is *active* (its [`Stage`] is not `Resting`) if it is at the front or next to it. It stays active until it
 //!    leaves: others join only behind it.
 //! 2. The *front* is the first waiter or, if that is a reader, all readers before the first writer. The *look-ahead* is
-//!    the waiter behind the front. Waiters that were passed over count for neither.
+//!    the waiter behind the front. Waiters that were passed over count for neither. With [`Active::First`], the front is the
+//!    first waiter alone, and there is no look-ahead.
 //! 3. Whenever the front or the look-ahead may have something new to do, its waker is called. A waiter registers its
 //!    waker under the lock under which it finds that it has nothing to do, so no wake-up is lost.
 //! 4. A queue without waiters is not in the table.
@@ -40,10 +41,20 @@ pub(super) enum Handoff {
     Local,
 }
 
+/// Which waiters of a queue talk to the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Active {
+    /// The front and the look-ahead.
+    FrontAndNext,
+    /// The first one, which is the front alone.
+    First,
+}
+
 /// The queues of a store.
 #[derive(Debug)]
 pub(super) struct Queues {
     pub(super) handoff: Handoff,
+    active: Active,
     table: Mutex<Table>,
 }
 
@@ -53,8 +64,9 @@ struct Table {
     semaphores: HashMap<Name, Queue>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Queue {
+    active: Active,
     waiters: BTreeMap<u64, Waiter>,
     next: u64,
     /// How often the front was told that the lock may be free.
@@ -187,13 +199,17 @@ impl Waiter {
 }
 
 impl Queue {
+    fn new(active: Active) -> Self {
+        Self { active, waiters: BTreeMap::new(), next: 0, calls: 0, is_held: false }
+    }
+
     /// The waiters that one has to let go first.
     fn ahead(&self, place: u64) -> impl Iterator<Item = &Waiter> {
         self.waiters.range(..place).map(|(_, waiter)| waiter).filter(|waiter| !waiter.passed)
     }
 
     fn is_front(&self, place: u64, mode: Mode) -> bool {
-        let shared = mode == Mode::Shared;
+        let shared = mode == Mode::Shared && self.active == Active::FrontAndNext;
         self.ahead(place).all(|waiter| shared && waiter.mode == Mode::Shared)
     }
 
@@ -208,7 +224,7 @@ impl Queue {
             };
             ahead = Some(waiter.mode);
             each(waiter, is_front);
-            if !is_front {
+            if !is_front || self.active == Active::First {
                 break;
             }
         }
@@ -376,8 +392,8 @@ impl Table {
 }
 
 impl Queues {
-    pub(super) fn new(handoff: Handoff) -> Self {
-        Self { handoff, table: Mutex::default() }
+    pub(super) fn new(handoff: Handoff, active: Active) -> Self {
+        Self { handoff, active, table: Mutex::default() }
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -473,8 +489,9 @@ impl Place {
 
     fn join(&mut self, spec: &ClaimSpec) {
         if self.number.is_none() {
-            let mut table = self.queues.table();
-            let queue = table.of(self.kind).entry(self.name.clone()).or_default();
+            let (mut table, active) = (self.queues.table(), self.queues.active);
+            let queues = table.of(self.kind);
+            let queue = queues.entry(self.name.clone()).or_insert_with(|| Queue::new(active));
             queue.next += 1;
             queue.waiters.insert(queue.next, Waiter::new(spec));
             self.number = Some(queue.next);
