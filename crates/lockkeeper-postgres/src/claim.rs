@@ -10,7 +10,7 @@ use lockkeeper_core::{
 };
 use tokio::time::Instant;
 
-use crate::locals::{Entry, HeldHere, Locals, Stage};
+use crate::locals::{Entry, Locals, Others, Stage};
 use crate::names::AdvisoryKey;
 use crate::sessions::{
     Granted, HeldModes, PendingQuery, ReleaseContext, RenewalCause, SessionPool, SessionRequest,
@@ -64,8 +64,8 @@ pub(crate) struct PostgresClaim {
     /// When the claim was created.
     started: Instant,
     shortage: Shortage,
-    /// What other claims of this process held when the last attempt started.
-    held_here: HeldHere,
+    /// What other claims of this process had when the last attempt started.
+    others: Others,
 }
 
 /// What an attempt found no session for.
@@ -129,7 +129,7 @@ impl PostgresClaim {
             attempted: now,
             started: now,
             shortage: Shortage::None,
-            held_here: HeldHere::default(),
+            others: Others::default(),
         }
     }
 
@@ -213,13 +213,14 @@ impl PostgresClaim {
     async fn start_attempt(&mut self) -> Result<Option<Attempt>> {
         let shortage_before = std::mem::replace(&mut self.shortage, Shortage::None);
         // Read first, so that no release is missed.
-        self.held_here = self.store.locals.held(self.key, self.spec.mode);
-        if self.held_here.excludes {
-            return if self.spec.queue {
-                self.start_waiting().await.map(Some)
-            } else {
-                Ok(Some(contended(Retry::OnNotify)))
-            };
+        self.others = self.store.locals.others(self.key, self.spec.mode);
+        match self.others {
+            // The lock is held: by a claim of this process, or by what the other claim waits for.
+            Others { exclude: true, .. } | Others { wait: true, .. } if self.spec.queue => {
+                return self.start_waiting().await.map(Some);
+            }
+            Others { exclude: true, .. } => return Ok(Some(contended(Retry::OnNotify))),
+            Others { .. } => {}
         }
         let Some(slot) = self.store.sessions.shared_slot(self.session_request()).await? else {
             self.shortage = Shortage::NoneToTry;
@@ -390,7 +391,7 @@ impl PostgresClaim {
                 State::Idle if self.shortage != Shortage::None => {
                     let (locals, mode) = (&self.store.locals, self.spec.mode);
                     tokio::select! {
-                        () = locals.changed(self.key, mode, self.held_here) => {}
+                        () = locals.changed(self.key, mode, self.others) => {}
                         () = self.store.sessions.freed() => {}
                     }
                     return Change::LookAgain;

@@ -12,7 +12,7 @@ use tokio_postgres::types::Type;
 
 use crate::backend::RawBackend;
 use crate::claim::Store;
-use crate::locals::{Local, Stage};
+use crate::locals::Local;
 use crate::names::{AdvisoryKey, NO_KEY};
 use crate::sessions::Argument;
 
@@ -54,18 +54,18 @@ impl ServerLock {
     /// Returns what is shown of it: for claims of this process what the process knows, and otherwise what the server
     /// knows.
     fn participant(&self, locals: &[Local]) -> Participant {
-        let own = locals.iter().find(|own| own.has(self.pid, self.granted));
-        Participant {
-            owner: own.map(|own| own.owner),
-            label: own.map_or(self.label.clone(), |own| Some(own.label.clone())),
-            mode: self.mode,
-            fence: own.and_then(|own| match own.stage {
-                Stage::Held(_, fence) => fence,
-                Stage::Waiting(_) | Stage::WithoutSession => None,
-            }),
-            age: own.map_or(self.waited, |own| Some(own.since.elapsed())),
-            remaining: None,
-        }
+        let own = locals.iter().find(|own| own.uses(self.pid));
+        own.map_or_else(
+            || Participant {
+                owner: None,
+                label: self.label.clone(),
+                mode: self.mode,
+                fence: None,
+                age: self.waited,
+                remaining: None,
+            },
+            |own| Participant { mode: self.mode, ..own.participant() },
+        )
     }
 }
 
@@ -84,16 +84,28 @@ impl Store {
         let seen = self.server_locks().await?;
         let own = self.locals.all();
         let mut infos: BTreeMap<AdvisoryKey, LockInfo> = BTreeMap::new();
-        for seen in &seen {
-            let Some(name) = name_of(seen.key) else { continue };
-            let info = infos.entry(seen.key).or_insert_with(|| LockInfo {
+        let mut add = |key: AdvisoryKey, granted: bool, participant: Participant| {
+            let Some(name) = name_of(key) else { return };
+            let info = infos.entry(key).or_insert_with(|| LockInfo {
                 name,
                 kind: Kind::Lock,
                 holders: Vec::new(),
                 waiters: Vec::new(),
             });
-            let of = if seen.granted { &mut info.holders } else { &mut info.waiters };
-            of.push(seen.participant(own.get(&seen.key).map_or(&[], Vec::as_slice)));
+            if granted { info.holders.push(participant) } else { info.waiters.push(participant) }
+        };
+        for seen in &seen {
+            let locals = own.get(&seen.key).map_or(&[][..], Vec::as_slice);
+            add(seen.key, seen.granted, seen.participant(locals));
+        }
+        // A wait may be on its way to the server, or its end on the way back.
+        for (key, local) in
+            own.iter().flat_map(|(key, locals)| locals.iter().map(move |local| (key, local)))
+        {
+            let is_seen = seen.iter().any(|seen| seen.key == *key && local.uses(seen.pid));
+            if local.is_waiting() && !is_seen {
+                add(*key, false, local.participant());
+            }
         }
         let mut infos: Vec<LockInfo> = infos.into_values().collect();
         infos.sort_by(|a, b| a.name.cmp(&b.name));

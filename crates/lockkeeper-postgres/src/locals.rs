@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use lockkeeper_core::{ClaimSpec, Fence, Label, Mode, Name, Owner};
+use lockkeeper_core::{ClaimSpec, Fence, Label, Mode, Name, Owner, Participant};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -15,7 +15,7 @@ use crate::sessions::Session;
 #[derive(Debug, Default)]
 pub(crate) struct Locals {
     table: Mutex<HashMap<AdvisoryKey, Vec<Local>>>,
-    /// Notified when a hold has ended or was downgraded.
+    /// Notified when a claim has left, or was downgraded.
     released: Notify,
 }
 
@@ -23,11 +23,11 @@ pub(crate) struct Locals {
 #[derive(Debug, Clone)]
 pub(crate) struct Local {
     pub(crate) name: Name,
-    pub(crate) owner: Owner,
-    pub(crate) label: Label,
-    pub(crate) mode: Mode,
-    pub(crate) since: Instant,
-    pub(crate) stage: Stage,
+    owner: Owner,
+    label: Label,
+    mode: Mode,
+    since: Instant,
+    stage: Stage,
 }
 
 /// What a claim has on the server.
@@ -40,13 +40,24 @@ pub(crate) enum Stage {
 }
 
 impl Local {
-    /// Returns whether the claim has what the server shows of a session.
-    pub(crate) fn has(&self, pid: i32, granted: bool) -> bool {
+    /// Returns whether a session serves the claim. No other claim on its key has that session.
+    pub(crate) fn uses(&self, pid: i32) -> bool {
         match &self.stage {
-            Stage::Held(session, _) => granted && session.connection.pid == pid,
-            Stage::Waiting(session) => !granted && session.connection.pid == pid,
+            Stage::Held(session, _) | Stage::Waiting(session) => session.connection.pid == pid,
             Stage::WithoutSession => false,
         }
+    }
+
+    pub(crate) fn is_waiting(&self) -> bool {
+        matches!(self.stage, Stage::Waiting(_))
+    }
+
+    /// Returns the claim as inspection shows it.
+    pub(crate) fn participant(&self) -> Participant {
+        let fence = if let Stage::Held(_, fence) = self.stage { fence } else { None };
+        let (owner, label) = (Some(self.owner), Some(self.label.clone()));
+        let age = Some(self.since.elapsed());
+        Participant { owner, label, mode: self.mode, fence, age, remaining: None }
     }
 
     /// Returns whether the server refuses `mode` to another claim because of this one.
@@ -82,20 +93,24 @@ impl Locals {
         self.table().clone()
     }
 
-    /// Returns what claims of this process hold of a key, as it matters to a claim of `mode`.
-    pub(crate) fn held(&self, key: AdvisoryKey, mode: Mode) -> HeldHere {
+    /// Returns what the other claims of this process have of a key, as it matters to one of `mode` that has nothing.
+    pub(crate) fn others(&self, key: AdvisoryKey, mode: Mode) -> Others {
         let table = self.table();
         let locals = table.get(&key).map_or(&[][..], Vec::as_slice);
         let holders = locals.iter().filter(|local| matches!(local.stage, Stage::Held(..))).count();
-        HeldHere { holders, excludes: locals.iter().any(|local| local.excludes(mode)) }
+        Others {
+            holders,
+            exclude: locals.iter().any(|local| local.excludes(mode)),
+            wait: locals.iter().any(Local::is_waiting),
+        }
     }
 
-    /// Waits until claims of this process hold something else of a key than `before`.
-    pub(crate) async fn changed(&self, key: AdvisoryKey, mode: Mode, before: HeldHere) {
+    /// Waits until the other claims of this process have something else of a key than `before`.
+    pub(crate) async fn changed(&self, key: AdvisoryKey, mode: Mode, before: Others) {
         loop {
             let mut released = std::pin::pin!(self.released.notified());
             released.as_mut().enable();
-            if self.held(key, mode) != before {
+            if self.others(key, mode) != before {
                 return;
             }
             released.await;
@@ -103,12 +118,14 @@ impl Locals {
     }
 }
 
-/// What claims of this process hold of a key.
+/// What the other claims of this process have of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct HeldHere {
+pub(crate) struct Others {
     holders: usize,
-    /// Whether the server would refuse another claim because of them.
-    pub(crate) excludes: bool,
+    /// Whether the server would refuse a try because of their holds.
+    pub(crate) exclude: bool,
+    /// Whether one of them waits, or has given up and its wait is being cancelled.
+    pub(crate) wait: bool,
 }
 
 /// A claim's entry. Dropped, the claim neither holds nor waits any more.
