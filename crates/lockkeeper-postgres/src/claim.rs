@@ -1,5 +1,7 @@
 //! One claim on one name.
 
+mod hold;
+
 use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::Duration;
@@ -10,11 +12,12 @@ use lockkeeper_core::{
 };
 use tokio::time::Instant;
 
+use self::hold::Hold;
 use crate::locals::{Entry, Locals, Others, Stage};
 use crate::names::AdvisoryKey;
 use crate::sessions::{
-    Granted, HeldModes, PendingQuery, ReleaseContext, RenewalCause, SessionPool, SessionRequest,
-    SessionSlot, connection_closed, downgrade, min_heartbeat_interval, poll_once, release,
+    Granted, HeldModes, PendingQuery, ReleaseContext, SessionPool, SessionRequest,
+    connection_closed, downgrade, min_heartbeat_interval, poll_once, release,
 };
 
 /// How long a dropped claim may take to release its lock before its session is ended.
@@ -86,35 +89,6 @@ enum State {
     Waiting(PendingQuery),
     Held(Hold),
     Releasing(BoxFuture<'static, Result<Release>>),
-}
-
-struct Hold {
-    slot: SessionSlot,
-    fence: Option<Fence>,
-    /// When the last renewal, or the grant, was requested.
-    renewed: Instant,
-    /// Whether a heartbeat was announced that the next renewal shares.
-    joins: bool,
-    held_modes: HeldModes,
-}
-
-impl Hold {
-    fn new(slot: SessionSlot, fence: Option<Fence>, attempted: Instant) -> Self {
-        Self { slot, fence, renewed: attempted, joins: false, held_modes: HeldModes::One }
-    }
-
-    /// Records that a renewal starts, and returns what caused it.
-    fn start_renewal(&mut self, ttl: Duration) -> RenewalCause {
-        let since_last = std::mem::replace(&mut self.renewed, Instant::now()).elapsed();
-        if std::mem::take(&mut self.joins) {
-            RenewalCause::Announced
-        } else if since_last >= ttl / 6 {
-            // The engine renews after a third of the validity.
-            RenewalCause::Due
-        } else {
-            RenewalCause::Requested
-        }
-    }
 }
 
 impl PostgresClaim {
@@ -238,18 +212,10 @@ impl PostgresClaim {
 
     /// Waits on the server, if there is a session for that; polls if there is none.
     async fn start_waiting(&mut self) -> Result<Attempt> {
-        if self.send_wait().await? {
-            return Ok(contended(Retry::OnNotify));
-        }
-        self.enter(Stage::WithoutSession);
-        self.shortage = Shortage::NoneToWait;
-        Ok(POLL)
-    }
-
-    /// Sends the wait. Returns false if there is no session for it.
-    async fn send_wait(&mut self) -> Result<bool> {
         let Some(slot) = self.store.sessions.exclusive_slot(self.session_request()).await? else {
-            return Ok(false);
+            self.enter(Stage::WithoutSession);
+            self.shortage = Shortage::NoneToWait;
+            return Ok(POLL);
         };
         let waited = self.started.elapsed();
         // The caller chooses `max_wait`, which may be `Duration::MAX`.
@@ -260,7 +226,7 @@ impl PostgresClaim {
         self.enter(Stage::Waiting(slot.session.clone()));
         let query = PendingQuery::wait(slot, self.shared(), self.store.fenced, limit);
         self.state = State::Waiting(query.send(&mut Context::from_waker(Waker::noop())));
-        Ok(true)
+        Ok(contended(Retry::OnNotify))
     }
 
     /// Asks the server, over another connection, whether the wait is still in progress there, and returns when to ask
