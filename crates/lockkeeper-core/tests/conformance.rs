@@ -71,6 +71,11 @@ async fn local_queue() -> Subject {
     subject(LocalQueue::new(Arc::new(store.clone())), vec![store], "")
 }
 
+async fn local_queue_one_by_one() -> Subject {
+    let store = Memory::new();
+    subject(LocalQueue::one_by_one(Arc::new(store.clone())), vec![store], "")
+}
+
 /// A store that does not hand over by itself.
 fn unordered_subject(backend: impl Backend, store: Unordered) -> Subject {
     Subject::new(Arc::new(backend), move |held: Held| {
@@ -120,6 +125,10 @@ mod on_slots {
 
 mod on_local_queue {
     lockkeeper_testkit::conformance!(super::local_queue);
+}
+
+mod on_local_queue_one_by_one {
+    lockkeeper_testkit::conformance!(super::local_queue_one_by_one);
 }
 
 mod on_unordered {

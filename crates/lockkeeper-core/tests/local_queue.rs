@@ -37,8 +37,12 @@ struct Setup {
 
 impl Setup {
     fn new(inner: impl Backend) -> Self {
+        Self::with(inner, LocalQueue::new)
+    }
+
+    fn with(inner: impl Backend, queue: fn(Arc<dyn Backend>) -> LocalQueue) -> Self {
         let (inner, faults) = Faulty::new(inner);
-        let store = Arc::new(LocalQueue::new(Arc::new(inner)));
+        let store = Arc::new(queue(Arc::new(inner)));
         let keeper = Keeper::from_backend(store.clone()).ttl(TTL);
         Self { store, keeper, faults }
     }
@@ -833,6 +837,37 @@ async fn all_readers_at_the_front_ask_the_store() {
             readers.push(reader);
         }
         assert_eq!(setup.faults.asked(Op::Attempt), 6, "{}", setup.store.name());
+    }
+}
+
+/// The waits of two claims may overtake each other on their way to the store.
+#[tokio::test(start_paused = true)]
+async fn one_by_one_only_the_first_waiter_asks_the_store_readers_included() {
+    for mode in [Mode::Exclusive, Mode::Shared] {
+        let setup = Setup::with(Memory::new(), LocalQueue::one_by_one);
+        let mut holder = setup.waiter();
+        assert!(is_granted(&mut *holder).await);
+        let mut waiters = Vec::new();
+        for _ in 0..4 {
+            let mut waiter = setup.claim(|spec| (spec.mode, spec.queue) = (mode, true));
+            assert!(!is_granted(&mut *waiter).await);
+            waiters.push(waiter);
+        }
+        assert_eq!(setup.faults.asked(Op::Attempt), 2, "{mode:?}");
+        let mut waiters = waiters.iter_mut();
+        let [first, second, third] = [(); 3].map(|()| waiters.next().unwrap());
+        let mut second = Listening::new(&mut **second);
+        let mut third = Listening::new(&mut **third);
+        assert_eq!((second.poll(), third.poll()), (None, None));
+        assert_eq!(setup.faults.asked(Op::Attempt), 2, "{mode:?}");
+        holder.release().await.unwrap();
+        assert!(is_handed_over(listen(&mut **first, 1)));
+        assert!(second.is_woken() && !third.is_woken(), "{mode:?}");
+        // A reader is granted the lock beside the first one. A writer waits in the store from now on.
+        let polled = second.poll();
+        assert_eq!(is_handed_over(polled), mode == Mode::Shared);
+        assert_eq!(setup.faults.asked(Op::Attempt), 3, "{mode:?}");
+        assert_eq!(third.is_woken(), mode == Mode::Shared);
     }
 }
 

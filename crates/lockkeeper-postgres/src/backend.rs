@@ -3,7 +3,9 @@
 use std::fmt;
 use std::sync::Arc;
 
-use lockkeeper_core::{Backend, Capabilities, Claim, ClaimSpec, Fences, Inspector, Result, Slots};
+use lockkeeper_core::{
+    Backend, Capabilities, Claim, ClaimSpec, Fences, Inspector, LocalQueue, Result, Slots,
+};
 use tokio_postgres::Config;
 
 use crate::claim::{PostgresClaim, Store};
@@ -17,7 +19,7 @@ use crate::sessions::{QueryPermit, SessionPool, Source, Tls, connection_closed};
 /// opened in.
 #[derive(Clone)]
 pub struct Postgres {
-    /// Builds semaphores from exclusive locks.
+    /// Builds semaphores from exclusive locks, each with a local queue.
     slots: Slots,
     store: Arc<Store>,
 }
@@ -88,7 +90,8 @@ impl Postgres {
 
     fn from_store(store: Store) -> Self {
         let store = Arc::new(store);
-        Self { slots: Slots::new(Arc::new(RawBackend(store.clone()))), store }
+        let queue = LocalQueue::one_by_one(Arc::new(RawBackend(store.clone())));
+        Self { slots: Slots::new(Arc::new(queue)), store }
     }
 
     /// Accepts an [`AdvisoryKey`](crate::AdvisoryKey) as a name, to share locks with programs that choose their own keys.
@@ -125,7 +128,8 @@ impl fmt::Debug for Postgres {
     }
 }
 
-/// The store without semaphores, which [`Slots`] adds.
+/// The store without semaphores, which [`Slots`] adds, and without the queue of waiters within the process, which is
+/// [`LocalQueue`]'s.
 #[derive(Debug)]
 pub(crate) struct RawBackend(pub(crate) Arc<Store>);
 

@@ -1,5 +1,7 @@
 //! One claim on one name.
 
+mod hold;
+
 use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::Duration;
@@ -10,11 +12,12 @@ use lockkeeper_core::{
 };
 use tokio::time::Instant;
 
+use self::hold::Hold;
+use crate::locals::{Entry, Locals, Others, Stage};
 use crate::names::AdvisoryKey;
-use crate::queue::{Entry, Locals};
 use crate::sessions::{
-    Granted, HeldModes, PendingQuery, ReleaseContext, RenewalCause, SessionPool, SessionRequest,
-    SessionSlot, connection_closed, downgrade, min_heartbeat_interval, poll_once, release,
+    Granted, HeldModes, PendingQuery, ReleaseContext, SessionPool, SessionRequest,
+    connection_closed, downgrade, min_heartbeat_interval, poll_once, release,
 };
 
 /// How long a dropped claim may take to release its lock before its session is ended.
@@ -56,18 +59,16 @@ pub(crate) struct PostgresClaim {
     store: Arc<Store>,
     spec: ClaimSpec,
     key: AdvisoryKey,
-    /// Created by the first attempt.
+    /// While it holds or waits.
     entry: Option<Entry>,
     state: State,
     /// When the last attempt started.
     attempted: Instant,
     /// When the claim was created.
     started: Instant,
-    /// How many releases this process had seen of the key when the last attempt started.
-    releases: u64,
-    /// Whether the last attempt found other claims of this process before it in the queue.
-    behind: bool,
     shortage: Shortage,
+    /// What other claims of this process had when the last attempt started.
+    others: Others,
 }
 
 /// What an attempt found no session for.
@@ -90,38 +91,6 @@ enum State {
     Releasing(BoxFuture<'static, Result<Release>>),
 }
 
-struct Hold {
-    slot: SessionSlot,
-    fence: Option<Fence>,
-    /// When the last renewal, or the grant, was requested.
-    renewed: Instant,
-    /// For how long that was valid.
-    valid_for: Duration,
-    /// Whether a heartbeat was announced that the next renewal shares.
-    joins: bool,
-    held_modes: HeldModes,
-}
-
-impl Hold {
-    fn new(slot: SessionSlot, fence: Option<Fence>, attempted: Instant) -> Self {
-        let (renewed, valid_for) = (attempted, Duration::ZERO);
-        Self { slot, fence, renewed, valid_for, joins: false, held_modes: HeldModes::One }
-    }
-
-    /// Records that a renewal starts, and returns what caused it.
-    fn start_renewal(&mut self) -> RenewalCause {
-        let since_last = std::mem::replace(&mut self.renewed, Instant::now()).elapsed();
-        if std::mem::take(&mut self.joins) {
-            RenewalCause::Announced
-        } else if since_last >= self.valid_for / 3 * 9 / 10 {
-            // The engine renews after a third of the validity. Its clock is another, and may be a little ahead.
-            RenewalCause::Due
-        } else {
-            RenewalCause::Requested
-        }
-    }
-}
-
 impl PostgresClaim {
     pub(crate) fn new(store: Arc<Store>, spec: ClaimSpec, key: AdvisoryKey) -> Self {
         let now = Instant::now();
@@ -133,9 +102,8 @@ impl PostgresClaim {
             state: State::Idle,
             attempted: now,
             started: now,
-            releases: 0,
-            behind: false,
             shortage: Shortage::None,
+            others: Others::default(),
         }
     }
 
@@ -208,10 +176,7 @@ impl PostgresClaim {
                 }
                 State::Releasing(releasing) => {
                     let released = releasing.as_mut().await;
-                    self.state = State::Idle;
-                    if let Some(entry) = &self.entry {
-                        entry.let_go();
-                    }
+                    (self.state, self.entry) = (State::Idle, None);
                     released?;
                 }
             }
@@ -220,34 +185,25 @@ impl PostgresClaim {
 
     /// Takes the first step of an attempt. Returns `None` if a query was sent whose answer decides.
     async fn start_attempt(&mut self) -> Result<Option<Attempt>> {
-        let Self { entry, store, spec, key, .. } = self;
-        let entry = entry.get_or_insert_with(|| store.locals.enter(*key, spec));
-        let mode = spec.mode;
-        // Read first, so that no release is missed.
-        self.releases = entry.releases();
         let shortage_before = std::mem::replace(&mut self.shortage, Shortage::None);
-        if spec.queue {
-            self.behind = !entry.queue(spec);
-            if self.behind {
-                return Ok(Some(contended(Retry::OnNotify)));
-            }
-            if let Some(query) = entry.sent() {
-                self.state = State::Waiting(query);
-                return Ok(None);
-            }
-            if entry.is_held_here(mode) {
+        // Read first, so that no release is missed.
+        self.others = self.store.locals.others(self.key, self.spec.mode);
+        match self.others {
+            // The lock is held: by a claim of this process, or by what the other claim waits for.
+            Others { exclude: true, .. } | Others { wait: true, .. } if self.spec.queue => {
                 return self.start_waiting().await.map(Some);
             }
-        } else if entry.others_wait() || entry.is_held_here(mode) {
-            return Ok(Some(contended(Retry::OnNotify)));
+            Others { exclude: true, .. } => return Ok(Some(contended(Retry::OnNotify))),
+            Others { .. } => {}
         }
         let Some(slot) = self.store.sessions.shared_slot(self.session_request()).await? else {
             self.shortage = Shortage::NoneToTry;
-            // A claim that may wait is queued now, and there may be a session soon. If there is none the next time, the
+            // A claim that may wait does, and there may be a session soon. If there is none the next time, the
             // engine must not take the shortage for contention.
             if !self.spec.queue || shortage_before == Shortage::NoneToTry {
                 return Err(self.store.sessions.exhausted());
             }
+            self.enter(Stage::WithoutSession);
             return Ok(Some(POLL));
         };
         self.state = State::Trying(PendingQuery::attempt(slot, self.shared(), self.store.fenced));
@@ -256,17 +212,10 @@ impl PostgresClaim {
 
     /// Waits on the server, if there is a session for that; polls if there is none.
     async fn start_waiting(&mut self) -> Result<Attempt> {
-        if self.send_wait().await? {
-            return Ok(contended(Retry::OnNotify));
-        }
-        self.shortage = Shortage::NoneToWait;
-        Ok(POLL)
-    }
-
-    /// Sends the wait. Returns false if there is no session for it.
-    async fn send_wait(&mut self) -> Result<bool> {
         let Some(slot) = self.store.sessions.exclusive_slot(self.session_request()).await? else {
-            return Ok(false);
+            self.enter(Stage::WithoutSession);
+            self.shortage = Shortage::NoneToWait;
+            return Ok(POLL);
         };
         let waited = self.started.elapsed();
         // The caller chooses `max_wait`, which may be `Duration::MAX`.
@@ -274,12 +223,10 @@ impl PostgresClaim {
             .spec
             .max_wait
             .map(|limit| limit.saturating_sub(waited).saturating_add(LOCK_TIMEOUT_MARGIN));
-        if let Some(entry) = &self.entry {
-            entry.waits_on(Some(slot.session.connection.pid));
-        }
+        self.enter(Stage::Waiting(slot.session.clone()));
         let query = PendingQuery::wait(slot, self.shared(), self.store.fenced, limit);
         self.state = State::Waiting(query.send(&mut Context::from_waker(Waker::noop())));
-        Ok(true)
+        Ok(contended(Retry::OnNotify))
     }
 
     /// Asks the server, over another connection, whether the wait is still in progress there, and returns when to ask
@@ -316,24 +263,18 @@ impl PostgresClaim {
         self.store.sessions.end_session(&connection, self.session_request()).await;
         // The connection was closed, so the answer is an error.
         self.state = State::Idle;
-        if let Some(entry) = &self.entry {
-            entry.waits_on(None);
-        }
+        self.enter(Stage::WithoutSession);
         Ok(None)
     }
 
-    /// Leaves the queue, and sends the wait of the claim that is first then. If a wait had been sent for this claim, it
-    /// becomes its pending query.
-    fn leave_queue(&mut self) {
-        let (Some(entry), store, key) = (&self.entry, &self.store, self.key) else { return };
-        let sent = entry.leave_queue(|next, ttl| {
-            let request = SessionRequest { key, ttl, label: next.label.as_str() };
-            let slot = store.sessions.exclusive_slot_now(request)?;
-            let query = PendingQuery::wait(slot, next.mode == Mode::Shared, store.fenced, None);
-            Some(query.send(&mut Context::from_waker(Waker::noop())))
-        });
-        if let Some(query) = sent {
-            self.state = State::Waiting(query);
+    /// Takes note of what the claim has on the server.
+    fn enter(&mut self, stage: Stage) {
+        let since = if let Stage::Held(..) = stage { Instant::now() } else { self.started };
+        match &self.entry {
+            Some(entry) => entry.set_stage(since, stage),
+            None => {
+                self.entry = Some(self.store.locals.enter(self.key, &self.spec, since, stage));
+            }
         }
     }
 
@@ -347,15 +288,15 @@ impl PostgresClaim {
             }
         };
         let slot = query.slot;
-        let Some(entry) = &self.entry else { return answer };
         if let Ok(Some(granted)) = &answer {
             slot.session.stop_waiting();
-            entry.hold(&self.spec, granted.fence, slot.session.clone());
-            self.leave_queue();
+            self.enter(Stage::Held(slot.session.clone(), granted.fence));
             self.state = State::Held(Hold::new(slot, granted.fence, self.attempted));
         } else {
             slot.leave();
-            entry.waits_on(None);
+            if let Some(entry) = &self.entry {
+                entry.set_stage(self.started, Stage::WithoutSession);
+            }
         }
         answer
     }
@@ -383,9 +324,7 @@ impl PostgresClaim {
         if let State::Held(hold) = std::mem::replace(&mut self.state, State::Idle) {
             hold.slot.session.connection.close();
         }
-        if let Some(entry) = &self.entry {
-            entry.let_go();
-        }
+        self.entry = None;
     }
 
     async fn next_change(&mut self) -> Change {
@@ -418,23 +357,13 @@ impl PostgresClaim {
                     let enough = grant.valid_for >= Some(self.spec.ttl * 2 / 3);
                     return if enough { Change::Granted(grant) } else { Change::LookAgain };
                 }
-                State::Idle => {
-                    let Some(entry) = &self.entry else { return std::future::pending().await };
-                    let shortage = self.shortage;
+                State::Idle if self.shortage != Shortage::None => {
+                    let (locals, mode) = (&self.store.locals, self.spec.mode);
                     tokio::select! {
-                        // First in the queue: the wait was sent for it, or it attempts again.
-                        () = entry.first(), if self.behind => match entry.sent() {
-                            Some(query) => self.state = State::Waiting(query),
-                            None => return Change::LookAgain,
-                        },
-                        // Not while others are before it: each of their hand-overs would wake it.
-                        () = entry.released(self.releases), if !self.behind => {
-                            return Change::LookAgain;
-                        }
-                        () = self.store.sessions.freed(), if shortage != Shortage::None => {
-                            return Change::LookAgain;
-                        }
+                        () = locals.changed(self.key, mode, self.others) => {}
+                        () = self.store.sessions.freed() => {}
                     }
+                    return Change::LookAgain;
                 }
                 State::Trying(query) => {
                     let answer = (&mut query.answer).await;
@@ -442,7 +371,7 @@ impl PostgresClaim {
                     let _ = self.record_answer(answer);
                     return Change::LookAgain;
                 }
-                State::Releasing(_) => std::future::pending().await,
+                State::Idle | State::Releasing(_) => std::future::pending().await,
             }
         }
     }
@@ -543,17 +472,13 @@ impl Claim for PostgresClaim {
     }
 
     fn release(&mut self) -> BoxFuture<'_, Result<Release>> {
-        self.leave_queue();
         self.start_release();
         Box::pin(async move {
-            let State::Releasing(releasing) = &mut self.state else {
-                return Ok(Release::WasNotHeld);
+            let answer = match &mut self.state {
+                State::Releasing(releasing) => releasing.as_mut().await,
+                _ => Ok(Release::WasNotHeld),
             };
-            let answer = releasing.as_mut().await;
-            self.state = State::Idle;
-            if let Some(entry) = &self.entry {
-                entry.let_go();
-            }
+            (self.state, self.entry) = (State::Idle, None);
             answer
         })
     }
@@ -561,7 +486,6 @@ impl Claim for PostgresClaim {
 
 impl Drop for PostgresClaim {
     fn drop(&mut self) {
-        self.leave_queue();
         self.start_release();
         let entry = self.entry.take();
         if let State::Releasing(releasing) = std::mem::replace(&mut self.state, State::Idle) {

@@ -12,8 +12,8 @@ use tokio_postgres::types::Type;
 
 use crate::backend::RawBackend;
 use crate::claim::Store;
+use crate::locals::Local;
 use crate::names::{AdvisoryKey, NO_KEY};
-use crate::queue::{Holder, Waiter};
 use crate::sessions::Argument;
 
 const LOCKS: &str = include_str!("inspect/locks.sql");
@@ -53,26 +53,19 @@ impl ServerLock {
 
     /// Returns what is shown of it: for claims of this process what the process knows, and otherwise what the server
     /// knows.
-    fn participant(&self, holders: &[Holder], waiters: &[Waiter]) -> Participant {
-        let mut participant = Participant {
-            owner: None,
-            label: self.label.clone(),
-            mode: self.mode,
-            fence: None,
-            age: self.waited,
-            remaining: None,
-        };
-        if let Some(own) =
-            holders.iter().find(|own| self.granted && own.session.connection.pid == self.pid)
-        {
-            (participant.owner, participant.label) = (Some(own.owner), Some(own.label.clone()));
-            (participant.fence, participant.age) = (own.fence, Some(own.since.elapsed()));
-        }
-        if let Some(own) = waiters.iter().find(|own| !self.granted && own.pid == Some(self.pid)) {
-            (participant.owner, participant.label) = (Some(own.owner), Some(own.label.clone()));
-            participant.age = Some(own.since.elapsed());
-        }
-        participant
+    fn participant(&self, locals: &[Local]) -> Participant {
+        let own = locals.iter().find(|own| own.uses(self.pid));
+        own.map_or_else(
+            || Participant {
+                owner: None,
+                label: self.label.clone(),
+                mode: self.mode,
+                fence: None,
+                age: self.waited,
+                remaining: None,
+            },
+            |own| Participant { mode: self.mode, ..own.participant() },
+        )
     }
 }
 
@@ -90,8 +83,6 @@ impl Store {
     ) -> Result<Vec<LockInfo>> {
         let seen = self.server_locks().await?;
         let own = self.locals.all();
-        let own: HashMap<AdvisoryKey, _> =
-            own.into_iter().map(|(key, _, h, w)| (key, (h, w))).collect();
         let mut infos: BTreeMap<AdvisoryKey, LockInfo> = BTreeMap::new();
         let mut add = |key: AdvisoryKey, granted: bool, participant: Participant| {
             let Some(name) = name_of(key) else { return };
@@ -104,24 +95,16 @@ impl Store {
             if granted { info.holders.push(participant) } else { info.waiters.push(participant) }
         };
         for seen in &seen {
-            let (holders, waiters) = own.get(&seen.key).map_or((&[][..], &[][..]), |(h, w)| (h, w));
-            add(seen.key, seen.granted, seen.participant(holders, waiters));
+            let locals = own.get(&seen.key).map_or(&[][..], Vec::as_slice);
+            add(seen.key, seen.granted, seen.participant(locals));
         }
-        // The server does not know waiters that are queued behind another of this process.
-        for (key, (_, waiters)) in &own {
-            let is_seen = |waiter: &&Waiter| {
-                seen.iter().any(|seen| seen.key == *key && Some(seen.pid) == waiter.pid)
-            };
-            for waiter in waiters.iter().filter(|waiter| !is_seen(waiter)) {
-                let participant = Participant {
-                    owner: Some(waiter.owner),
-                    label: Some(waiter.label.clone()),
-                    mode: waiter.mode,
-                    fence: None,
-                    age: Some(waiter.since.elapsed()),
-                    remaining: None,
-                };
-                add(*key, false, participant);
+        // A wait may be on its way to the server, or its end on the way back.
+        for (key, local) in
+            own.iter().flat_map(|(key, locals)| locals.iter().map(move |local| (key, local)))
+        {
+            let is_seen = seen.iter().any(|seen| seen.key == *key && local.uses(seen.pid));
+            if local.is_waiting() && !is_seen {
+                add(*key, false, local.participant());
             }
         }
         let mut infos: Vec<LockInfo> = infos.into_values().collect();
@@ -131,9 +114,9 @@ impl Store {
 
     /// Returns the names of keys: the original name for keys that this process uses, and the key itself for others.
     fn names(&self) -> impl Fn(AdvisoryKey) -> Option<Name> + use<> {
-        let all = self.locals.all().into_iter();
-        let known: HashMap<AdvisoryKey, Name> = all.map(|(key, name, ..)| (key, name)).collect();
-        move |key| known.get(&key).cloned().or_else(|| Name::new(key).ok())
+        let own = self.locals.all();
+        let name = move |key| own.get(&key)?.first().map(|local: &Local| local.name.clone());
+        move |key| name(key).or_else(|| Name::new(key).ok())
     }
 
     /// Returns the names of the keys that a semaphore consists of.

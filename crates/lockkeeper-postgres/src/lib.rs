@@ -27,8 +27,8 @@ mod diagnose;
 mod error;
 mod fences;
 mod inspect;
+mod locals;
 mod names;
-mod queue;
 mod sessions;
 mod transaction;
 

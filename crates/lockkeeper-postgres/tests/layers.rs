@@ -9,7 +9,7 @@ const LAYERS: [Layer<'_>; 6] = [
         below: &["backend", "claim", "sessions", "base"],
     },
     Layer { name: "backend", modules: &["backend"], below: &["claim", "sessions", "base"] },
-    Layer { name: "claim", modules: &["claim", "queue"], below: &["sessions", "base"] },
+    Layer { name: "claim", modules: &["claim", "locals"], below: &["sessions", "base"] },
     // Locks and registers on transactions, which need no claim.
     Layer {
         name: "transactions",

@@ -10,7 +10,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use self::place::{Hold, Place, Queues};
-use self::queue::{Entry, Handoff, Turn};
+use self::queue::{Active, Entry, Handoff, Turn};
 use crate::contract::{
     Attempt, Backend, BoxFuture, Capabilities, Change, Claim, ClaimSpec, Holder, Inspector, Mode,
     Release, Renewal, Retry,
@@ -41,6 +41,7 @@ const MAX_NOTICES: u32 = 16;
 /// - If the inner store is [`fair`](Capabilities::fair), front and look-ahead both wait in its queue, and the store
 ///   hands over. Tries are refused while claims of this process wait. Waiters ask the store in
 ///   the order of the local queue.
+///   This presumes that a contended answer means a place in the store's queue; if not, use [`one_by_one`](Self::one_by_one).
 /// - If it is not, a release wakes the front of this process directly, and new claims queue behind it, so a task that
 ///   releases and asks again does not overtake. The look-ahead only listens. It asks the store if the lock may be free
 ///   and the front has not asked. Tries go to the store. The order holds within the process; other processes compete.
@@ -88,8 +89,21 @@ pub struct LocalQueue {
 impl LocalQueue {
     /// Puts local queues in front of a store.
     pub fn new(inner: Arc<dyn Backend>) -> Self {
+        Self::with_active(inner, Active::FrontAndNext)
+    }
+
+    /// Puts local queues in front of a store, of which only the first waiter talks to the store: there is no look-ahead,
+    /// and readers ask one after the other.
+    ///
+    /// For a store that answers [`Contended`](Attempt::Contended) when it has sent a wait over a connection of its own.
+    /// The waits of two claims may overtake each other on their way to the server, and would not keep the order.
+    pub fn one_by_one(inner: Arc<dyn Backend>) -> Self {
+        Self::with_active(inner, Active::First)
+    }
+
+    fn with_active(inner: Arc<dyn Backend>, active: Active) -> Self {
         let handoff = if inner.capabilities().fair { Handoff::Store } else { Handoff::Local };
-        Self { inner, queues: Arc::new(Queues::new(handoff)) }
+        Self { inner, queues: Arc::new(Queues::new(handoff, active)) }
     }
 }
 

@@ -136,7 +136,7 @@ impl SessionPool {
         request: SessionRequest<'_>,
     ) -> Result<Option<SessionSlot>> {
         loop {
-            match self.checkout_exclusive(request, true) {
+            match self.checkout_exclusive(request) {
                 Checkout::Slot(slot, matched) => {
                     if let Some(slot) = self.prepare_slot(slot, matched, request).await? {
                         return Ok(Some(slot));
@@ -150,23 +150,6 @@ impl SessionPool {
                 },
                 Checkout::Exhausted => return Ok(None),
             }
-        }
-    }
-
-    /// Returns a slot to wait on, if there is one that needs no preparation.
-    pub(crate) fn exclusive_slot_now(
-        self: &Arc<Self>,
-        request: SessionRequest<'_>,
-    ) -> Option<SessionSlot> {
-        match self.checkout_exclusive(request, false) {
-            Checkout::Slot(slot, SessionMatch::Exact) if !slot.session.connection.needs_ping() => {
-                Some(slot)
-            }
-            Checkout::Slot(slot, _) => {
-                slot.leave();
-                None
-            }
-            Checkout::Opening(_) | Checkout::Exhausted => None,
         }
     }
 
@@ -272,11 +255,7 @@ impl SessionPool {
         }
     }
 
-    fn checkout_exclusive(
-        self: &Arc<Self>,
-        request: SessionRequest<'_>,
-        may_open: bool,
-    ) -> Checkout {
+    fn checkout_exclusive(self: &Arc<Self>, request: SessionRequest<'_>) -> Checkout {
         let mut table = self.table();
         let here = Handle::current().id();
         table.sessions.retain(|session| !session.connection.is_closed());
@@ -306,7 +285,7 @@ impl SessionPool {
         // The last session that may be opened is for holding, trying and confirming, if there is none for that.
         let kept = table.sessions.iter().find(|session| users(session).is_some()).cloned();
         let spare = usize::from(kept.is_none());
-        if may_open && self.make_room(&mut table, spare, kept.as_ref()) {
+        if self.make_room(&mut table, spare, kept.as_ref()) {
             let (opening, task) = self.open(&mut table, request, Purpose::Wait);
             return start(table, opening, task);
         }

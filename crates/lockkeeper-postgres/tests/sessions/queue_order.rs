@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::process::Stdio;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use lockkeeper_core::Slots;
@@ -9,7 +10,9 @@ use lockkeeper_postgres::AdvisoryKey;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::Command;
 
-use crate::common::{client, eventually, helper, holders_and_waiters, keeper, name, soon, url};
+use crate::common::{
+    client, eventually, helper, holders_and_waiters, keeper, name, sessions, soon, url,
+};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn processes_are_granted_in_order_of_arrival() {
@@ -89,4 +92,74 @@ async fn of_the_waiters_for_a_permit_one_polls_and_the_others_wait_on_the_server
     for waiter in waiters {
         soon("a waiter", waiter).await.unwrap();
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_waiters_of_one_name_wait_on_one_session_and_keep_their_order() {
+    let (application, name) = (name("thousand"), name("lock"));
+    let keeper = keeper(&format!("application_name={application}&fence=off"));
+    let guard = keeper.mutex(name.clone()).lock().await.unwrap();
+    let order = Arc::new(Mutex::new(Vec::new()));
+    let mut waiters = Vec::new();
+    for i in 0..1000 {
+        let (mutex, order) = (keeper.mutex(name.clone()), order.clone());
+        let mut lock = Box::pin(async move { mutex.lock().await });
+        // The first poll takes its place in the queue.
+        let polled = std::future::poll_fn(|cx| std::task::Poll::Ready(lock.as_mut().poll(cx)));
+        assert!(polled.await.is_pending(), "{i} did not wait");
+        // With tokio's budget used up, the next poll would end before that.
+        tokio::task::yield_now().await;
+        waiters.push(tokio::spawn(async move {
+            let guard = lock.await.unwrap();
+            order.lock().unwrap().push(i);
+            guard.release().await.unwrap();
+        }));
+    }
+    let inspect = keeper.inspect().unwrap();
+    let waiting = async || inspect.show(name.clone()).await.unwrap()[0].waiters.len();
+    eventually("all wait", async || waiting().await == 1000).await;
+    let (client, key) = (client().await, AdvisoryKey::of(&name));
+    eventually("one waits", async || holders_and_waiters(&client, key).await == (1, 1)).await;
+    guard.release().await.unwrap();
+    let mut most = 0;
+    while !waiters.iter().all(tokio::task::JoinHandle::is_finished) {
+        most = most.max(holders_and_waiters(&client, key).await.1);
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    for waiter in waiters {
+        soon("a waiter", waiter).await.unwrap();
+    }
+    // Of one that was just granted the lock the server may still know the wait.
+    assert!(most <= 2, "{most} waited at a time");
+    assert!(order.lock().unwrap().is_sorted(), "{order:?}");
+    let count = sessions(&client, &application).await;
+    assert!(count <= 4, "{count} connections");
+}
+
+/// Readers do not share a session either, so without a limit each of them would take one to wait on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn readers_that_wait_for_a_writer_wait_on_one_session_and_then_hold_together() {
+    let name = name("readers");
+    let keeper = keeper("");
+    let lock = keeper.rw_lock(name.clone());
+    let writer = lock.write().await.unwrap();
+    let readers: Vec<_> = (0..10)
+        .map(|_| {
+            let lock = lock.clone();
+            tokio::spawn(async move { lock.read().await.unwrap() })
+        })
+        .collect();
+    let inspect = keeper.inspect().unwrap();
+    let waiting = async || inspect.show(name.clone()).await.unwrap()[0].waiters.len();
+    eventually("all wait", async || waiting().await == 10).await;
+    let (client, key) = (client().await, AdvisoryKey::of(&name));
+    eventually("one waits", async || holders_and_waiters(&client, key).await == (1, 1)).await;
+    writer.release().await.unwrap();
+    let mut guards = Vec::new();
+    for reader in readers {
+        guards.push(soon("a reader", reader).await.unwrap());
+    }
+    assert_eq!(holders_and_waiters(&client, key).await, (10, 0));
+    drop(guards);
+    soon("close", keeper.close()).await;
 }

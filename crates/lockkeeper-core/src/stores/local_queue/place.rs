@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Waker};
 
-use super::queue::{Entry, Handoff, Leave, Queue, Stage, Turn, Waiter, Wakes};
+use super::queue::{Active, Entry, Handoff, Leave, Queue, Stage, Turn, Waiter, Wakes};
 use crate::contract::{ClaimSpec, Kind, Mode, Participant};
 use crate::name::Name;
 
@@ -12,6 +12,7 @@ use crate::name::Name;
 #[derive(Debug)]
 pub(super) struct Queues {
     pub(super) handoff: Handoff,
+    active: Active,
     table: Mutex<Table>,
 }
 
@@ -31,8 +32,8 @@ impl Table {
 }
 
 impl Queues {
-    pub(super) fn new(handoff: Handoff) -> Self {
-        Self { handoff, table: Mutex::default() }
+    pub(super) fn new(handoff: Handoff, active: Active) -> Self {
+        Self { handoff, active, table: Mutex::default() }
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -129,7 +130,9 @@ impl Place {
     fn join(&mut self, spec: &ClaimSpec) {
         if self.number.is_none() {
             let mut table = self.queues.table();
-            let queue = table.of(self.kind).entry(self.name.clone()).or_default();
+            let active = self.queues.active;
+            let queues = table.of(self.kind);
+            let queue = queues.entry(self.name.clone()).or_insert_with(|| Queue::new(active));
             queue.next += 1;
             queue.waiters.insert(queue.next, Waiter::new(spec));
             self.number = Some(queue.next);

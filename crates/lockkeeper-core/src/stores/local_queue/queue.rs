@@ -7,7 +7,8 @@
 //! 1. A waiter is *active* (its [`Stage`] is not `Resting`) if it is at the front or next to it. It stays active until it
 //!    leaves: others join only behind it.
 //! 2. The *front* is the first waiter or, if that is a reader, all readers before the first writer. The *look-ahead* is
-//!    the waiter behind the front. Waiters that were passed over count for neither.
+//!    the waiter behind the front. Waiters that were passed over count for neither. With [`Active::First`], the front is the
+//!    first waiter alone, and there is no look-ahead.
 //! 3. Whenever the front or the look-ahead may have something new to do, its waker is called. A waiter registers its
 //!    waker under the lock under which it finds that it has nothing to do, so no wake-up is lost.
 //! 4. A queue without waiters is not in the table.
@@ -39,8 +40,18 @@ pub(super) enum Handoff {
     Local,
 }
 
-#[derive(Debug, Default)]
+/// Which waiters of a queue talk to the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Active {
+    /// The front and the look-ahead.
+    FrontAndNext,
+    /// The first one, which is the front alone.
+    First,
+}
+
+#[derive(Debug)]
 pub(super) struct Queue {
+    active: Active,
     pub(super) waiters: BTreeMap<u64, Waiter>,
     pub(super) next: u64,
     /// How often the front was told that the lock may be free.
@@ -174,13 +185,17 @@ impl Waiter {
 }
 
 impl Queue {
+    pub(super) fn new(active: Active) -> Self {
+        Self { active, waiters: BTreeMap::new(), next: 0, calls: 0, is_held: false }
+    }
+
     /// The waiters that one has to let go first.
     fn ahead(&self, place: u64) -> impl Iterator<Item = &Waiter> {
         self.waiters.range(..place).map(|(_, waiter)| waiter).filter(|waiter| !waiter.passed)
     }
 
     pub(super) fn is_front(&self, place: u64, mode: Mode) -> bool {
-        let shared = mode == Mode::Shared;
+        let shared = mode == Mode::Shared && self.active == Active::FrontAndNext;
         self.ahead(place).all(|waiter| shared && waiter.mode == Mode::Shared)
     }
 
@@ -195,7 +210,7 @@ impl Queue {
             };
             ahead = Some(waiter.mode);
             each(waiter, is_front);
-            if !is_front {
+            if !is_front || self.active == Active::First {
                 break;
             }
         }
