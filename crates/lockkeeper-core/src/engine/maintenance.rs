@@ -140,6 +140,13 @@ impl Drop for TaskState {
     }
 }
 
+/// Returns how long the machine was suspended, from an arbitrary point on. A thread that is preempted between the readings
+/// of the two clocks gets a value that is too low, and would report a suspension now and another in the next round.
+/// The higher of two readings is wrong only if both were preempted.
+fn time_suspended() -> Duration {
+    clock::asleep().max(clock::asleep())
+}
+
 /// Runs for each keeper, from its first guard or wait on.
 ///
 /// It gives every new hold a background task, in rounds: a lock that is released before the next round, as most are,
@@ -147,7 +154,7 @@ impl Drop for TaskState {
 /// notifies all claims after the machine was suspended, because timers are late by then, and gives up acquires that
 /// are no longer polled.
 async fn maintain(state: TaskState) {
-    let mut suspended = clock::asleep();
+    let mut suspended = time_suspended();
     let mut checked = Instant::now();
     let Some(added) = state.0.upgrade().map(|it| it.hold_added.clone()) else { return };
     loop {
@@ -158,7 +165,7 @@ async fn maintain(state: TaskState) {
         loop {
             tokio::time::sleep(ROUND).await;
             let Some(maintenance) = state.0.upgrade() else { return };
-            let before = std::mem::replace(&mut suspended, clock::asleep());
+            let before = std::mem::replace(&mut suspended, time_suspended());
             // Compared with the last round, not with the last suspension: slow drift between the clocks is none.
             if suspended.abs_diff(before) > MIN_SUSPENSION {
                 observe::suspended(suspended.saturating_sub(before));
