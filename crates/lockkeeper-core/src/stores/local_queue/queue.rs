@@ -307,7 +307,9 @@ impl Queue {
         }
         // The engine pauses between two attempts: a waiter that is woken within a turn of its first one does not report.
         let is_due_ahead = is_active && self.due_ahead(place).next().is_some();
-        Entry::Wait(if is_first || is_due_ahead { Retry::After(TURN) } else { Retry::OnNotify })
+        // Without a look-ahead, it is woken only when it is first.
+        let may_be_next = is_first && self.active == Active::FrontAndNext;
+        Entry::Wait(if may_be_next || is_due_ahead { Retry::After(TURN) } else { Retry::OnNotify })
     }
 
     /// Returns what a waiter that listens is to do now. It is asking from now on if that is to ask.
