@@ -25,7 +25,7 @@ pub(crate) const ARGUMENT: &str = "__guardian";
 /// How long a guardian may take to be there.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 /// The longest sleep: a machine that was suspended is late by as long.
-const LONGEST_SLEEP: Duration = Duration::from_millis(500);
+const MAX_SLEEP: Duration = Duration::from_millis(500);
 
 /// A moment on a clock that all processes share and that goes on while the machine sleeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -161,7 +161,7 @@ pub(crate) fn main() -> ExitCode {
                 }
             }
         }
-        let sleep = until.map_or(LONGEST_SLEEP, |until: Moment| until.left().min(LONGEST_SLEEP));
+        let sleep = until.map_or(MAX_SLEEP, |until: Moment| until.left().min(MAX_SLEEP));
         let sleep = Timespec::try_from(sleep).ok();
         let mut fds = [PollFd::new(&stdin, PollFlags::IN)];
         let spoken = matches!(poll(&mut fds, sleep.as_ref()), Ok(1..));

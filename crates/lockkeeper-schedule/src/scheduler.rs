@@ -16,9 +16,9 @@ use crate::runner::{Clock, Runner, now};
 use crate::schedule::invalid;
 
 /// How far clocks may be apart, if not said otherwise.
-const MAX_SKEW: Duration = Duration::from_secs(10 * 60);
+const DEFAULT_SKEW: Duration = Duration::from_secs(10 * 60);
 /// Longer makes no sense, and would make claims stay for longer than stores can count.
-const LONGEST_SKEW: Duration = Duration::from_secs(366 * 24 * 60 * 60);
+const MAX_SKEW: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 
 /// The jobs of one node, and the keeper whose store they meet the other nodes on.
 ///
@@ -64,7 +64,7 @@ pub struct Scheduler {
 impl Scheduler {
     /// A scheduler without jobs.
     pub fn new(keeper: Keeper) -> Self {
-        Self { keeper, jobs: Vec::new(), max_skew: MAX_SKEW, clock: Arc::new(SystemTime::now) }
+        Self { keeper, jobs: Vec::new(), max_skew: DEFAULT_SKEW, clock: Arc::new(SystemTime::now) }
     }
 
     /// Adds a job.
@@ -101,7 +101,7 @@ impl Scheduler {
     /// [`blocking_start`](Self::blocking_start) is for.
     pub fn start(self) -> Result<Running> {
         let Self { keeper, jobs, max_skew, clock } = self;
-        if max_skew > LONGEST_SKEW {
+        if max_skew > MAX_SKEW {
             return Err(invalid("a max_skew of more than a year is too long"));
         }
         let mut names = HashSet::new();

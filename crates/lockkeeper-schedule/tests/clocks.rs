@@ -1,9 +1,9 @@
 //! Clocks that are set, machines that are stopped, and how ticks fare.
 #![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 
-mod kit;
+mod common;
 
-use kit::{Ledger, Wall, hours, mins, secs};
+use common::{Ledger, Wall, hours, mins, secs};
 use lockkeeper::backend::{Backend, Capabilities, Claim, ClaimSpec, Inspector};
 use lockkeeper::{Keeper, Memory, Result};
 use lockkeeper_schedule::{Misfire, Running, Schedule, Scheduler};

@@ -2,10 +2,10 @@
 #![cfg(feature = "metrics")]
 #![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 
-mod kit;
+mod common;
 mod meter;
 
-use kit::{Ledger, Wall, mins};
+use common::{Ledger, Wall, mins};
 use lockkeeper::{Keeper, Memory};
 use lockkeeper_schedule::{Schedule, Scheduler};
 use lockkeeper_testkit::{Fault, Faulty};

@@ -1,7 +1,7 @@
 //! What the scheduler promises, on the memory store in paused time.
 #![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 
-mod kit;
+mod common;
 
 use std::future::{pending, poll_fn};
 use std::pin::pin;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Poll;
 
-use kit::{Ledger, OnDrop, Wall, hours, mins, secs};
+use common::{Ledger, OnDrop, Wall, hours, mins, secs};
 use lockkeeper::{ErrorKind, Keeper, Memory};
 use lockkeeper_schedule::{Misfire, Schedule, Scheduler};
 use lockkeeper_testkit::log::Log;

@@ -1,11 +1,11 @@
 //! The scheduler on stores that are real: Redis, and files whose locks end with their process.
 #![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 
-mod kit;
+mod common;
 
 use std::time::SystemTime;
 
-use kit::{Ledger, secs, shift};
+use common::{Ledger, secs, shift};
 use lockkeeper::{ErrorKind, Keeper};
 use lockkeeper_schedule::{Misfire, Schedule, Scheduler};
 use lockkeeper_testkit::Flock;

@@ -2,13 +2,13 @@
 #![cfg(feature = "metrics")]
 #![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 
-mod kit;
+mod common;
 mod meter;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use kit::{Ledger, Wall, mins, secs};
+use common::{Ledger, Wall, mins, secs};
 use lockkeeper::backend::{Attempt, Backend, Background, Claim, ClaimSpec, Quorum};
 use lockkeeper::{Keeper, Memory, Name};
 use lockkeeper_schedule::{Schedule, Scheduler};

@@ -9,7 +9,7 @@ use lockkeeper::backend::BoxFuture;
 use lockkeeper::{Error, ErrorKind, Fence, FenceCheck, FenceRegister, FenceStore, Name, Result};
 use lockkeeper_axum::{FenceLayer, LockLayer, ProblemLayer, X_FENCE};
 
-use crate::kit::{keeper, post, refused, request, send, text};
+use crate::common::{keeper, post, refused, request, send, text};
 
 fn app(register: FenceRegister) -> Router {
     let fences = FenceLayer::new(register).key("order:{id}").methods([Method::PUT]);

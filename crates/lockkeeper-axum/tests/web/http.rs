@@ -18,14 +18,14 @@ use tokio::process::{Child, Command};
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
-use crate::kit::{Room, secs};
+use crate::common::{Room, secs};
 
 /// How many requests come at once.
 const REQUESTS: usize = 200;
 
 /// How often a scenario is repeated in which a request was answered with 503. A store that takes more than a second to
 /// say anything is unavailable, and a busy machine may need that long for so many.
-const MOST_ROUNDS: usize = 20;
+const MAX_ROUNDS: usize = 20;
 
 /// What a server answered.
 #[derive(Debug)]
@@ -119,7 +119,7 @@ async fn of_two_hundred_requests_at_once_one_is_served_and_all_others_are_refuse
     let (server, room) = (RedisServer::start_or_panic(), Room::new());
     let instances = two_instances(&server, &room, false).await;
     let (mut clean, mut paid) = (0, 0);
-    for _ in 0..MOST_ROUNDS {
+    for _ in 0..MAX_ROUNDS {
         let mut requests = at_once(instances, "/orders/42/pay");
         let mut refused = 0;
         // The one that is served stays until all others have their answers.
@@ -268,7 +268,7 @@ async fn two_hundred_requests_to_two_instances_of_the_example_are_served_one_at_
     let instances = [shops[0].address, shops[1].address];
     let mut paid = Vec::new();
     for round in 1.. {
-        assert!(round <= MOST_ROUNDS, "the server never answers two hundred within a second");
+        assert!(round <= MAX_ROUNDS, "the server never answers two hundred within a second");
         let mut requests = at_once(instances, "/orders/42/pay");
         let (before, mut refused) = (paid.len(), 0);
         while let Some(answer) = soon("an answer", requests.join_next()).await {

@@ -13,7 +13,7 @@ use lockkeeper::{Fence, FenceRegister, Keeper};
 use lockkeeper_axum::{FenceLayer, Held, LockLayer, X_FENCE};
 use lockkeeper_testkit::wait::soon;
 
-use crate::kit::{Room, at_work, keeper, nothing_left, post, refused, request, send, text};
+use crate::common::{Room, at_work, keeper, nothing_left, post, refused, request, send, text};
 
 /// Spellings of one order, as `Path<u64>` parses them.
 const SPELLINGS: [&str; 5] = ["42", "042", "+42", "%34%32", "%2B0042"];

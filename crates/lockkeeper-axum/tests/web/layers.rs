@@ -14,7 +14,7 @@ use lockkeeper_axum::{Held, LockLayer};
 use lockkeeper_testkit::wait::soon;
 use tower::{Layer as _, Service as _, ServiceExt as _, service_fn};
 
-use crate::kit::{
+use crate::common::{
     Room, at_work, header, keeper, nothing_left, post, queued, refused, request, secs, send, text,
 };
 

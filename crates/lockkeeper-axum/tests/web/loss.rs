@@ -18,7 +18,7 @@ use lockkeeper_testkit::{Fault, Faults, Faulty, Op};
 use tokio::sync::Notify;
 use tower::ServiceExt as _;
 
-use crate::kit::{Room, at_work, keeper, nothing_left, post, queued, refused, request, secs};
+use crate::common::{Room, at_work, keeper, nothing_left, post, queued, refused, request, secs};
 
 fn app(keeper: &Keeper, room: &Room) -> Router {
     app_with_ttl(keeper, room, secs(600))

@@ -12,7 +12,7 @@ use lockkeeper::{Error, ErrorKind, Keeper, LockInfo, Memory, Name, Result};
 use lockkeeper_axum::{LockError, LockLayer, ProblemLayer};
 use std::sync::Arc;
 
-use crate::kit::{header, keeper, post, problem, refused, secs, text};
+use crate::common::{header, keeper, post, problem, refused, secs, text};
 
 fn locked(keeper: &Keeper) -> Router {
     let lock = LockLayer::new(keeper.clone()).key("order:{id}");

@@ -5,7 +5,7 @@ use std::time::Duration;
 use lockkeeper::{ErrorKind, Keeper, Result, locked};
 use proptest::prelude::*;
 
-use crate::kit::keeper;
+use crate::common::keeper;
 
 #[derive(Debug, Clone)]
 struct Item {

@@ -1,7 +1,7 @@
 //! `#[locked]` on functions of every shape, on the memory store.
 #![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 
-mod kit;
+mod common;
 
 mod keys;
 mod scopes;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use lockkeeper::{ErrorKind, Fence, Keeper, Result, locked, scope};
 use lockkeeper_testkit::wait::soon;
 
-use crate::kit::{held, is_free, keeper};
+use crate::common::{held, is_free, keeper};
 
 #[locked(key = "account:{account}", keeper = "keeper", wait = "0s", reentrant)]
 async fn debit(keeper: &Keeper, account: u32) -> Result<Option<Fence>> {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use lockkeeper::{ErrorKind, Keeper, Mode, Result, locked};
 
-use crate::kit::{AppError, held, is_free, keeper};
+use crate::common::{AppError, held, is_free, keeper};
 
 struct Order {
     id: u64,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use lockkeeper::backend::Backend;
 use lockkeeper::{ErrorKind, Keeper, Memory, Result, blocking, locked};
 
-use crate::kit::keeper;
+use crate::common::keeper;
 
 static INSIDE: AtomicUsize = AtomicUsize::new(0);
 

@@ -10,7 +10,7 @@ use lockkeeper_testkit::wait::soon;
 use lockkeeper_testkit::{Fault, Faults, Op};
 use tokio::sync::oneshot;
 
-use crate::kit::{AppError, faulty, held, is_free, keeper};
+use crate::common::{AppError, faulty, held, is_free, keeper};
 
 #[derive(Debug, Clone, Copy)]
 enum Way {
