@@ -229,7 +229,8 @@ async fn a_waiter_survives_a_brief_failure_between_undecided_rounds() {
         link.none();
     }
     strays[0].release().await.unwrap();
-    // At the latest with its next refresh, a third of the ttl later: in 3 of 1,200 runs it took longer than 5 s.
+    // A node is asked again after its release was confirmed. Failed releases are repeated with full jitter, whose range has
+    // doubled several times by now: in 3 of 1,200 runs this took longer than 5 s.
     let guard = tokio::time::timeout(TTL, waiter).await.unwrap().unwrap();
     guard.expect("the store was away for less than the ttl").release().await.unwrap();
     // A store that stays away ends the wait, a ttl after its last answer.
