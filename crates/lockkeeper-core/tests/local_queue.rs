@@ -1103,6 +1103,47 @@ async fn a_lost_hold_wakes_the_next_one() {
     }
 }
 
+/// The holder learns from its release that the hold was gone.
+#[tokio::test(start_paused = true)]
+async fn a_loss_that_is_found_by_the_release_wakes_the_next_one() {
+    let store = Unordered::default();
+    let setup = Setup::new(store.clone());
+    let mut holder = setup.waiter();
+    assert!(is_granted(&mut *holder).await);
+    let mut waiters = setup.refused(2).await;
+    holder.release().await.unwrap();
+    assert!(is_handed_over(listen(&mut *waiters[0], 1)));
+    let [granted, front] = &mut waiters[..] else { panic!("two") };
+    let mut front = Listening::new(&mut **front);
+    assert_eq!(front.poll(), None);
+    store.break_lock(&Name::new("a").unwrap()).await.unwrap();
+    assert_eq!(granted.release().await.unwrap(), Release::WasNotHeld);
+    assert!(front.is_woken());
+    assert!(is_handed_over(front.poll()));
+}
+
+/// Another process has the lock by the time the holder asks again.
+#[tokio::test(start_paused = true)]
+async fn a_loss_that_is_found_by_an_attempt_wakes_the_next_one() {
+    let store = Unordered::default();
+    let setup = Setup::new(store.clone());
+    let mut holder = setup.waiter();
+    assert!(is_granted(&mut *holder).await);
+    let mut waiters = setup.refused(2).await;
+    holder.release().await.unwrap();
+    assert!(is_handed_over(listen(&mut *waiters[0], 1)));
+    let [granted, front] = &mut waiters[..] else { panic!("two") };
+    let mut front = Listening::new(&mut **front);
+    assert_eq!(front.poll(), None);
+    store.break_lock(&Name::new("a").unwrap()).await.unwrap();
+    let mut other = elsewhere(&store).await;
+    assert!(!is_granted(&mut **granted).await);
+    assert_eq!(front.poll(), None);
+    other.release().await.unwrap();
+    assert!(front.is_woken(), "it listens to the store again");
+    assert!(is_handed_over(front.poll()));
+}
+
 /// It may have to keep readers of other processes out.
 #[tokio::test(start_paused = true)]
 async fn a_writer_that_comes_to_the_front_behind_readers_asks() {

@@ -206,6 +206,10 @@ impl QueuedClaim {
         let asking = Asking(place);
         let answer = inner.attempt(*floor).await;
         drop(asking);
+        let is_refused = matches!(answer, Ok(Attempt::Contended { .. } | Attempt::Undecided));
+        if is_refused && before != Hold::None {
+            self.lost();
+        }
         match &answer {
             Ok(Attempt::Granted(_)) => self.granted(),
             Ok(Attempt::Contended { .. }) => {
@@ -350,9 +354,11 @@ impl Claim for QueuedClaim {
             self.place.give_up();
         }
         Box::pin(async move {
+            let was_held = self.place.hold != Hold::None;
             let mut releasing = Releasing { place: &mut self.place, is_held: true };
             let release = self.inner.release().await;
-            releasing.is_held = !matches!(release, Ok(Release::WasNotHeld));
+            // A hold may have been lost without notice: the next waiter rests until it is told of its end.
+            releasing.is_held = was_held || !matches!(release, Ok(Release::WasNotHeld));
             // Only now: what this claim had in the store while it waited may keep the next one out.
             releasing.place.give_up();
             drop(releasing);
