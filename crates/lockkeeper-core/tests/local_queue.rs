@@ -1144,6 +1144,41 @@ async fn a_loss_that_is_found_by_an_attempt_wakes_the_next_one() {
     assert!(is_handed_over(front.poll()));
 }
 
+/// A waker that owns a claim of the same store, as that of an executor may own a task.
+struct Owning {
+    _claim: std::sync::Mutex<Option<Box<dyn Claim>>>,
+}
+
+impl std::task::Wake for Owning {
+    fn wake(self: Arc<Self>) {}
+}
+
+#[tokio::test]
+async fn a_waker_that_is_dropped_may_drop_a_claim() {
+    for replaced in [true, false] {
+        let setup = Setup::new(Memory::new());
+        let mut holder = setup.waiter();
+        assert!(is_granted(&mut *holder).await);
+        let mut waiters = setup.refused(2).await;
+        let owning = Owning { _claim: std::sync::Mutex::new(waiters.pop()) };
+        let waker = Waker::from(Arc::new(owning));
+        let mut waiter = waiters.pop().unwrap();
+        assert!(waiter.changed().as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        drop(waker);
+        let (done, is_done) = std::sync::mpsc::channel();
+        let runtime = tokio::runtime::Handle::current();
+        std::thread::spawn(move || {
+            let _entered = runtime.enter();
+            if replaced {
+                assert_eq!(listen(&mut *waiter, 1), None);
+            }
+            drop(waiter);
+            done.send(()).unwrap();
+        });
+        is_done.recv_timeout(secs(10)).expect("no deadlock");
+    }
+}
+
 /// It may have to keep readers of other processes out.
 #[tokio::test(start_paused = true)]
 async fn a_writer_that_comes_to_the_front_behind_readers_asks() {

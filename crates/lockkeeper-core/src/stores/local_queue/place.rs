@@ -57,7 +57,7 @@ impl Queues {
         }
         drop(table);
         // Wakers run foreign code: not under the lock.
-        wakes.0.into_iter().for_each(Waker::wake);
+        wakes.called.into_iter().for_each(Waker::wake);
         Some(result)
     }
 
@@ -185,8 +185,8 @@ impl Place {
     /// Returns what the claim is to do now, and registers who is woken when that changes.
     pub(super) fn poll(&self, cx: &Context<'_>) -> Turn {
         let handoff = self.queues.handoff;
-        let turn = |queue: &mut Queue, number, _: &mut Wakes| {
-            Some(queue.poll(number, handoff, cx.waker()))
+        let turn = |queue: &mut Queue, number, wakes: &mut Wakes| {
+            Some(queue.poll(number, handoff, cx, wakes))
         };
         self.with(turn).unwrap_or(Turn::Listen)
     }

@@ -14,7 +14,7 @@
 //! 4. A queue without waiters is not in the table.
 
 use std::collections::BTreeMap;
-use std::task::Waker;
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -123,16 +123,22 @@ pub(super) enum Leave {
     GaveUp,
 }
 
-/// The wakers to call once the table is unlocked.
+/// What to do with wakers once the table is unlocked. They run foreign code, also when they are dropped: the last waker
+/// of a task may drop the task, and claims with it.
 #[derive(Default)]
-pub(super) struct Wakes(pub(super) Vec<Waker>);
+pub(super) struct Wakes {
+    /// To be called.
+    pub(super) called: Vec<Waker>,
+    /// To be dropped. One change of a queue retires one waker at most.
+    retired: Option<Waker>,
+}
 
 impl Wakes {
     fn add(&mut self, waiter: &mut Waiter, now: &mut Option<Instant>) {
         if waiter.woken.is_none() {
             waiter.woken = Some(*now.get_or_insert_with(Instant::now));
         }
-        self.0.extend(waiter.waker.take());
+        self.called.extend(waiter.waker.take());
     }
 }
 
@@ -311,11 +317,17 @@ impl Queue {
     }
 
     /// Returns what a waiter that listens is to do now. It is asking from now on if that is to ask.
-    pub(super) fn poll(&mut self, place: u64, handoff: Handoff, waker: &Waker) -> Turn {
+    pub(super) fn poll(
+        &mut self,
+        place: u64,
+        handoff: Handoff,
+        cx: &Context<'_>,
+        wakes: &mut Wakes,
+    ) -> Turn {
         let Some(waiter) = self.waiters.get_mut(&place) else { return Turn::Listen };
         waiter.is_here();
-        if !waiter.waker.as_ref().is_some_and(|known| known.will_wake(waker)) {
-            waiter.waker = Some(waker.clone());
+        if !waiter.waker.as_ref().is_some_and(|known| known.will_wake(cx.waker())) {
+            wakes.retired = waiter.waker.replace(cx.waker().clone());
         }
         let (mode, stage, attempted) = (waiter.mode, waiter.stage, waiter.attempted);
         let is_due = waiter.is_due(self.calls);
@@ -370,9 +382,8 @@ impl Queue {
     }
 
     pub(super) fn leave(&mut self, place: u64, leave: Leave, handoff: Handoff, wakes: &mut Wakes) {
-        if self.waiters.remove(&place).is_none() {
-            return;
-        }
+        let Some(waiter) = self.waiters.remove(&place) else { return };
+        wakes.retired = waiter.waker;
         self.activate(wakes);
         match (handoff, leave) {
             // It may have been called, and go without having asked.
