@@ -562,6 +562,52 @@ async fn a_store_that_is_down_is_an_error_each_time() {
     }
 }
 
+/// Those behind the front do not ask the store. They must not take its silence for an answer.
+#[tokio::test(start_paused = true)]
+async fn a_store_that_goes_down_fails_all_waiters_after_a_ttl() {
+    let one_by_one = Setup::with(Memory::new(), LocalQueue::one_by_one);
+    for setup in Setup::both().into_iter().chain([one_by_one]) {
+        let _guard = setup.lock().await;
+        let mut waiters = tokio::task::JoinSet::new();
+        for _ in 0..5 {
+            let mutex = setup.keeper.mutex("a");
+            waiters.spawn(async move { mutex.lock().await.map(drop) });
+        }
+        setup.until_queued("a", 5).await;
+        sleep(TTL * 2).await;
+        assert_eq!(waiters.try_join_next().map(drop), None);
+        let start = Instant::now();
+        setup.faults.always(Op::Attempt, Fault::Refused);
+        while let Some(waiter) = waiters.join_next().await {
+            assert_eq!(waiter.unwrap().unwrap_err().kind(), ErrorKind::Unavailable);
+        }
+        let took = start.elapsed();
+        assert!(took < TTL + secs(2), "{took:?} on {}", setup.store.name());
+    }
+}
+
+/// A front that has met an error and is not polled any more says nothing about the store.
+#[tokio::test(start_paused = true)]
+async fn the_error_of_a_front_is_forgotten() {
+    for setup in
+        [Setup::new(Unordered::silent()), Setup::with(Memory::new(), LocalQueue::one_by_one)]
+    {
+        let mut holder = setup.claim(|_| ());
+        assert!(is_granted(&mut *holder).await);
+        let mut waiters = setup.refused(3).await;
+        setup.faults.once(Op::Attempt, Fault::Refused);
+        assert!(waiters[0].attempt(None).await.is_err());
+        assert!(waiters[2].attempt(None).await.is_err());
+        tokio::time::advance(TTL / 2).await;
+        assert!(!is_granted(&mut *waiters[2]).await);
+        setup.faults.once(Op::Attempt, Fault::Refused);
+        assert!(waiters[0].attempt(None).await.is_err());
+        assert!(waiters[2].attempt(None).await.is_err());
+        assert!(!is_granted(&mut *waiters[0]).await);
+        assert!(!is_granted(&mut *waiters[2]).await, "the store has answered");
+    }
+}
+
 /// An attempt at the head that hangs is given up by the engine. Those behind it need not wait for that.
 #[tokio::test(start_paused = true)]
 async fn an_attempt_that_hangs_does_not_stop_those_behind_it() {
