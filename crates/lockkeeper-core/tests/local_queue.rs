@@ -562,6 +562,52 @@ async fn a_store_that_is_down_is_an_error_each_time() {
     }
 }
 
+/// Those behind the front do not ask the store. They must not take its silence for an answer.
+#[tokio::test(start_paused = true)]
+async fn a_store_that_goes_down_fails_all_waiters_after_a_ttl() {
+    let one_by_one = Setup::with(Memory::new(), LocalQueue::one_by_one);
+    for setup in Setup::both().into_iter().chain([one_by_one]) {
+        let _guard = setup.lock().await;
+        let mut waiters = tokio::task::JoinSet::new();
+        for _ in 0..5 {
+            let mutex = setup.keeper.mutex("a");
+            waiters.spawn(async move { mutex.lock().await.map(drop) });
+        }
+        setup.until_queued("a", 5).await;
+        sleep(TTL * 2).await;
+        assert_eq!(waiters.try_join_next().map(drop), None);
+        let start = Instant::now();
+        setup.faults.always(Op::Attempt, Fault::Refused);
+        while let Some(waiter) = waiters.join_next().await {
+            assert_eq!(waiter.unwrap().unwrap_err().kind(), ErrorKind::Unavailable);
+        }
+        let took = start.elapsed();
+        assert!(took < TTL + secs(2), "{took:?} on {}", setup.store.name());
+    }
+}
+
+/// A front that has met an error and is not polled any more says nothing about the store.
+#[tokio::test(start_paused = true)]
+async fn the_error_of_a_front_is_forgotten() {
+    for setup in
+        [Setup::new(Unordered::silent()), Setup::with(Memory::new(), LocalQueue::one_by_one)]
+    {
+        let mut holder = setup.claim(|_| ());
+        assert!(is_granted(&mut *holder).await);
+        let mut waiters = setup.refused(3).await;
+        setup.faults.once(Op::Attempt, Fault::Refused);
+        assert!(waiters[0].attempt(None).await.is_err());
+        assert!(waiters[2].attempt(None).await.is_err());
+        tokio::time::advance(TTL / 2).await;
+        assert!(!is_granted(&mut *waiters[2]).await);
+        setup.faults.once(Op::Attempt, Fault::Refused);
+        assert!(waiters[0].attempt(None).await.is_err());
+        assert!(waiters[2].attempt(None).await.is_err());
+        assert!(!is_granted(&mut *waiters[0]).await);
+        assert!(!is_granted(&mut *waiters[2]).await, "the store has answered");
+    }
+}
+
 /// An attempt at the head that hangs is given up by the engine. Those behind it need not wait for that.
 #[tokio::test(start_paused = true)]
 async fn an_attempt_that_hangs_does_not_stop_those_behind_it() {
@@ -1100,6 +1146,82 @@ async fn a_lost_hold_wakes_the_next_one() {
         }
         assert!(front.is_woken());
         assert!(is_handed_over(front.poll()));
+    }
+}
+
+/// The holder learns from its release that the hold was gone.
+#[tokio::test(start_paused = true)]
+async fn a_loss_that_is_found_by_the_release_wakes_the_next_one() {
+    let store = Unordered::default();
+    let setup = Setup::new(store.clone());
+    let mut holder = setup.waiter();
+    assert!(is_granted(&mut *holder).await);
+    let mut waiters = setup.refused(2).await;
+    holder.release().await.unwrap();
+    assert!(is_handed_over(listen(&mut *waiters[0], 1)));
+    let [granted, front] = &mut waiters[..] else { panic!("two") };
+    let mut front = Listening::new(&mut **front);
+    assert_eq!(front.poll(), None);
+    store.break_lock(&Name::new("a").unwrap()).await.unwrap();
+    assert_eq!(granted.release().await.unwrap(), Release::WasNotHeld);
+    assert!(front.is_woken());
+    assert!(is_handed_over(front.poll()));
+}
+
+/// Another process has the lock by the time the holder asks again.
+#[tokio::test(start_paused = true)]
+async fn a_loss_that_is_found_by_an_attempt_wakes_the_next_one() {
+    let store = Unordered::default();
+    let setup = Setup::new(store.clone());
+    let mut holder = setup.waiter();
+    assert!(is_granted(&mut *holder).await);
+    let mut waiters = setup.refused(2).await;
+    holder.release().await.unwrap();
+    assert!(is_handed_over(listen(&mut *waiters[0], 1)));
+    let [granted, front] = &mut waiters[..] else { panic!("two") };
+    let mut front = Listening::new(&mut **front);
+    assert_eq!(front.poll(), None);
+    store.break_lock(&Name::new("a").unwrap()).await.unwrap();
+    let mut other = elsewhere(&store).await;
+    assert!(!is_granted(&mut **granted).await);
+    assert_eq!(front.poll(), None);
+    other.release().await.unwrap();
+    assert!(front.is_woken(), "it listens to the store again");
+    assert!(is_handed_over(front.poll()));
+}
+
+/// A waker that owns a claim of the same store, as that of an executor may own a task.
+struct Owning {
+    _claim: std::sync::Mutex<Option<Box<dyn Claim>>>,
+}
+
+impl std::task::Wake for Owning {
+    fn wake(self: Arc<Self>) {}
+}
+
+#[tokio::test]
+async fn a_waker_that_is_dropped_may_drop_a_claim() {
+    for replaced in [true, false] {
+        let setup = Setup::new(Memory::new());
+        let mut holder = setup.waiter();
+        assert!(is_granted(&mut *holder).await);
+        let mut waiters = setup.refused(2).await;
+        let owning = Owning { _claim: std::sync::Mutex::new(waiters.pop()) };
+        let waker = Waker::from(Arc::new(owning));
+        let mut waiter = waiters.pop().unwrap();
+        assert!(waiter.changed().as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        drop(waker);
+        let (done, is_done) = std::sync::mpsc::channel();
+        let runtime = tokio::runtime::Handle::current();
+        std::thread::spawn(move || {
+            let _entered = runtime.enter();
+            if replaced {
+                assert_eq!(listen(&mut *waiter, 1), None);
+            }
+            drop(waiter);
+            done.send(()).unwrap();
+        });
+        is_done.recv_timeout(secs(10)).expect("no deadlock");
     }
 }
 

@@ -31,7 +31,8 @@ const MAX_NOTICES: u32 = 16;
 ///   first writer.
 /// - The *look-ahead*, the waiter behind the front, is prepared for its turn, so that a hand-off does not wait for its
 ///   task to be scheduled and for a round trip.
-/// - All others answer [`Contended`](Attempt::Contended) without I/O, and are woken when they move up.
+/// - All others answer [`Contended`](Attempt::Contended) without I/O, and are woken when they move up. If the store has
+///   failed the front, those that refresh their place get the same error.
 ///
 /// A claim that is granted leaves the queue. A claim that asks after a release is a new one, and goes to the back. If
 /// no other claim waits, a claim goes straight to the inner store. No task is spawned and no timer is set.
@@ -188,9 +189,13 @@ impl QueuedClaim {
             } else {
                 Entry::Ask
             };
-            if let Entry::Wait(retry) = entry {
-                self.last_answer = Answer::Local;
-                return Ok(Attempt::Contended { retry, holder: Holder::Unknown });
+            match entry {
+                Entry::Ask => {}
+                Entry::Wait(retry) => {
+                    self.last_answer = Answer::Local;
+                    return Ok(Attempt::Contended { retry, holder: Holder::Unknown });
+                }
+                Entry::Fail(error) => return Err(error),
             }
         } else {
             self.place.asks();
@@ -206,6 +211,10 @@ impl QueuedClaim {
         let asking = Asking(place);
         let answer = inner.attempt(*floor).await;
         drop(asking);
+        let is_refused = matches!(answer, Ok(Attempt::Contended { .. } | Attempt::Undecided));
+        if is_refused && before != Hold::None {
+            self.lost();
+        }
         match &answer {
             Ok(Attempt::Granted(_)) => self.granted(),
             Ok(Attempt::Contended { .. }) => {
@@ -215,10 +224,10 @@ impl QueuedClaim {
                 }
             }
             Ok(Attempt::Undecided) => self.place.hold = Hold::None,
-            Err(_) => {
+            Err(error) => {
                 self.place.hold = if before == Hold::Held { before } else { Hold::Unknown };
                 // The first answer of a store that is down is for the caller. Claims behind this one are to get it, too.
-                self.place.give_up_unless_refused();
+                self.place.failed(error);
             }
         }
         answer
@@ -350,9 +359,11 @@ impl Claim for QueuedClaim {
             self.place.give_up();
         }
         Box::pin(async move {
+            let was_held = self.place.hold != Hold::None;
             let mut releasing = Releasing { place: &mut self.place, is_held: true };
             let release = self.inner.release().await;
-            releasing.is_held = !matches!(release, Ok(Release::WasNotHeld));
+            // A hold may have been lost without notice: the next waiter rests until it is told of its end.
+            releasing.is_held = was_held || !matches!(release, Ok(Release::WasNotHeld));
             // Only now: what this claim had in the store while it waited may keep the next one out.
             releasing.place.give_up();
             drop(releasing);

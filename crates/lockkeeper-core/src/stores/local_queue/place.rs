@@ -4,8 +4,11 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Waker};
 
+use tokio::time::Instant;
+
 use super::queue::{Active, Entry, Handoff, Leave, Queue, Stage, Turn, Waiter, Wakes};
 use crate::contract::{ClaimSpec, Kind, Mode, Participant};
+use crate::error::Error;
 use crate::name::Name;
 
 /// The queues of a store.
@@ -57,7 +60,7 @@ impl Queues {
         }
         drop(table);
         // Wakers run foreign code: not under the lock.
-        wakes.0.into_iter().for_each(Waker::wake);
+        wakes.called.into_iter().for_each(Waker::wake);
         Some(result)
     }
 
@@ -164,6 +167,7 @@ impl Place {
                     waiter.stage = Stage::Asked;
                 }
             }
+            queue.failed = None;
             queue.activate(wakes);
         });
     }
@@ -185,8 +189,8 @@ impl Place {
     /// Returns what the claim is to do now, and registers who is woken when that changes.
     pub(super) fn poll(&self, cx: &Context<'_>) -> Turn {
         let handoff = self.queues.handoff;
-        let turn = |queue: &mut Queue, number, _: &mut Wakes| {
-            Some(queue.poll(number, handoff, cx.waker()))
+        let turn = |queue: &mut Queue, number, wakes: &mut Wakes| {
+            Some(queue.poll(number, handoff, cx, wakes))
         };
         self.with(turn).unwrap_or(Turn::Listen)
     }
@@ -216,9 +220,14 @@ impl Place {
         self.leave(Leave::GaveUp);
     }
 
-    /// Leaves the queue if the claim was never told that the lock is contended.
-    pub(super) fn give_up_unless_refused(&mut self) {
+    /// Takes note that the store has failed an attempt. Leaves the queue if the claim was never told that the lock is
+    /// contended.
+    pub(super) fn failed(&mut self, error: &Error) {
         let is_refused = |queue: &mut Queue, number, _: &mut Wakes| {
+            // Other errors may concern this claim alone, such as a refused floor.
+            if error.is_retryable() {
+                queue.failed = Some((Instant::now(), error.clone()));
+            }
             queue.waiters.get(&number).is_some_and(|waiter| waiter.refused)
         };
         if !self.with(is_refused) {

@@ -14,12 +14,13 @@
 //! 4. A queue without waiters is not in the table.
 
 use std::collections::BTreeMap;
-use std::task::Waker;
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use crate::contract::{ClaimSpec, Mode, Participant, Retry};
+use crate::error::Error;
 use crate::name::Label;
 use crate::owner::Owner;
 
@@ -59,6 +60,8 @@ pub(super) struct Queue {
     /// A claim that left this queue holds the lock exclusively. Notices of the store are about other things then, and the
     /// front is told when that claim releases.
     pub(super) is_held: bool,
+    /// The error with which the store last answered a waiter, and when that was; `None` if it has given another answer since.
+    pub(super) failed: Option<(Instant, Error)>,
 }
 
 #[derive(Debug)]
@@ -78,6 +81,7 @@ pub(super) struct Waiter {
     pub(super) refused: bool,
     /// When it last made an attempt, for the store or not.
     attempted: Instant,
+    ttl: Duration,
     waker: Option<Waker>,
 }
 
@@ -108,12 +112,14 @@ pub(super) enum Turn {
 }
 
 /// What becomes of an attempt.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) enum Entry {
     /// It goes to the store.
     Ask,
     /// The claim waits behind others of this process. When the engine is to ask again.
     Wait(Retry),
+    /// The same, and the store has failed them. The engine decides for how long a waiter tolerates that.
+    Fail(Error),
 }
 
 /// Why a waiter leaves.
@@ -123,16 +129,22 @@ pub(super) enum Leave {
     GaveUp,
 }
 
-/// The wakers to call once the table is unlocked.
+/// What to do with wakers once the table is unlocked. They run foreign code, also when they are dropped: the last waker
+/// of a task may drop the task, and claims with it.
 #[derive(Default)]
-pub(super) struct Wakes(pub(super) Vec<Waker>);
+pub(super) struct Wakes {
+    /// To be called.
+    pub(super) called: Vec<Waker>,
+    /// To be dropped. One change of a queue retires one waker at most.
+    retired: Option<Waker>,
+}
 
 impl Wakes {
     fn add(&mut self, waiter: &mut Waiter, now: &mut Option<Instant>) {
         if waiter.woken.is_none() {
             waiter.woken = Some(*now.get_or_insert_with(Instant::now));
         }
-        self.0.extend(waiter.waker.take());
+        self.called.extend(waiter.waker.take());
     }
 }
 
@@ -150,6 +162,7 @@ impl Waiter {
             passed: false,
             refused: false,
             attempted: now,
+            ttl: spec.ttl,
             waker: None,
         }
     }
@@ -186,7 +199,7 @@ impl Waiter {
 
 impl Queue {
     pub(super) fn new(active: Active) -> Self {
-        Self { active, waiters: BTreeMap::new(), next: 0, calls: 0, is_held: false }
+        Self { active, waiters: BTreeMap::new(), next: 0, calls: 0, is_held: false, failed: None }
     }
 
     /// The waiters that one has to let go first.
@@ -300,6 +313,11 @@ impl Queue {
         }
         let Some(waiter) = self.waiters.get_mut(&place) else { return Entry::Ask };
         waiter.refused = true;
+        let ttl = waiter.ttl;
+        if let Some(error) = self.failure(now, ttl).filter(|_| !is_first) {
+            return Entry::Fail(error);
+        }
+        let Some(waiter) = self.waiters.get_mut(&place) else { return Entry::Ask };
         let is_active = waiter.stage != Stage::Resting;
         if is_active && handoff == Handoff::Local && pause >= ABSENT_AFTER && !self.is_held {
             // No notice has come for a while. If the front has missed one, it asks now, or is passed over later.
@@ -313,11 +331,17 @@ impl Queue {
     }
 
     /// Returns what a waiter that listens is to do now. It is asking from now on if that is to ask.
-    pub(super) fn poll(&mut self, place: u64, handoff: Handoff, waker: &Waker) -> Turn {
+    pub(super) fn poll(
+        &mut self,
+        place: u64,
+        handoff: Handoff,
+        cx: &Context<'_>,
+        wakes: &mut Wakes,
+    ) -> Turn {
         let Some(waiter) = self.waiters.get_mut(&place) else { return Turn::Listen };
         waiter.is_here();
-        if !waiter.waker.as_ref().is_some_and(|known| known.will_wake(waker)) {
-            waiter.waker = Some(waker.clone());
+        if !waiter.waker.as_ref().is_some_and(|known| known.will_wake(cx.waker())) {
+            wakes.retired = waiter.waker.replace(cx.waker().clone());
         }
         let (mode, stage, attempted) = (waiter.mode, waiter.stage, waiter.attempted);
         let is_due = waiter.is_due(self.calls);
@@ -351,6 +375,13 @@ impl Queue {
         turn
     }
 
+    /// Returns the last answer of the store if that was an error. Only for half a TTL: the engine fails a waiter after a TTL
+    /// without an answer, and a front that is not polled any more must not have that effect.
+    fn failure(&self, now: Instant, ttl: Duration) -> Option<Error> {
+        let (since, error) = self.failed.as_ref()?;
+        (now.saturating_duration_since(*since) < ttl / 2).then(|| error.clone())
+    }
+
     /// The waiters in front of a place that were woken to ask the store, and have not come yet. One that has come to the
     /// front behind a new holder was not woken, and need not ask.
     fn due_ahead(&self, place: u64) -> impl Iterator<Item = &Waiter> {
@@ -372,8 +403,10 @@ impl Queue {
     }
 
     pub(super) fn leave(&mut self, place: u64, leave: Leave, handoff: Handoff, wakes: &mut Wakes) {
-        if self.waiters.remove(&place).is_none() {
-            return;
+        let Some(waiter) = self.waiters.remove(&place) else { return };
+        wakes.retired = waiter.waker;
+        if let Leave::Granted(_) = leave {
+            self.failed = None;
         }
         self.activate(wakes);
         match (handoff, leave) {
