@@ -14,7 +14,7 @@ use crate::implementation::{Held, Implementation, Mode, Outcome, one_line};
 use crate::implementations;
 use crate::load;
 
-/// How long a child may take to get ready or to answer.
+/// How long a child may take to start or to answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// What a child does.
@@ -100,14 +100,14 @@ async fn hold(implementation: &Implementation, args: &ChildArgs) -> Outcome<Vec<
     }
     let mut held = Vec::with_capacity(args.count);
     while held.len() < args.count {
-        let asks = (held.len()..args.count.min(held.len() + 100)).map(|number| {
+        let tasks = (held.len()..args.count.min(held.len() + 100)).map(|number| {
             let (implementation, key) = (implementation.clone(), format!("{}-{number}", args.key));
             tokio::spawn(async move {
                 implementation.lock(&key, number).await?.acquire(Mode::Exclusive).await
             })
         });
-        for ask in asks.collect::<Vec<_>>() {
-            held.push(ask.await.map_err(one_line)??);
+        for task in tasks.collect::<Vec<_>>() {
+            held.push(task.await.map_err(one_line)??);
         }
         // Spread the acquisitions, because renewals keep the same distances.
         tokio::time::sleep(Duration::from_millis(args.ttl_ms) / 600).await;

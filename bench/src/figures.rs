@@ -1,11 +1,11 @@
 //! Figures: one value per repetition, and statistics over them.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::report::Better;
 
 /// A measured quantity, with one entry per repetition. A failed repetition leaves its entry empty, so that later ones keep their index.
-#[derive(Debug, Clone, Default, Serialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct Figure {
     pub(crate) repetitions: Vec<Option<f64>>,
 }

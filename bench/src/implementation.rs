@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-/// How long a connection may take. An implementation that hangs must not block the run.
+/// The timeout for connecting. An implementation that hangs must not block the run.
 const SETUP_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// A boxed future. Boxing costs about 50 ns per call, for every implementation alike.
@@ -24,11 +24,11 @@ pub(crate) enum Mode {
 
 /// A handle of one task to one lock.
 pub(crate) trait Lock: Send + Sync {
-    /// Waits for the lock. Cancelling it may leave behind what the implementation leaves behind.
+    /// Waits for the lock. If the future is dropped, the implementation decides whether it leaks the lock or a queue entry.
     fn acquire(&self, mode: Mode) -> Fut<'_, Outcome<Box<dyn Held>>>;
 }
 
-/// A held lock. Dropping it does what the implementation's guard does on drop.
+/// A held lock. Dropping it drops the guard of the implementation.
 pub(crate) trait Held: Send {
     /// Releases the lock and waits until the store has confirmed it.
     fn release(self: Box<Self>) -> Fut<'static, Outcome<()>>;
@@ -180,8 +180,8 @@ pub(crate) fn one_line(error: impl fmt::Display) -> String {
 }
 
 /// Returns a name that is used once per run, so that leftovers of one slice do not affect the next.
-pub(crate) fn unique_name(what: &str) -> String {
+pub(crate) fn unique_name(prefix: &str) -> String {
     use std::sync::atomic::{AtomicU64, Ordering};
     static NUMBER: AtomicU64 = AtomicU64::new(0);
-    format!("{what}-{}", NUMBER.fetch_add(1, Ordering::Relaxed))
+    format!("{prefix}-{}", NUMBER.fetch_add(1, Ordering::Relaxed))
 }

@@ -73,7 +73,7 @@ fn of_redis(server: &RedisServer, implementation: &Implementation) -> Load {
         info.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<f64>().ok())
     };
     let seconds = value("used_cpu_user:").unwrap_or(0.0) + value("used_cpu_sys:").unwrap_or(0.0);
-    // Without the connection that asks.
+    // The connection of this query does not count.
     let connections = value("connected_clients:").unwrap_or(1.0) - 1.0;
     Load { requests, connections, processes: [(server.pid(), seconds)].into() }
 }
@@ -140,10 +140,6 @@ pub(crate) fn locked_files(pid: u32) -> f64 {
 }
 
 /// Returns the load average of the last minute.
-pub(crate) fn average() -> f64 {
-    text("/proc/loadavg")
-        .split_whitespace()
-        .next()
-        .and_then(|text| text.parse().ok())
-        .unwrap_or(f64::NAN)
+pub(crate) fn average() -> Option<f64> {
+    text("/proc/loadavg").split_whitespace().next()?.parse().ok()
 }

@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::process::Command;
-
 use std::sync::OnceLock;
 
 use lockkeeper_testkit::server::Binaries;
@@ -29,7 +28,7 @@ fn pin_to_cpu(index: Option<&usize>) -> Outcome<()> {
     sched_setaffinity(None, &set).map_err(one_line)
 }
 
-/// Describes CPU, memory, kernel, and the versions of everything measured.
+/// Describes CPU, memory, kernel, servers and compiler.
 pub(crate) fn describe() -> Vec<(String, String)> {
     let mut facts = Vec::new();
     let mut add = |name: &str, value: String| facts.push((name.to_owned(), value));
@@ -46,11 +45,8 @@ pub(crate) fn describe() -> Vec<(String, String)> {
     add("kernel", format!("Linux {}", system.trim()));
     add("Redis", version("redis-server", "redis-server"));
     add("PostgreSQL", version("postgres", "postgresql"));
-    add("Rust", output(Command::new("rustc").arg("--version")));
-    add("built", if cfg!(debug_assertions) { "WITHOUT optimisation" } else { "--release" }.into());
-    for (name, version) in dependency_versions() {
-        add(&name, version);
-    }
+    let build = if cfg!(debug_assertions) { "WITHOUT optimisation" } else { "--release" };
+    add("Rust", format!("{}, built {build}", output(Command::new("rustc").arg("--version"))));
     facts
 }
 
@@ -61,15 +57,22 @@ fn version(program: &str, package: &str) -> String {
     }
 }
 
+/// Returns the version number that a command prints.
 fn output(command: &mut Command) -> String {
-    let output =
-        command.output().map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
-    let output = output.unwrap_or_else(|error| error.to_string());
-    output.lines().next().unwrap_or("unknown").trim().to_owned()
+    match command.output() {
+        Ok(output) => version_number(&String::from_utf8_lossy(&output.stdout)),
+        Err(error) => error.to_string(),
+    }
+}
+
+/// Returns the first word that is a version number, such as `7.0.15` in `Redis server v=7.0.15 sha=…`.
+fn version_number(text: &str) -> String {
+    let mut words = text.split_whitespace().map(|word| word.trim_start_matches("v="));
+    words.find(|word| word.starts_with(|c: char| c.is_ascii_digit())).unwrap_or("unknown").into()
 }
 
 /// Returns the versions of the compared crates, from the lock file.
-fn dependency_versions() -> Vec<(String, String)> {
+pub(crate) fn crate_versions() -> Vec<(String, String)> {
     const NAMES: &[&str] = &[
         "distkit",
         "distributed-lock-file",
@@ -93,4 +96,21 @@ fn dependency_versions() -> Vec<(String, String)> {
         }
     }
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_version_is_reduced_to_its_number() {
+        for (text, number) in [
+            ("Redis server v=7.0.15 sha=00000000:0 malloc=jemalloc-5.3.0", "7.0.15"),
+            ("postgres (PostgreSQL) 15.18 (Debian 15.18-0+deb12u1)", "15.18"),
+            ("rustc 1.95.0 (59807616e 2026-04-14)", "1.95.0"),
+            ("", "unknown"),
+        ] {
+            assert_eq!(version_number(text), number);
+        }
+    }
 }

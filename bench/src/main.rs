@@ -1,11 +1,12 @@
 //! Compares Lockkeeper with its peers.
 //!
 //! `cargo run --release -p lockkeeper-bench -- --help`. Starts its own servers, measures all implementations in the same scenarios in one run,
-//! interleaved in short slices, and reports speed, cost and violations of mutual exclusion. It writes `docs/performance.md`.
+//! interleaved in short slices, and reports speed, cost and violations of mutual exclusion. Writes `docs/performance.md` and
+//! `docs/performance/`.
 #![allow(
     clippy::print_stdout,
     clippy::cast_precision_loss,
-    reason = "a program that counts to some thousands, and prints"
+    reason = "the program prints its report, and counts to some thousands"
 )]
 
 mod bench;
@@ -14,17 +15,19 @@ mod figures;
 mod implementation;
 mod implementations;
 mod load;
+mod losses;
 mod machine;
 mod overlap_detector;
-mod page;
 mod plots;
 mod report;
 mod scenarios;
 mod slice;
 mod stores;
+mod summary;
+mod tables;
 mod thresholds;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -54,9 +57,13 @@ struct Arguments {
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 
-    /// Write a Markdown page, and its plots into a directory named like the file without its extension
+    /// Write a summary page, and all tables and plots into a directory named like the file without its extension
     #[arg(long, value_name = "FILE.md")]
     report: Option<PathBuf>,
+
+    /// Measure nothing: render the values that --json has saved
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["quick", "only", "json"])]
+    from_json: Option<PathBuf>,
 
     #[command(subcommand)]
     child: Option<ChildCommand>,
@@ -87,10 +94,6 @@ fn main() -> ExitCode {
 }
 
 fn run(runtime: &tokio::runtime::Runtime, arguments: &Arguments) -> Outcome<()> {
-    let (start, load_before) = (Instant::now(), load::average());
-    if cfg!(debug_assertions) {
-        eprintln!("built without --release: the figures are meaningless");
-    }
     // Check the output files before the run, not after it.
     if let Some(file) = &arguments.report
         && file.extension().is_none()
@@ -104,11 +107,33 @@ fn run(runtime: &tokio::runtime::Runtime, arguments: &Arguments) -> Outcome<()> 
         let opened = std::fs::OpenOptions::new().append(true).create(true).open(file);
         opened.map_err(|error| format!("{}: {error}", file.display()))?;
     }
+    let mut report = match &arguments.from_json {
+        Some(file) => read(file)?,
+        None => measure(runtime, arguments)?,
+    };
+    report.thresholds = thresholds::check(&report);
+    write_report(&report, arguments)
+}
+
+/// Reads a report that `--json` has saved.
+fn read(file: &Path) -> Outcome<Report> {
+    let at = |error: String| format!("{}: {error}", file.display());
+    let json = std::fs::read_to_string(file).map_err(|error| at(one_line(error)))?;
+    serde_json::from_str(&json).map_err(|error| at(one_line(error)))
+}
+
+/// Runs the selected scenarios.
+fn measure(runtime: &tokio::runtime::Runtime, arguments: &Arguments) -> Outcome<Report> {
+    let (start, load_before) = (Instant::now(), load::average());
+    if cfg!(debug_assertions) {
+        eprintln!("built without --release: the figures are meaningless");
+    }
+    // Before this thread is pinned to a CPU.
     let machine = machine::describe();
     let noise = RedisServer::start().map_err(one_line)?;
     let connection = runtime.block_on(implementations::connect(&noise.url()))?;
     let mut bench = Bench::new(arguments.quick, arguments.only.clone(), connection);
-    runtime.block_on(measure(&mut bench))?;
+    runtime.block_on(run_scenarios(&mut bench))?;
     let single = Builder::new_current_thread().enable_all().build().map_err(one_line)?;
     single.block_on(stores::single_threaded(&mut bench))?;
     if bench.sections.is_empty() {
@@ -116,21 +141,20 @@ fn run(runtime: &tokio::runtime::Runtime, arguments: &Arguments) -> Outcome<()> 
     }
     // Sections are sorted by store, not by the order of measurement.
     bench.sections.sort_by_key(|section| report::sort_key(&section.id));
-    let mut report = Report {
+    Ok(Report {
         quick: arguments.quick,
         repetitions: REPETITIONS,
         machine,
+        crates: machine::crate_versions(),
         partial: !arguments.only.is_empty(),
         seconds: start.elapsed().as_secs_f64(),
         load_before,
         sections: bench.sections,
         thresholds: Vec::new(),
-    };
-    report.thresholds = thresholds::check(&report);
-    write_report(&report, arguments)
+    })
 }
 
-async fn measure(bench: &mut Bench) -> Outcome<()> {
+async fn run_scenarios(bench: &mut Bench) -> Outcome<()> {
     scenarios::check_overlap_detection().await?;
     stores::in_memory(bench).await?;
     if bench.is_selected("redis") {
@@ -149,23 +173,20 @@ async fn measure(bench: &mut Bench) -> Outcome<()> {
 /// Prints the report and writes the requested files.
 fn write_report(report: &Report, arguments: &Arguments) -> Outcome<()> {
     let plots = plots::of(report);
-    let mut command = "cargo run --release -p lockkeeper-bench --".to_owned();
-    for argument in std::env::args().skip(1) {
-        command.push(' ');
-        command.push_str(&argument);
-    }
-    let dir = arguments.report.as_ref().map(|file| file.with_extension(""));
-    let name = dir.as_ref().and_then(|dir| dir.file_name()).unwrap_or_default();
-    let drawn: &[plots::Plot] = if dir.is_some() { &plots } else { &[] };
-    let page = page::page(report, &command, drawn, &name.to_string_lossy());
-    println!("{page}");
+    let file = arguments.report.as_deref().unwrap_or(Path::new("performance.md"));
+    let dir = file.with_extension("");
+    let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let summary = summary::page(report, &plots, &name(&dir));
+    let tables = tables::page(report, &format!("../{}", name(file)));
+    println!("{summary}\n{tables}");
     if let Some(file) = &arguments.json {
         let json = serde_json::to_string_pretty(report).map_err(one_line)?;
         std::fs::write(file, json).map_err(one_line)?;
     }
-    if let (Some(file), Some(dir)) = (&arguments.report, &dir) {
-        plots::write(&plots, dir)?;
-        std::fs::write(file, &page).map_err(one_line)?;
+    if arguments.report.is_some() {
+        plots::write(&plots, &dir)?;
+        std::fs::write(dir.join("tables.md"), &tables).map_err(one_line)?;
+        std::fs::write(file, &summary).map_err(one_line)?;
     }
     Ok(())
 }

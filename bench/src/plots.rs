@@ -1,4 +1,4 @@
-//! Plots, as SVG and as PNG.
+//! Plots, as SVG.
 
 use std::fs;
 use std::path::Path;
@@ -6,7 +6,6 @@ use std::path::Path;
 use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
-use plotters::style::{FontStyle, register_font};
 
 use crate::figures::short;
 use crate::implementation::{Outcome, one_line};
@@ -55,7 +54,7 @@ enum Shape {
     /// Lines over a number, with logarithmic axes.
     Lines { x: &'static str, y: &'static str, lines: Vec<Line> },
     /// One bar per implementation.
-    Bars { what: &'static str, bars: Vec<Bar>, logarithmic: bool },
+    Bars { unit: &'static str, bars: Vec<Bar>, logarithmic: bool },
 }
 
 struct Line {
@@ -87,22 +86,22 @@ pub(crate) fn of(report: &Report) -> Vec<Plot> {
     };
     let (x, y) = ("waiters", "hand-offs per second");
     let title = "Redis: hand-offs per second, by number of waiters";
-    lines("redis/scaling-waiters", "waiters", title, x, y);
+    lines("redis/scaling-waiters", "redis-waiters", title, x, y);
     let title = "PostgreSQL: hand-offs per second, by number of waiters";
     lines("postgres/scaling-waiters", "postgres-waiters", title, x, y);
     let title = "Files: hand-offs per second, by number of waiters";
-    lines("file/scaling-waiters", "files-waiters", title, x, y);
+    lines("file/scaling-waiters", "file-waiters", title, x, y);
     let (x, y) = ("keys", "locks per second");
     let title = "Redis: locks per second, by number of keys and tasks";
-    lines("redis/scaling-keys", "keys", title, x, y);
+    lines("redis/scaling-keys", "redis-keys", title, x, y);
     let title = "PostgreSQL: locks per second, by number of keys and tasks";
     lines("postgres/scaling-keys", "postgres-keys", title, x, y);
     let title = "Files: locks per second, by number of keys and tasks";
-    lines("file/scaling-keys", "files-keys", title, x, y);
-    let mut bars = |section: &str, key: &str, file, title: &str, what, logarithmic| {
+    lines("file/scaling-keys", "file-keys", title, x, y);
+    let mut bars = |section: &str, key: &str, file, title: &str, unit, logarithmic| {
         let bars = bars(report, section, key, title.contains("longer is better"));
         if !bars.is_empty() {
-            let shape = Shape::Bars { what, bars, logarithmic };
+            let shape = Shape::Bars { unit, bars, logarithmic };
             plots.push(Plot { file, title: title.into(), shape });
         }
     };
@@ -110,17 +109,17 @@ pub(crate) fn of(report: &Report) -> Vec<Plot> {
     bars(
         "redis/uncontended",
         "p50-ratio",
-        "uncontended",
+        "redis-uncontended",
         title,
         "p50, in units of two PINGs",
         false,
     );
     let title = "Redis: requests per hand-off, 64 tasks (shorter is better)";
-    bars("redis/queue-64", "requests", "requests", title, "requests, logarithmic", true);
+    bars("redis/queue-64", "requests", "redis-requests", title, "requests, logarithmic", true);
     let title = "PostgreSQL: hand-offs, 64 tasks (longer is better)";
-    bars("postgres/queue-64", "rate", "postgres", title, "hand-offs per second", false);
+    bars("postgres/queue-64", "rate", "postgres-hand-offs", title, "hand-offs per second", false);
     let title = "Files: hand-offs, 64 tasks (longer is better)";
-    bars("file/queue-64", "rate", "files", title, "hand-offs per second", false);
+    bars("file/queue-64", "rate", "file-hand-offs", title, "hand-offs per second", false);
     plots
 }
 
@@ -186,24 +185,14 @@ fn bars(report: &Report, section: &str, key: &str, longer: bool) -> Vec<Bar> {
     bars
 }
 
-/// Writes the plots into a directory, each as SVG and as PNG.
+/// Writes the plots into a directory.
 pub(crate) fn write(plots: &[Plot], dir: &Path) -> Outcome<()> {
-    let light = epaint_default_fonts::UBUNTU_LIGHT;
-    register_font(FONT, FontStyle::Normal, light).map_err(|_| "the font cannot be read")?;
     fs::create_dir_all(dir).map_err(one_line)?;
     for plot in plots {
         let mut text = String::new();
         let size = (WIDTH, plot.height());
         draw(plot, &SVGBackend::with_string(&mut text, size).into_drawing_area())?;
         fs::write(dir.join(format!("{}.svg", plot.file)), text).map_err(one_line)?;
-        let mut pixels = vec![0; size.0 as usize * size.1 as usize * 3];
-        draw(plot, &BitMapBackend::with_buffer(&mut pixels, size).into_drawing_area())?;
-        let file = fs::File::create(dir.join(format!("{}.png", plot.file))).map_err(one_line)?;
-        let mut encoder = png::Encoder::new(std::io::BufWriter::new(file), size.0, size.1);
-        encoder.set_color(png::ColorType::Rgb);
-        encoder.set_compression(png::Compression::High);
-        let mut writer = encoder.write_header().map_err(one_line)?;
-        writer.write_image_data(&pixels).map_err(one_line)?;
     }
     Ok(())
 }
@@ -212,8 +201,8 @@ fn draw<B: DrawingBackend>(plot: &Plot, area: &DrawingArea<B, Shift>) -> Outcome
     area.fill(&WHITE).map_err(one_line)?;
     match &plot.shape {
         Shape::Lines { x, y, lines } => draw_lines(area, &plot.title, (x, y), lines),
-        Shape::Bars { what, bars, logarithmic } => {
-            draw_bars(area, &plot.title, what, bars, *logarithmic)
+        Shape::Bars { unit, bars, logarithmic } => {
+            draw_bars(area, &plot.title, unit, bars, *logarithmic)
         }
     }?;
     area.present().map_err(one_line)
@@ -312,7 +301,7 @@ fn draw_legend<B: DrawingBackend>(area: &DrawingArea<B, Shift>, lines: &[Line]) 
 fn draw_bars<B: DrawingBackend>(
     area: &DrawingArea<B, Shift>,
     title: &str,
-    what: &str,
+    unit: &str,
     bars: &[Bar],
     logarithmic: bool,
 ) -> Outcome<()> {
@@ -326,7 +315,7 @@ fn draw_bars<B: DrawingBackend>(
         area.draw(&Text::new(label.to_owned(), at, text(size, index))).map_err(one_line)
     };
     label(title, (width / 2, 30), 28, HPos::Center)?;
-    label(&format!("{what}; black: minimum to maximum"), (LEFT, 64), 18, HPos::Left)?;
+    label(&format!("{unit}; black: minimum to maximum"), (LEFT, 64), 18, HPos::Left)?;
     let scale = |value: f64| if logarithmic { (value.max(1.0) * 1.3).ln() } else { value };
     let max = bars.iter().map(|bar| scale(bar.max)).fold(f64::MIN_POSITIVE, f64::max);
     let along =

@@ -2,29 +2,33 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::figures::Figure;
 use crate::implementation::{Implementation, Kind, Outcome};
 use crate::slice::{Slice, UncontendedSlice};
 
 /// The results of a run.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Report {
     pub(crate) quick: bool,
     /// Whether only some scenarios were selected.
     pub(crate) partial: bool,
     pub(crate) repetitions: usize,
     pub(crate) machine: Vec<(String, String)>,
+    /// The versions of the compared crates.
+    pub(crate) crates: Vec<(String, String)>,
     pub(crate) seconds: f64,
     /// The load average before the run.
-    pub(crate) load_before: f64,
+    pub(crate) load_before: Option<f64>,
     pub(crate) sections: Vec<Section>,
+    /// Derived from the sections, and not read from a file.
+    #[serde(skip_deserializing)]
     pub(crate) thresholds: Vec<Threshold>,
 }
 
 /// The results of one scenario on one store.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Section {
     /// Such as `redis/queue-8`; the argument of `--only`.
     pub(crate) id: String,
@@ -35,8 +39,8 @@ pub(crate) struct Section {
     pub(crate) rows: Vec<Row>,
     /// The machine's noise before the section: a PING in µs, and the load average.
     pub(crate) ping: Option<f64>,
-    pub(crate) load_average: f64,
-    /// How long it took, with what was measured at the same time.
+    pub(crate) load_average: Option<f64>,
+    /// How long the section took, including others that were measured concurrently.
     pub(crate) seconds: f64,
 }
 
@@ -65,22 +69,28 @@ pub(crate) fn sort_key(id: &str) -> [Option<usize>; 2] {
         .map(|(all, one)| all.iter().position(|known| *known == one))
 }
 
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Column {
     pub(crate) key: String,
     pub(crate) title: String,
     pub(crate) better: Better,
 }
 
+impl Column {
+    pub(crate) fn has_direction(&self) -> bool {
+        self.better != Better::Neither
+    }
+}
+
 /// Which direction of a figure is better. Implementations are compared by the first column that has one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Better {
     Low,
     High,
     Neither,
 }
 
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Row {
     pub(crate) implementation: String,
     pub(crate) kind: String,
@@ -110,7 +120,7 @@ impl Section {
             columns: Vec::new(),
             rows: Vec::new(),
             ping: None,
-            load_average: f64::NAN,
+            load_average: None,
             seconds: 0.0,
         }
     }
@@ -152,7 +162,7 @@ impl Section {
 
     /// Returns the column that implementations are compared by.
     pub(crate) fn main_column(&self) -> Option<&Column> {
-        self.columns.iter().find(|column| column.better != Better::Neither)
+        self.columns.iter().find(|column| column.has_direction())
     }
 
     /// Adds a column with a figure of each row divided by that of the row `unit`.
@@ -234,6 +244,18 @@ impl Row {
     pub(crate) fn is_raw(&self) -> bool {
         self.kind == format!("{:?}", Kind::Raw)
     }
+
+    /// Returns whether the row only serves as a unit: it has as many round trips as a lock, but no lock.
+    pub(crate) fn is_unit(&self) -> bool {
+        const UNITS: [&str; 3] =
+            [crate::stores::PINGS, crate::stores::SELECTS, crate::scenarios::wake::UNIT];
+        UNITS.contains(&self.implementation.as_str())
+    }
+
+    /// Returns whether a note says that the implementation violates exclusion, loses locks or leaks them.
+    pub(crate) fn breaks(&self) -> bool {
+        self.all_notes().iter().any(|note| note.starts_with("**"))
+    }
 }
 
 impl Report {
@@ -244,5 +266,153 @@ impl Report {
     pub(crate) fn figure(&self, section: &str, implementation: &str, key: &str) -> Option<&Figure> {
         let figure = self.section(section)?.find(implementation)?.figures.get(key)?;
         figure.median().map(|_| figure)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::stores::{PINGS, RAW_FILE, RAW_POSTGRES, RAW_REDIS, SELECTS};
+    use Better::{High, Low, Neither};
+
+    /// Sections of a full run: the id, and the columns that are compared or have a threshold.
+    const SECTIONS: &[(&str, &[(&str, Better)])] = &[
+        ("redis/uncontended", &[("p50", Low), ("p50-ratio", Neither)]),
+        ("redis/keys", &[("rate", High), ("rate-ratio", Neither)]),
+        ("redis/queue-8", QUEUE),
+        ("redis/queue-64", QUEUE),
+        ("redis/queue-512", QUEUE),
+        ("redis/fairness", &[("8", Neither), ("64", Neither), ("512", Neither)]),
+        ("redis/wake", &[("p50", Low), ("p50-ratio", Neither)]),
+        ("redis/idle", &[("rate", Low), ("client", Low)]),
+        ("redis/held", &[("requests", Neither), ("client", Low), ("bytes", Low)]),
+        ("redis/takeover", &[("ms", Low)]),
+        ("redis/readers", &[("reads", High)]),
+        ("redis/semantics", &[]),
+        ("redis/scaling-keys", KEYS),
+        ("redis/scaling-waiters", SCALING),
+        ("redlock/five", &[("single", Neither), ("healthy", Low), ("stopped", Low)]),
+        ("postgres/uncontended", &[("p50", Low), ("p50-ratio", Neither)]),
+        ("postgres/keys", &[("rate", High)]),
+        ("postgres/queue-8", QUEUE),
+        ("postgres/queue-64", QUEUE),
+        ("postgres/queue-512", QUEUE),
+        ("postgres/wake", &[("p50", Low)]),
+        ("postgres/idle", &[("connections", Low), ("rate", Low), ("client", Low)]),
+        ("postgres/held", &[("client-each", Low), ("bytes", Low)]),
+        ("postgres/takeover", &[("ms", Low)]),
+        ("postgres/readers", &[("reads", High)]),
+        ("postgres/scaling-keys", SCALING),
+        ("postgres/scaling-waiters", SCALING),
+        ("file/uncontended", &[("p50", Low), ("p50-ratio", Neither)]),
+        ("file/keys", &[("rate", High)]),
+        ("file/queue-8", QUEUE),
+        ("file/queue-64", QUEUE),
+        ("file/queue-512", QUEUE),
+        ("file/wake", &[("p50", Low)]),
+        ("file/idle", &[("client", Low), ("threads", Low)]),
+        ("file/held", &[("client", Low), ("bytes", Low)]),
+        ("file/takeover", &[("ms", Low)]),
+        ("file/readers", &[("reads", High)]),
+        ("file/scaling-keys", SCALING),
+        ("file/scaling-waiters", SCALING),
+        ("memory/uncontended", &[("ns", Low)]),
+        ("memory/queue-8", QUEUE),
+        ("memory/queue-64", QUEUE),
+        ("memory/queue-512", QUEUE),
+    ];
+    const QUEUE: &[(&str, Better)] = &[("rate", High)];
+    const KEYS: &[(&str, Better)] =
+        &[("1", High), ("8", High), ("64", High), ("256", High), ("1024", High)];
+    const SCALING: &[(&str, Better)] =
+        &[("2", High), ("8", High), ("64", High), ("512", High), ("2048", High)];
+
+    fn add_row(section: &mut Section, implementation: &str, values: &[(&str, f64)]) {
+        let ours = implementation.starts_with("lockkeeper");
+        let kind = if ours { Kind::Ours } else { Kind::Peer };
+        let figure = |value: f64| Figure { repetitions: vec![Some(value); 5] };
+        let figures = values.iter().map(|(key, value)| ((*key).to_owned(), figure(*value)));
+        section.rows.push(Row {
+            implementation: implementation.into(),
+            kind: format!("{kind:?}"),
+            figures: figures.collect(),
+            notes: Vec::new(),
+            overlaps: 0,
+            errors: 0,
+            first_error: None,
+        });
+    }
+
+    fn empty_section(id: &str) -> Section {
+        Section::new(id, &id.replace('/', ": "), "What is measured.")
+    }
+
+    /// Returns a section with one column, in which a high figure is better.
+    pub(crate) fn section(id: &str, key: &str, rows: &[(&str, f64)]) -> Section {
+        let mut section = empty_section(id).column(key, "per second", High);
+        for (implementation, value) in rows {
+            add_row(&mut section, implementation, &[(key, *value)]);
+        }
+        section
+    }
+
+    pub(crate) fn report_of(sections: Vec<Section>) -> Report {
+        Report {
+            quick: false,
+            partial: false,
+            repetitions: 5,
+            machine: vec![("CPU".into(), "test machine".into())],
+            crates: vec![("peer".into(), "1.0.0".into())],
+            seconds: 60.0,
+            load_before: Some(0.1),
+            sections,
+            thresholds: Vec::new(),
+        }
+    }
+
+    /// Returns a report with every section of a full run, in which Lockkeeper loses every comparison.
+    pub(crate) fn full_report() -> Report {
+        let sections = SECTIONS.iter().map(|(id, columns)| {
+            let mut section = empty_section(id);
+            for (key, better) in *columns {
+                section = section.column(key, key, *better);
+            }
+            let values = |low: f64, high: f64| -> Vec<(&str, f64)> {
+                let value = |better| if better == High { high } else { low };
+                columns.iter().map(|(key, better)| (*key, value(*better))).collect()
+            };
+            let ours = match id.split('/').next() {
+                Some("postgres" | "file") => {
+                    &["lockkeeper, fence off", "lockkeeper, fence on (default)"][..]
+                }
+                _ => &["lockkeeper"],
+            };
+            for implementation in ours {
+                // Also columns that are not compared but have a threshold.
+                let mut values = values(2.0, 1.0);
+                values.push(("requests", 2.0));
+                add_row(&mut section, implementation, &values);
+            }
+            for implementation in ["peer", RAW_REDIS, RAW_POSTGRES, RAW_FILE, PINGS, SELECTS] {
+                add_row(&mut section, implementation, &values(1.0, 2.0));
+            }
+            section
+        });
+        report_of(sections.collect())
+    }
+
+    #[test]
+    fn a_report_that_is_saved_and_read_again_is_the_same() {
+        let report = full_report();
+        let json = serde_json::to_string(&report).unwrap();
+        let read: Report = serde_json::from_str(&json).unwrap();
+        assert_eq!(serde_json::to_string(&read).unwrap(), json);
+    }
+
+    #[test]
+    fn every_section_of_a_full_run_has_a_position() {
+        for (id, _) in SECTIONS {
+            assert!(sort_key(id).iter().all(Option::is_some), "{id}");
+        }
     }
 }

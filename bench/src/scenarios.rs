@@ -1,4 +1,4 @@
-//! The scenarios: what each implementation is measured at.
+//! The scenarios in which the implementations are measured.
 
 pub(crate) mod idle;
 pub(crate) mod keys;

@@ -90,7 +90,7 @@ impl Shared {
 pub(crate) enum Contention {
     /// All tasks contend for one lock.
     SharedLock,
-    /// Each task has a lock of its own.
+    /// Each task has its own lock.
     OwnLock,
 }
 
@@ -199,12 +199,12 @@ async fn run_task(
 ) {
     while detector.phase() != Phase::Over {
         let mode = if fastrand::u8(0..100) < readers { Mode::Shared } else { Mode::Exclusive };
-        let asked = nanos(start);
-        shared.waiting[number].store(asked + 1, Ordering::Relaxed);
+        let waits_since = nanos(start);
+        shared.waiting[number].store(waits_since + 1, Ordering::Relaxed);
         let cycle = acquire_and_release(&*lock, number, mode, &detector, || {
             shared.waiting[number].store(0, Ordering::Relaxed);
             if detector.phase() == Phase::Counted {
-                shared.longest.fetch_max(nanos(start) - asked, Ordering::Relaxed);
+                shared.longest.fetch_max(nanos(start) - waits_since, Ordering::Relaxed);
             }
         });
         let outcome = cycle.await;

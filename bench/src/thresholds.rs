@@ -39,9 +39,19 @@ fn push(thresholds: &mut Vec<Threshold>, name: &str, figure: Option<Figure>, lim
 fn redis(report: &Report, thresholds: &mut Vec<Threshold>) {
     let figure = |section: &str, key: &str| report.figure(section, OURS, key).cloned();
     let name = "Redis: uncontended, in units of two PINGs";
-    push(thresholds, name, figure("redis/uncontended", "p50-ratio"), Limit::AtMost(1.15));
-    let name = "Redis: 64 tasks on 64 keys, in units of raw pairs";
-    push(thresholds, name, figure("redis/keys", "rate-ratio"), Limit::AtLeast(1.0));
+    push(thresholds, name, figure("redis/uncontended", "p50-ratio"), Limit::AtMost(1.1));
+    let name = "Redis: locks per second, 64 tasks on 64 keys, in units of raw pairs";
+    push(thresholds, name, figure("redis/keys", "rate-ratio"), Limit::AtLeast(1.2));
+    for keys in ["1", "8", "256", "1024"] {
+        let Some(section) = report.section("redis/scaling-keys") else { continue };
+        let (ours, best) = (section.find(OURS), best_other(section, keys));
+        let figures = ours.and_then(|ours| ours.figures.get(keys)).zip(best);
+        let ratio = figures.map(|(ours, (_, best))| ours.divided_by(best));
+        let of = best.map_or_else(String::new, |(row, _)| format!(", {}", row.implementation));
+        let name =
+            format!("Redis: locks per second on {keys} keys, in units of the best other{of}");
+        push(thresholds, &name, ratio, Limit::AtLeast(1.0));
+    }
     let name = "Redis: wake-up of a single waiter, in PINGs after the same pause";
     push(thresholds, name, figure("redis/wake", "p50-ratio"), Limit::AtMost(2.0));
     let name = "Redis: requests per second of an idle waiter, of 1,000 in a process";
@@ -52,13 +62,15 @@ fn redis(report: &Report, thresholds: &mut Vec<Threshold>) {
         push(thresholds, name, figure("redis/held", "requests"), Limit::AtMost(1000.0));
         let name = "Redis: 10,000 held locks, % of a core in the client";
         push(thresholds, name, figure("redis/held", "client"), Limit::AtMost(3.0));
+        let name = "Redis: 10,000 held locks, client bytes each";
+        push(thresholds, name, figure("redis/held", "bytes"), Limit::AtMost(1500.0));
     }
     let name = "Redis: kill -9 of a holder, ms after the lease's end";
     push(thresholds, name, figure("redis/takeover", "ms"), Limit::AtMost(150.0));
 }
 
 fn redis_queue(report: &Report, thresholds: &mut Vec<Threshold>) {
-    for (tasks, times) in [(8, 2.0), (64, 3.0)] {
+    for (tasks, times) in [(8, 3.0), (64, 4.0), (512, 5.0)] {
         let Some(section) = report.section(&format!("redis/queue-{tasks}")) else { continue };
         let (Some(ours), Some(peer)) = (section.find(OURS), fastest_peer(section)) else {
             continue;
@@ -85,7 +97,7 @@ fn redis_queue(report: &Report, thresholds: &mut Vec<Threshold>) {
         flat.record(repetition, ratio);
     }
     let name = "Redis: hand-offs at 8, 64, 512 tasks, slowest / fastest";
-    push(thresholds, name, Some(flat), Limit::AtLeast(0.8));
+    push(thresholds, name, Some(flat), Limit::AtLeast(0.85));
     for tasks in [8, 64, 512] {
         let section = format!("redis/queue-{tasks}");
         let name = format!("Redis: requests per hand-off, {tasks} tasks");
@@ -98,6 +110,14 @@ fn redis_queue(report: &Report, thresholds: &mut Vec<Threshold>) {
             push(thresholds, &name, uneven, Limit::AtMost(2.0));
         }
     }
+}
+
+/// Returns the row of another implementation with the highest figure of a column, the raw recipe included.
+fn best_other<'a>(section: &'a Section, column: &str) -> Option<(&'a Row, &'a Figure)> {
+    let rows = section.rows.iter().filter(|row| !row.is_ours() && row.overlaps == 0);
+    let figures = rows.filter_map(|row| Some((row, row.figures.get(column)?)));
+    let median = |figure: &Figure| figure.median().unwrap_or(0.0);
+    figures.max_by(|(_, a), (_, b)| median(a).total_cmp(&median(b)))
 }
 
 /// Returns the peer with the most hand-offs, of those without overlaps.
@@ -113,7 +133,7 @@ fn quorum(report: &Report, thresholds: &mut Vec<Threshold>) {
     let healthy =
         figure("healthy").zip(figure("single")).map(|(well, single)| well.divided_by(single));
     let name = "Redlock of five, in units of a single server";
-    push(thresholds, name, healthy, Limit::AtMost(1.6));
+    push(thresholds, name, healthy, Limit::AtMost(1.8));
     let stopped =
         figure("stopped").zip(figure("healthy")).map(|(stopped, well)| stopped.divided_by(well));
     let name = "Redlock with two of five stopped, in units of all healthy";

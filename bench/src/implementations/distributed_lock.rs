@@ -60,7 +60,7 @@ impl<H: LockHandle + 'static> Held for AnyHandle<H> {
     }
 }
 
-/// The same for reader-writer locks.
+/// A provider of reader-writer locks.
 struct SharedProvider<P>(P);
 
 struct AnySharedLock<L>(L);
@@ -205,13 +205,13 @@ mod with_openssl {
 pub(super) use with_openssl::{postgres, shared_postgres};
 
 #[cfg(not(feature = "openssl-peers"))]
-#[expect(clippy::unused_async, reason = "as the other one")]
+#[expect(clippy::unused_async, reason = "the function with OpenSSL is async")]
 pub(super) async fn postgres(_: &str) -> Vec<Implementation> {
     Vec::new()
 }
 
 #[cfg(not(feature = "openssl-peers"))]
-#[expect(clippy::unused_async, reason = "as the other one")]
+#[expect(clippy::unused_async, reason = "the function with OpenSSL is async")]
 pub(super) async fn shared_postgres(_: &str) -> Vec<Implementation> {
     Vec::new()
 }

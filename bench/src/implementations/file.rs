@@ -100,8 +100,14 @@ impl Held for File {
 }
 
 enum Guard<'a> {
-    Write(#[expect(dead_code, reason = "it is held")] fd_lock::RwLockWriteGuard<'a, File>),
-    Read(#[expect(dead_code, reason = "it is held")] fd_lock::RwLockReadGuard<'a, File>),
+    Write(
+        #[expect(dead_code, reason = "held until it is dropped")]
+        fd_lock::RwLockWriteGuard<'a, File>,
+    ),
+    Read(
+        #[expect(dead_code, reason = "held until it is dropped")]
+        fd_lock::RwLockReadGuard<'a, File>,
+    ),
 }
 
 self_cell! {

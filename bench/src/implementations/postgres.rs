@@ -30,7 +30,7 @@ struct ConnectionPerTask<C> {
     connections: Mutex<HashMap<usize, Arc<C>>>,
 }
 
-/// Says whether a connection can be used again.
+/// A connection that may be usable again.
 trait Reusable {
     fn is_reusable(&self) -> bool;
 }

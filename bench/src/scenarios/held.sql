@@ -1,4 +1,4 @@
--- How many advisory locks are held in the database that asks. No arguments.
+-- Returns how many advisory locks are held in the current database. No arguments.
 SELECT count(*)
 FROM pg_locks
 WHERE locktype = 'advisory' AND granted

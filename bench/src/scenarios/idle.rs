@@ -1,4 +1,4 @@
-//! Many held locks, and many waiters for a lock that is not released: what they cost while nothing happens.
+//! The idle cost of many held locks, and of many waiters for a lock that is not released.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::implementations;
 use crate::load::{self, Load, Meter};
 use crate::report::Section;
 
-/// The store instance of one implementation, which it does not share, so that its cost can be measured.
+/// The store instance of one implementation. It is not shared, so that the cost of the implementation can be measured.
 #[derive(Clone)]
 pub(crate) enum Instance {
     Redis(Arc<RedisServer>),
@@ -55,7 +55,7 @@ pub(crate) async fn database(server: &Arc<PostgresServer>) -> Outcome<Instance> 
     Ok(Instance::Postgres(server.clone(), name))
 }
 
-/// One implementation to be watched, for one section.
+/// One implementation that is measured while idle, for one section.
 pub(crate) struct IdleTest {
     /// The index of the section.
     pub(crate) section: usize,
@@ -144,14 +144,14 @@ impl RunningTest {
     }
 }
 
-/// Starts all tests and, once each is ready, watches all of them for five windows at the same time.
+/// Starts all tests. When all are ready, measures their cost concurrently, over five windows.
 pub(crate) async fn watch(
     sections: &mut [Section],
     tests: Vec<IdleTest>,
     settle_time: Duration,
     window: Duration,
 ) {
-    // A few at a time: until it is idle, each may use a whole core.
+    // Three at a time: until it is idle, each may use a whole core.
     let mut starting =
         futures_util::stream::iter(tests.into_iter().map(RunningTest::start)).buffered(3);
     let mut running = Vec::new();

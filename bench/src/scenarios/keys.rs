@@ -1,4 +1,4 @@
-//! Many tasks, each on a lock of its own.
+//! Many tasks, each on its own lock.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::load::Meter;
 use crate::report::{Better, Section};
 use crate::slice::{self, Contention, Slice, SliceOptions};
 
-/// Measures locks per second with 64 tasks, and what they cost the server, if there is one.
+/// Measures locks per second with 64 tasks, and their cost for the server, if there is one.
 pub(crate) async fn run(
     bench: &mut Bench,
     section: Section,
@@ -56,7 +56,8 @@ pub(crate) async fn scaling(
 ) -> Outcome<()> {
     let mut section = section;
     for point in points {
-        section = section.column(&point.to_string(), &format!("{point} keys"), Better::High);
+        let title = if *point == 1 { "1 key".to_owned() } else { format!("{point} keys") };
+        section = section.column(&point.to_string(), &title, Better::High);
     }
     bench.begin(&mut section).await?;
     for repetition in 0..REPETITIONS {

@@ -1,4 +1,4 @@
-//! The memory store: what the engine costs, compared with tokio's mutex.
+//! The cost of the engine on the memory store, compared with tokio's mutex.
 
 use std::time::Instant;
 

@@ -12,7 +12,7 @@ use crate::slice::{self, Contention, Slice, SliceOptions};
 /// The length of a slice in milliseconds, in a full and in a quick run.
 pub(crate) const SLICE: [u64; 2] = [400, 40];
 
-/// Measures hand-offs between tasks, and what they cost the server, if there is one.
+/// Measures hand-offs between tasks, and their cost for the server, if there is one.
 pub(crate) async fn run(
     bench: &mut Bench,
     section: Section,
@@ -53,7 +53,7 @@ pub(crate) async fn run(
     Ok(())
 }
 
-/// Measures fairness between tasks: one slice, so long that one acquisition is less than the threshold.
+/// Measures fairness between tasks, in one slice that is so long that one acquisition is less than the threshold.
 pub(crate) async fn fairness(
     bench: &mut Bench,
     section: Section,

@@ -32,7 +32,7 @@ pub(crate) async fn run(bench: &mut Bench, section: Section, target: Target<'_>)
     let implementations = child::implementations_on(target.store, target.address, ttl).await?;
     let rounds = if target.redis.is_some() { REPETITIONS } else { bench.either(7, REPETITIONS) };
     for round in 0..rounds {
-        // Leases expire independently, so all implementations run concurrently. A kill takes effect at once, so in a full run each runs alone.
+        // Leases expire independently, so all implementations run concurrently. A kill takes effect immediately, so in a full run each runs alone.
         let mut times = Vec::new();
         if target.redis.is_some() || bench.quick {
             let all = implementations
@@ -89,13 +89,13 @@ async fn takeover_time(
             answer.parse().map_err(|_| format!("the lease had ended: PTTL returned {answer}"))?;
         left = Duration::from_millis(millis);
     }
-    let asked = Instant::now();
+    let read_at = Instant::now();
     let Ok(entered) = tokio::time::timeout(left + TIMEOUT, waiter).await else {
         return Err(format!("the waiter did not get the lock within {TIMEOUT:?}"));
     };
     let entered = entered.map_err(one_line)??;
     if target.redis.is_some() {
-        let end = asked + left;
+        let end = read_at + left;
         let late = entered.saturating_duration_since(end).as_secs_f64();
         return Ok((late - end.saturating_duration_since(entered).as_secs_f64()) * 1e3);
     }

@@ -45,7 +45,7 @@ pub(crate) async fn run(
     Ok(())
 }
 
-/// Measures one wake-up after the other, until one fails or the time is over.
+/// Measures wake-ups in a row, until one fails or the time has passed.
 async fn measure(
     implementation: &Implementation,
     other: &Implementation,

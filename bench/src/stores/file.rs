@@ -15,7 +15,7 @@ pub(crate) async fn on_files(bench: &mut Bench) -> Outcome<()> {
     if let Some(section) = FILES.section(bench, "uncontended", title, text) {
         uncontended::run(bench, section, &implementations, unit).await?;
     }
-    let text = "64 tasks, each on a file of its own.";
+    let text = "64 tasks, each on its own file.";
     if let Some(section) = FILES.section(bench, "keys", "64 tasks on 64 files", text) {
         keys::run(bench, section, &implementations, unit, None).await?;
     }

@@ -1,4 +1,4 @@
-//! Held locks and idle waiters, watched on all stores at the same time, since they cost next to nothing.
+//! Held locks and idle waiters, measured on all stores concurrently, because they cost next to nothing.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,8 +12,8 @@ use crate::implementation::{Implementation, Kind, Outcome, one_line};
 use crate::report::{Better, Section};
 use crate::scenarios::idle::{IdleTest, Instance, database, watch};
 
-/// The text for sections that are watched together.
-const WATCHED_TOGETHER: &str = "Each implementation is in a process of its own; all of them, on all stores, were watched at the same time, for five thirds of a TTL.";
+/// The text of sections that are measured concurrently.
+const CONCURRENTLY: &str = "Each implementation runs in its own process. All of them, on all stores, were measured concurrently, for five thirds of a TTL.";
 
 /// How many locks and waiters, and their TTL.
 #[derive(Clone, Copy)]
@@ -40,7 +40,7 @@ pub(crate) async fn idle_and_held(bench: &mut Bench) -> Outcome<()> {
         }
     }
     if !all.sections.is_empty() {
-        // The setup has finished by then.
+        // Long enough for the setup to finish.
         let settle_time = bench.ms(1500, 200);
         watch(&mut all.sections, all.tests, settle_time, ttl / 3).await;
     }
@@ -50,7 +50,7 @@ pub(crate) async fn idle_and_held(bench: &mut Bench) -> Outcome<()> {
     Ok(())
 }
 
-/// The sections that are watched together, and their tests.
+/// The sections that are measured concurrently, and their tests.
 struct IdleRun {
     sections: Vec<Section>,
     tests: Vec<IdleTest>,
@@ -123,7 +123,7 @@ async fn on_redis(bench: &mut Bench, all: &mut IdleRun) -> Outcome<()> {
             if implementation.kind == Kind::Ours {
                 all.add(index, Role::Wait, implementation, start()?);
             } else if implementation.kind == Kind::Tuned || !bench.quick {
-                // Polling is not next to nothing: each runs alone, and for a shorter time.
+                // Polling uses CPU time: each of these runs alone, for a shorter time.
                 let test = all.test(index, Role::Wait, implementation, start()?);
                 let (settle_time, window) = (bench.ms(600, 100), bench.ms(300, 100));
                 watch(&mut all.sections, vec![test], settle_time, window).await;
@@ -160,8 +160,8 @@ async fn on_postgres(bench: &mut Bench, all: &mut IdleRun) -> Outcome<()> {
 }
 
 fn held_redis(bench: &Bench) -> Option<Section> {
-    let text = format!("10,000 locks with a TTL of 30 s, acquired over some seconds (1,000 with 3 s in a quick run), each implementation on a server of its own. {WATCHED_TOGETHER}
-        (`redlock`, which does not renew either, is not run.)");
+    let text = format!("10,000 locks with a TTL of 30 s, acquired over some seconds (1,000 with 3 s in a quick run). Each implementation has its own server. {CONCURRENTLY}
+        (`redlock`, which does not renew, is not run.)");
     let section = REDIS.section(bench, "held", "many held locks", &text)?;
     Some(
         section
@@ -175,8 +175,8 @@ fn held_redis(bench: &Bench) -> Option<Section> {
 
 fn held_postgres(bench: &Bench) -> Option<Section> {
     let text = format!("As many locks as an implementation can hold, up to 10,000, with a TTL of 30 s where there is one (1,000 with 3 s in a quick run). Lockkeeper's locks
-        share 16 connections, the others need a connection per lock. Each implementation has a database of its own on one server; the server's CPU time is
-        that of the processes which serve it, and statements are counted in the server's log. {WATCHED_TOGETHER}");
+        share 16 connections, the others need a connection per lock. Each implementation has its own database on one server. The server's CPU time is
+        that of the processes that serve this database, and statements are counted in the server's log. {CONCURRENTLY}");
     let section = POSTGRES.section(bench, "held", "many held locks", &text)?;
     Some(
         section
@@ -193,7 +193,7 @@ fn held_postgres(bench: &Bench) -> Option<Section> {
 
 fn held_files(bench: &Bench) -> Option<(Section, Role)> {
     let text = format!(
-        "10,000 locks, with a TTL of 30 s where there is one (1,000 with 3 s in a quick run). Locks still held are counted by the kernel. {WATCHED_TOGETHER}"
+        "10,000 locks, with a TTL of 30 s where there is one (1,000 with 3 s in a quick run). Locks still held are counted by the kernel. {CONCURRENTLY}"
     );
     let section = FILES.section(bench, "held", "many held locks", &text)?;
     let section = section
@@ -207,8 +207,8 @@ fn held_files(bench: &Bench) -> Option<(Section, Role)> {
 fn idle_redis(bench: &Bench) -> Option<Section> {
     let text = "Waiters for a lock that is held with a TTL of 30 s: 1,000 of them, or 100 in a quick run, whose TTL is 3 s and whose rate for Lockkeeper is scaled to
         30 s. All are in one process, and Lockkeeper batches their requests: a single waiter sends one every third of its TTL, which is 0.1 per second.
-        Lockkeeper was watched together with the other idle scenarios, for five thirds of a TTL; the others, which poll, one after the other, for five times
-        0.3 s. (`redlock` needs a thread per waiter, and is not run.)";
+        Lockkeeper was measured concurrently with the other idle scenarios, for five thirds of a TTL. The others, which poll, ran one after the other, for five
+        times 0.3 s. (`redlock` needs a thread per waiter, and is not run.)";
     let section = REDIS.section(bench, "idle", "idle waiters", text)?;
     Some(
         section
@@ -221,8 +221,8 @@ fn idle_redis(bench: &Bench) -> Option<Section> {
 
 fn idle_postgres(bench: &Bench) -> Option<Section> {
     let text = format!("Waiters for a held lock: 1,000 of them, or as many as an implementation can have (100 in a quick run). All waiters of an implementation are in one
-        process and use one database on one server; the server's CPU time is that of the processes which serve it, and statements are counted in the server's
-        log. {WATCHED_TOGETHER}");
+        process and use one database on one server; the server's CPU time is that of the processes that serve this database, and statements are counted in the server's
+        log. {CONCURRENTLY}");
     let section = POSTGRES.section(bench, "idle", "idle waiters", &text)?;
     Some(
         section
@@ -237,7 +237,7 @@ fn idle_postgres(bench: &Bench) -> Option<Section> {
 
 fn idle_files(bench: &Bench) -> Option<(Section, Role)> {
     let text = format!(
-        "1,000 waiters for a held lock, or 100 in a quick run; all waiters of an implementation in one process. {WATCHED_TOGETHER}"
+        "1,000 waiters for a held lock, or 100 in a quick run; all waiters of an implementation in one process. {CONCURRENTLY}"
     );
     let section = FILES.section(bench, "idle", "idle waiters", &text)?;
     let section = section

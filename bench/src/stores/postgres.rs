@@ -24,7 +24,7 @@ pub(crate) async fn on_postgres(bench: &mut Bench) -> Outcome<()> {
 async fn up_to_64_tasks(bench: &mut Bench, server: &PostgresServer) -> Outcome<()> {
     let (url, meter) = (server.url(), Some(Meter::Postgres(server)));
     let implementations = implementations::on_postgres(&url, TTL).await?;
-    let text = "64 tasks, each on a key of its own. The raw recipe has 64 connections, Lockkeeper its default pool.";
+    let text = "64 tasks, each on its own key. The raw recipe has 64 connections, Lockkeeper its default pool.";
     if let Some(section) = POSTGRES.section(bench, "keys", "64 tasks on 64 keys", text) {
         let unit = (RAW_POSTGRES, "in units of the raw recipe");
         keys::run(bench, section, &implementations, unit, meter).await?;

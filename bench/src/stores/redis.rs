@@ -15,7 +15,7 @@ pub(crate) async fn on_redis(bench: &mut Bench) -> Outcome<()> {
     let url = server.url();
     let all = implementations::on_redis(&url, TTL).await?;
     let (best, meter) = (tuned(&all), Some(Meter::Redis(&server)));
-    let text = "64 tasks, each on a key of its own, all on one client. (`redlock` opens a connection per request.)";
+    let text = "64 tasks, each on its own key, all on one client. (`redlock` opens a connection per request.)";
     if let Some(section) = REDIS.section(bench, "keys", "64 tasks on 64 keys", text) {
         let unit = (RAW_REDIS, "in units of the raw pair");
         keys::run(bench, section, &best, unit, meter).await?;
@@ -25,7 +25,7 @@ pub(crate) async fn on_redis(bench: &mut Bench) -> Outcome<()> {
         let implementations = if bench.quick && tasks != 64 { &best } else { &all };
         queues(bench, REDIS, implementations, &[tasks], meter).await?;
     }
-    let text = "One slice for each number of tasks, so long that one acquisition is less than the threshold.";
+    let text = "One slice for each number of tasks. It is so long that one acquisition is less than the threshold.";
     if let Some(section) = REDIS.section(bench, "fairness", "fairness between tasks", text) {
         queue::fairness(bench, section, &all[0], &[8, 64, 512]).await?;
     }

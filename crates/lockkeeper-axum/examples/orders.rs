@@ -1,4 +1,4 @@
-//! A small shop: each order is paid by one request at a time, on however many instances.
+//! A small shop: each order is paid by one request at a time, across any number of instances.
 //!
 //! With a Redis server, in two terminals:
 //!
@@ -7,16 +7,16 @@
 //! cargo run -p lockkeeper-axum --example orders -- redis://127.0.0.1/ 127.0.0.1:3001
 //! ```
 //!
-//! and in a third, one after the other within five seconds. The second is answered with 409:
+//! Then, in a third, send two requests within five seconds. The second one is rejected with 409:
 //!
 //! ```sh
 //! curl -i -X POST http://127.0.0.1:3000/orders/42/pay &
 //! curl -i -X POST http://127.0.0.1:3001/orders/42/pay
 //! ```
 //!
-//! A third argument says how many milliseconds a payment takes. Without arguments there is one instance, with
-//! its locks in memory.
-#![allow(clippy::print_stdout, reason = "an example shows what happens")]
+//! The third argument sets how many milliseconds a payment takes. Without arguments the locks are in memory, for one
+//! instance.
+#![allow(clippy::print_stdout, reason = "an example prints what it does")]
 
 use std::error::Error;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -28,20 +28,20 @@ use axum::routing::{get, post};
 use lockkeeper::Keeper;
 use lockkeeper_axum::{Held, LockLayer, ProblemLayer};
 
-/// How long a payment takes.
+/// A payment service, with the duration of a payment.
 #[derive(Clone, Copy)]
 struct Bank(Duration);
 
 async fn pay(Path(order_id): Path<u64>, held: Held, State(bank): State<Bank>) -> String {
     let began = since_1970();
-    // The bank does as it is told only if it has seen no higher fence for this order.
+    // A real bank would get the fence with the payment, and reject it if it has seen a higher one for this order.
     let fence = held.fence().map_or("none".to_owned(), |fence| fence.to_string());
     tokio::time::sleep(bank.0).await;
     format!("order {order_id} paid: fence {fence}, began {began}, ended {}\n", since_1970())
 }
 
 fn app(keeper: &Keeper, bank: Bank) -> Router {
-    // The extractor of the handler: `/orders/042/pay` is the same order, and the same lock.
+    // The extractor of the handler, so `/orders/042/pay` is the same order and the same lock.
     let lock = LockLayer::new(keeper.clone())
         .key_from(|Path(order_id): Path<u64>| format!("order:{order_id}"))
         .methods([Method::POST]);
@@ -65,7 +65,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     println!("listening on {}", listener.local_addr()?);
     let server = axum::serve(listener, app(&keeper, bank));
     server.with_graceful_shutdown(interrupted()).await?;
-    keeper.close().await; // waits until everything is given back
+    keeper.close().await; // waits for releases in the background
     Ok(())
 }
 
@@ -73,7 +73,7 @@ async fn interrupted() {
     let _ = tokio::signal::ctrl_c().await;
 }
 
-/// The time, in microseconds.
+/// Returns the time in microseconds.
 fn since_1970() -> u128 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros()
 }

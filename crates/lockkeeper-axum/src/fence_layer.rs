@@ -1,4 +1,4 @@
-//! Fences, on the side of what a lock protects.
+//! Fence checks in the service that a lock protects.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -12,33 +12,33 @@ use lockkeeper_core::{BoxFuture, Fence, FenceCheck, FenceRegister};
 use tower_layer::Layer;
 use tower_service::Service;
 
-use crate::problem::{Reason, Refusal};
+use crate::problem::{Reason, Rejection};
 use crate::target::{Key, Methods, NoKey, Target, target_setters};
 
 /// The header that carries a fence, as a decimal number.
 pub const X_FENCE: HeaderName = HeaderName::from_static("x-fence");
 
-/// Refuses requests whose fence is lower than the highest seen for the same resource.
+/// Rejects requests whose fence is lower than the highest seen for the same resource.
 ///
-/// It stands before the service that the holders of a lock write to. They send their fence in the header
-/// [`X-Fence`](X_FENCE); one that was paused past its lease, and does not know that it has lost the lock, is found out by
-/// it.
+/// Put it in front of the service that the holders of a lock write to. Holders send their fence in the header
+/// [`X-Fence`](X_FENCE). A holder that was paused past its lease, and does not know that it has lost the lock, is
+/// rejected by its stale fence.
 ///
-/// | request | answer |
+/// | request | response |
 /// |---|---|
-/// | a fence as high as the highest, or higher | the service's; the fence is in the request's extensions |
-/// | a lower one | 412 Precondition Failed: unlike with a 409, to try again is no use |
-/// | none, two, or one that is no number from 1 to 2^63 - 1 | 400 |
-/// | the register does not answer | 503 |
+/// | the highest fence so far, or a higher one | that of the service; the fence is in the request's extensions |
+/// | a lower fence | 412 Precondition Failed; unlike after a 409, a retry cannot succeed |
+/// | no fence, more than one, or not a number from 1 to 2^63 - 1 | 400 Bad Request |
+/// | the register does not answer | 503 Service Unavailable |
 ///
-/// In none but the first case is the service called. Requests that need no fence, such as reads, are let
-/// through with [`methods`](Self::methods).
+/// The service is called only in the first case. Use [`methods`](Self::methods) to exempt requests that need no fence,
+/// such as reads.
 ///
-/// # What it does not
+/// # What it does not guarantee
 ///
-/// Between the check and what the service then writes, a request with a higher fence may pass and write: the
-/// service must do one after the other, or check again where it writes (`docs/guides/fencing.md`). And it
-/// believes whoever sends the header: let it come only from those that may write.
+/// Another request with a higher fence may pass and write between the check and the write of the service. The service
+/// must process requests one after the other, or check the fence again where it writes (`docs/guides/fencing.md`). The
+/// layer does not authenticate: accept the header only from clients that may write.
 ///
 /// # Examples
 ///
@@ -57,7 +57,7 @@ pub const X_FENCE: HeaderName = HeaderName::from_static("x-fence");
 ///     .key_from(|Path(order_id): Path<u64>| format!("order:{order_id}"))
 ///     .methods([Method::PUT]);
 /// let app: Router = Router::new()
-///     .route("/orders/{order_id}", put(write).get(async || "read by anyone"))
+///     .route("/orders/{order_id}", put(write).get(async || "no fence needed"))
 ///     .route_layer(fences);
 /// # use axum::{body::Body, http::{Request, StatusCode}};
 /// # use tower::ServiceExt as _;
@@ -69,14 +69,14 @@ pub const X_FENCE: HeaderName = HeaderName::from_static("x-fence");
 /// # }
 /// ```
 #[derive(Debug, Clone)]
-#[must_use = "a layer without a key is none"]
+#[must_use = "set a key to get a layer"]
 pub struct FenceLayer<K = NoKey> {
     register: FenceRegister,
     target: Target<K>,
 }
 
 impl FenceLayer {
-    /// A layer that asks this register. It needs a key to be one.
+    /// Creates a layer that checks fences with a register. It becomes a [`Layer`] when a key is set.
     pub fn new(register: FenceRegister) -> Self {
         Self { register, target: Target { key: NoKey, methods: Methods::default() } }
     }
@@ -92,15 +92,15 @@ impl<K> FenceLayer<K> {
 }
 
 impl FenceLayer<Key> {
-    /// Lets a request pass, or returns the answer that says why not.
+    /// Accepts a request, or returns the response that rejects it.
     async fn check(&self, head: &mut Parts) -> Result<(), Response> {
         let Some(name) = self.target.name(head).await? else { return Ok(()) };
-        self.check_fence(head, name).await.map_err(Refusal::into_response)
+        self.check_fence(head, name).await.map_err(Rejection::into_response)
     }
 
-    async fn check_fence(&self, head: &mut Parts, name: String) -> Result<(), Refusal> {
+    async fn check_fence(&self, head: &mut Parts, name: String) -> Result<(), Rejection> {
         let Some(fence) = fence_of(&head.headers) else {
-            return Err(Refusal::new(Reason::BadFence, Some(name)));
+            return Err(Rejection::new(Reason::BadFence, Some(name)));
         };
         match self.register.check(name.as_str(), fence).await {
             Ok(FenceCheck::Passed) => {
@@ -108,19 +108,19 @@ impl FenceLayer<Key> {
                 Ok(())
             }
             Ok(FenceCheck::Stale { highest }) => {
-                tracing::warn!(name, %fence, %highest, "request refused: its fence is stale");
-                Err(Refusal::new(Reason::StaleFence, Some(name)))
+                tracing::warn!(name, %fence, %highest, "request rejected: its fence is stale");
+                Err(Rejection::new(Reason::StaleFence, Some(name)))
             }
-            Err(error) => Err(Refusal::from_error(&error)),
+            Err(error) => Err(Rejection::from_error(&error)),
         }
     }
 }
 
-/// The fence in the headers, if there is one, and only one.
+/// Returns the fence in the headers, if there is exactly one.
 fn fence_of(headers: &HeaderMap) -> Option<Fence> {
     let mut values = headers.get_all(X_FENCE).iter();
     let value = values.next()?.to_str().ok()?;
-    // `parse` would take a sign.
+    // `parse` would accept a sign.
     let is_number = !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit());
     if !is_number || values.next().is_some() {
         return None;
@@ -136,7 +136,7 @@ impl<S> Layer<S> for FenceLayer<Key> {
     }
 }
 
-/// A service that is called only with fences that are not stale. Made by a [`FenceLayer`].
+/// The service of a [`FenceLayer`]: calls the inner service only for fences that are not stale.
 #[derive(Debug, Clone)]
 pub struct FenceService<S> {
     inner: S,
@@ -160,17 +160,18 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        // The one that was found ready is the one to call.
+        // Calls the instance that is ready, not its clone: see `tower_service::Service`, "Be careful when cloning inner
+        // services".
         let next = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, next);
         let layer = self.layer.clone();
         Box::pin(async move {
             let (mut head, body) = request.into_parts();
-            if let Err(answer) = layer.check(&mut head).await {
-                return Ok(answer);
+            if let Err(response) = layer.check(&mut head).await {
+                return Ok(response);
             }
-            let answer = inner.call(Request::from_parts(head, body)).await?;
-            Ok(answer.map(Body::new))
+            let response = inner.call(Request::from_parts(head, body)).await?;
+            Ok(response.map(Body::new))
         })
     }
 }

@@ -1,4 +1,4 @@
-//! The lock that a request holds, for its handler.
+//! The lock of a request, as its handler sees it.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -10,16 +10,16 @@ use axum::response::{IntoResponse, Response};
 use lockkeeper_core::{Error, ErrorKind, Fence, Guard};
 use tokio_util::sync::CancellationToken;
 
-use crate::problem::{Reason, Refusal};
+use crate::problem::{Reason, Rejection};
 
-/// The lock that a [`LockLayer`](crate::LockLayer) took for this request: an extractor for axum's handlers,
-/// and an extension of the request for everybody else.
+/// The lock that a [`LockLayer`](crate::LockLayer) acquired for this request: an extractor for axum handlers, and an
+/// extension of the request for other services.
 ///
-/// Send its [`fence`](Self::fence) along with whatever is written. The handler need not look whether the
-/// lock is still held: it is cancelled when it is not.
+/// Send its [`fence`](Self::fence) with each write. The handler need not check whether the lock is still held: its
+/// future is dropped when the lock is lost.
 ///
-/// Without a layer around the handler, or where the layer lets this request through, it is answered with
-/// 500; `Option<Held>` is `None` then.
+/// Without a `LockLayer` around the handler, or if the layer does not apply to the request, the extractor rejects the
+/// request with 500. `Option<Held>` is `None` then.
 ///
 /// # Examples
 ///
@@ -48,41 +48,40 @@ impl Held {
         Self(Arc::new(Inner { name, fence, lost, guard: Mutex::new(Some(guard)), outer }))
     }
 
-    /// The name of the lock.
+    /// Returns the name of the lock.
     pub fn name(&self) -> &str {
         &self.0.name
     }
 
-    /// The fencing token, or `None` where the store has none.
+    /// Returns the fencing token, or `None` if the store has none.
     pub fn fence(&self) -> Option<Fence> {
         self.0.fence
     }
 
-    /// A token that is cancelled when the lock is lost, to hand to whatever the handler starts: the layer
-    /// cancels the handler only.
+    /// Returns a token that is cancelled when the lock is lost. Pass it to tasks that the handler spawns: the layer
+    /// cancels only the handler.
     pub fn lost_token(&self) -> CancellationToken {
         self.0.lost.child_token()
     }
 
-    /// Takes the guard, and with it the lock: it is given back when the guard is, and no longer when the
-    /// handler ends. `None` if it was taken before, or the handler has ended.
+    /// Takes the guard out of the layer: the lock is then released when the guard is dropped or released, not when the
+    /// handler returns. Returns `None` if the guard was already taken, or if the handler has returned.
     ///
-    /// For what goes on after the handler returned, such as a body that is streamed: move the guard into it.
-    /// Until the handler returns, it is cancelled if the lock is lost; after that, look at
-    /// [`Guard::lost`].
+    /// Use it for work that outlives the handler, such as a streamed response body, and move the guard into that work.
+    /// Until the handler returns, the layer cancels it if the lock is lost. After that, watch [`Guard::lost`].
     pub fn take(&self) -> Option<Guard> {
         self.slot().take()
     }
 
-    /// The lock of the layer around this one, if there is one.
+    /// Returns the lock of the enclosing `LockLayer`, if there is one.
     pub fn outer(&self) -> Option<&Held> {
         self.0.outer.as_ref()
     }
 
-    /// Runs the service while the lock is held, also after [`take`](Self::take). Must be called before the guard can be
+    /// Runs the service while the lock is held, even after [`take`](Self::take). Must be called before the guard is
     /// taken.
     pub(crate) async fn while_held<F: Future>(&self, work: F) -> Result<F::Output, Error> {
-        // A statement of its own: the slot is not locked while the work runs.
+        // A separate statement, so that the slot is not locked while the work runs.
         let work = self.slot().as_ref().map(|guard| guard.while_held_owned(work));
         match work {
             Some(work) => work.await,
@@ -102,23 +101,23 @@ impl fmt::Debug for Held {
     }
 }
 
-/// Gives the lock back when it is dropped: when the client has gone away, and when the handler panics. Clones
-/// of [`Held`] may live on somewhere.
-pub(crate) struct Cover(pub(crate) Held);
+/// Releases the lock when it is dropped: after a disconnect of the client or a panic of the handler. A clone of
+/// [`Held`] may outlive the request and does not keep the lock.
+pub(crate) struct ReleaseOnDrop(pub(crate) Held);
 
-impl Drop for Cover {
+impl Drop for ReleaseOnDrop {
     fn drop(&mut self) {
         drop(self.0.take());
     }
 }
 
-/// There is no lock for this request.
+/// The rejection of [`Held`]: no layer acquired a lock for this request.
 #[derive(Debug)]
 pub struct NotHeld(());
 
 impl fmt::Display for NotHeld {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("no LockLayer has taken a lock for this request")
+        f.write_str("no LockLayer acquired a lock for this request")
     }
 }
 
@@ -126,10 +125,8 @@ impl std::error::Error for NotHeld {}
 
 impl IntoResponse for NotHeld {
     fn into_response(self) -> Response {
-        tracing::error!(
-            "{self}: put one around the handler, or let the handler take an Option<Held>"
-        );
-        Refusal::new(Reason::Broken, None).into_response()
+        tracing::error!("{self}: add one around the handler, or use Option<Held> in the handler");
+        Rejection::new(Reason::Internal, None).into_response()
     }
 }
 

@@ -1,22 +1,22 @@
-//! Locks around the handlers of axum, and around the services of tower that are not axum's.
+//! Distributed locks as middleware for axum handlers and other tower services.
 //!
 //! | | |
 //! |---|---|
-//! | [`LockLayer`] | one request at a time for each order, on all instances; the others get 409 |
-//! | [`Held`] | the lock of this request and its fence, for a handler |
-//! | [`LockError`] | an error of a handler's own locks, as a response |
-//! | [`ProblemLayer`] | how refusals are worded, once for the app: another status than 409, who holds |
-//! | [`FenceLayer`] | on the other side: refuses requests whose fence is stale |
+//! | [`LockLayer`] | serves one request at a time per key, across all instances; rejects others with 409 |
+//! | [`Held`] | the lock of the current request and its fence, as an extractor |
+//! | [`LockError`] | converts the error of a lock that a handler takes itself into a response |
+//! | [`ProblemLayer`] | configures rejections for the whole app: a status other than 409, the label of the holder |
+//! | [`FenceLayer`] | for the protected service: rejects requests whose fence is stale |
 //!
-//! Refusals are `application/problem+json` (RFC 9457), with the members `title`, `status`, `detail`, `lock` (the name),
-//! `reason` (`not_acquired`, `unavailable`, `lost`, `bad_name`, `stale_fence`, `bad_fence`, `internal`) and, if it is switched on, `holder`. What
-//! exactly went wrong goes to the log, by `tracing`, and not to the client.
+//! Rejections are `application/problem+json` (RFC 9457) with the members `title`, `status`, `detail`, `lock` (the
+//! name), `reason` (`not_acquired`, `unavailable`, `lost`, `bad_name`, `stale_fence`, `bad_fence`, `internal`) and
+//! optionally `holder`. The cause goes to the log, through `tracing`, and not to the client.
 //!
-//! # What is locked
+//! # Choosing the key
 //!
-//! A layer takes its key from the value that the handler's extractor parsed
-//! ([`key_from`](LockLayer::key_from)), so that all spellings of one resource have one lock and one fence. A
-//! [template](LockLayer::key) over the text of the path does not have that property.
+//! Derive the key from the value that the handler's extractor parses ([`key_from`](LockLayer::key_from)). All spellings
+//! of a resource then share one lock and one fence. A [template](LockLayer::key) over the text of the path does not
+//! guarantee that.
 //!
 //! # Examples
 //!
@@ -55,7 +55,7 @@ pub use problem::LockError;
 pub use problem_layer::{ProblemLayer, ProblemService};
 pub use target::{Key, NoKey};
 
-/// The code in the guide, so that it is compiled and run.
+/// Compiles and runs the code of the guide.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/guides/fencing.md")]
 struct Guide;

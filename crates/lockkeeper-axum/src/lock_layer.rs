@@ -1,4 +1,4 @@
-//! A lock around a service.
+//! Locks around a service.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -12,50 +12,47 @@ use lockkeeper_core::{BoxFuture, Error, ErrorKind, Guard, Keeper, Kind};
 use tower_layer::Layer;
 use tower_service::Service;
 
-use crate::held::{Cover, Held};
-use crate::problem::Refusal;
+use crate::held::{Held, ReleaseOnDrop};
+use crate::problem::Rejection;
 use crate::target::{Key, Methods, NoKey, Target, target_setters};
 
-/// How long an answer is kept back for the store to confirm that the lock was given back. After that it is
-/// asked in the background.
-const RELEASE_WITHIN: Duration = Duration::from_secs(1);
+/// How long a response waits for the store to confirm the release. After that, the release continues in the background.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Takes a lock for each request, and calls the service while it is held.
+/// Acquires a lock for each request, and calls the service while the lock is held.
 ///
-/// # What is covered
+/// # What the lock covers
 ///
-/// The lock is taken before the service is called and given back when it has answered, **before the answer
-/// goes out**: whoever has the answer can send the next request without being refused by his own lock.
-/// (If the store does not confirm it within a second, it is given back in the background.) So it covers the
-/// handler, and reading the request's body in it; it does *not* cover a response's body that is streamed after the
-/// handler returned, nor a connection that was upgraded. For those, [take the guard](Held::take) and
-/// move it into the stream.
+/// The lock is acquired before the service is called and released when the service has responded, **before the response
+/// is sent**: a client that has the response can send its next request without a conflict with its own lock. (If the
+/// store does not confirm the release within a second, it continues in the background.) The lock covers the handler,
+/// including its reading of the request body. It does *not* cover a response body that is streamed after the handler
+/// has returned, or an upgraded connection. For those, [take the guard](Held::take) and move it into the stream.
 ///
-/// # What happens
+/// # What happens if
 ///
-/// - **Others hold the lock** for longer than [`wait`](Self::wait): 409 Conflict, with `Retry-After` where
-///   the store knows how long their lease still is. The service is not called. A
-///   [`ProblemLayer`](crate::ProblemLayer) changes the status.
-/// - **The store does not answer**: 503. The service is not called.
-/// - **The lock is lost** before the service has answered: its future is dropped, and the answer is 503. What it had
-///   done until then is done. No step of it begins after the lease has ended, as with [`Guard::while_held`], also if
-///   the process was stopped meanwhile.
-/// - **The client goes away**, and the server drops the request: so is the service's future, and the lock is given
-///   back in the background. A request that waits leaves the queue.
-/// - **The service panics**: the lock is given back in the background.
+/// - **another client holds the lock** for longer than [`wait`](Self::wait): 409 Conflict, with `Retry-After` if the
+///   store knows the remaining lease. The service is not called. A [`ProblemLayer`](crate::ProblemLayer) changes the
+///   status.
+/// - **the store does not answer**: 503 Service Unavailable. The service is not called.
+/// - **the lock is lost** before the service has responded: its future is dropped, and the response is 503. Work that
+///   is already done is not undone. The future is not polled after the lease has ended, as with [`Guard::while_held`],
+///   even if the process was stopped meanwhile.
+/// - **the client disconnects**, and the server drops the request: the service's future is dropped, and the lock is
+///   released in the background. A waiting request leaves the queue.
+/// - **the service panics**: the lock is released in the background.
 ///
-/// Layers can be nested, for several locks; put them in the same order everywhere, or requests will wait
-/// for each other. Two with the same key refuse every request, as nobody may hold a lock twice.
+/// Layers can be nested for several locks. Nest them in the same order everywhere, or requests can deadlock until their
+/// `wait` ends. Two layers with the same key reject every request, because locks are not re-entrant.
 ///
-/// # What it does not
+/// # What it does not guarantee
 ///
-/// A process that is stopped in the middle of a step completes that step without the lock: send the
-/// [fence](Held::fence) along with what is written, and let the other side check it, as
-/// [`FenceLayer`](crate::FenceLayer) does.
+/// A process that is stopped in the middle of a poll completes that poll without the lock. Send the
+/// [fence](Held::fence) with each write, and check it there, as [`FenceLayer`](crate::FenceLayer) does.
 ///
-/// And it sets no limit to how long a request may take. A client that sends its body slowly, to a handler that reads it,
-/// has the lock for all that time, and renewed: put a timeout around the service, or set
-/// [`max_hold`](Keeper::max_hold) of the keeper, after which the lock counts as lost.
+/// The layer does not limit the duration of a request. A client that sends its body slowly holds the lock, with
+/// renewals, while the handler reads the body. Put a timeout around the service, or set [`max_hold`](Keeper::max_hold)
+/// of the keeper, after which the lock counts as lost.
 ///
 /// # Examples
 ///
@@ -85,7 +82,7 @@ const RELEASE_WITHIN: Duration = Duration::from_secs(1);
 /// # }
 /// ```
 ///
-/// Around a service of another make, with a key from the request:
+/// Around another tower service, with a key from the request:
 ///
 /// ```
 /// use axum::http::{Request, Response};
@@ -107,7 +104,7 @@ const RELEASE_WITHIN: Duration = Duration::from_secs(1);
 /// # }
 /// ```
 #[derive(Debug, Clone)]
-#[must_use = "a layer without a key is none"]
+#[must_use = "set a key to get a layer"]
 pub struct LockLayer<K = NoKey> {
     keeper: Keeper,
     target: Target<K>,
@@ -116,7 +113,7 @@ pub struct LockLayer<K = NoKey> {
 }
 
 impl LockLayer {
-    /// A layer that takes its locks from this keeper. It needs a key to be one.
+    /// Creates a layer that acquires locks from a keeper. It becomes a [`Layer`] when a key is set.
     pub fn new(keeper: impl Into<Keeper>) -> Self {
         let target = Target { key: NoKey, methods: Methods::default() };
         Self { keeper: keeper.into(), target, wait: Duration::ZERO, ttl: None }
@@ -126,15 +123,13 @@ impl LockLayer {
 impl<K> LockLayer<K> {
     target_setters!(LockLayer);
 
-    /// Sets how long a request waits for others that hold the lock (not at all if not set, whatever the keeper's
-    /// `max_wait`).
+    /// Sets how long a request waits for the lock (default: zero, regardless of the keeper's `max_wait`).
     pub fn wait(mut self, wait: Duration) -> Self {
         self.wait = wait;
         self
     }
 
-    /// Sets how long the lock lasts in the store without renewal (as the keeper says if not set). While the
-    /// service is at work it is renewed.
+    /// Sets the TTL of the lock (default: that of the keeper). The lock is renewed while the service runs.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = Some(ttl);
         self
@@ -147,19 +142,22 @@ impl<K> LockLayer<K> {
 }
 
 impl LockLayer<Key> {
-    async fn acquire(&self, name: String, outer: Option<&Held>) -> Result<Guard, Refusal> {
+    async fn acquire(&self, name: String, outer: Option<&Held>) -> Result<Guard, Rejection> {
         let mutex = self.keeper.mutex(name.as_str()).max_wait(self.wait);
         let mutex = if let Some(ttl) = self.ttl { mutex.ttl(ttl) } else { mutex };
         match mutex.lock().await {
             Ok(guard) => Ok(guard),
             Err(error) => {
-                let mut refusal = Refusal::from_error(&error);
-                refusal.look(&self.keeper, Some(Kind::Lock)).await;
+                let mut rejection = Rejection::from_error(&error);
+                rejection.inspect(&self.keeper, Some(Kind::Lock)).await;
                 let mut outer = std::iter::successors(outer, |held| held.outer());
                 if error.kind() == ErrorKind::TimedOut && outer.any(|held| held.name() == name) {
-                    tracing::error!(name, "two layers with the same key are around one service");
+                    tracing::error!(
+                        name,
+                        "two nested layers have the same key: remove one of them"
+                    );
                 }
-                Err(refusal)
+                Err(rejection)
             }
         }
     }
@@ -173,7 +171,7 @@ impl<S> Layer<S> for LockLayer<Key> {
     }
 }
 
-/// A service that is called while a lock is held. Made by a [`LockLayer`].
+/// The service of a [`LockLayer`]: calls the inner service while a lock is held.
 #[derive(Debug, Clone)]
 pub struct LockService<S> {
     inner: S,
@@ -198,7 +196,8 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        // The one that was found ready is the one to call.
+        // Calls the instance that is ready, not its clone: see `tower_service::Service`, "Be careful when cloning inner
+        // services".
         let next = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, next);
         let layer = self.layer.clone();
@@ -207,39 +206,41 @@ where
             let name = match layer.target.name(&mut head).await {
                 Ok(Some(name)) => name,
                 Ok(None) => {
-                    let answer = inner.call(Request::from_parts(head, body)).await?;
-                    return Ok(answer.map(Body::new));
+                    let response = inner.call(Request::from_parts(head, body)).await?;
+                    return Ok(response.map(Body::new));
                 }
-                Err(answer) => return Ok(answer),
+                Err(response) => return Ok(response),
             };
             let outer = head.extensions.remove::<Held>();
             let guard = match layer.acquire(name, outer.as_ref()).await {
                 Ok(guard) => guard,
-                Err(refusal) => return Ok(refusal.into_response()),
+                Err(rejection) => return Ok(rejection.into_response()),
             };
-            // Before what it covers, so that it is dropped after it.
-            let cover = Cover(Held::new(guard, outer));
-            head.extensions.insert(cover.0.clone());
+            // Declared before the work, so that it is dropped after it.
+            let hold = ReleaseOnDrop(Held::new(guard, outer));
+            head.extensions.insert(hold.0.clone());
             let work = async move { inner.call(Request::from_parts(head, body)).await };
-            match give_back(&cover.0, cover.0.while_held(work).await).await {
-                Ok(answer) => Ok(answer?.map(Body::new)),
-                Err(error) => Ok(Refusal::from_error(&error).into_response()),
+            match release(&hold.0, hold.0.while_held(work).await).await {
+                Ok(response) => Ok(response?.map(Body::new)),
+                Err(error) => Ok(Rejection::from_error(&error).into_response()),
             }
         })
     }
 }
 
-/// Releases the lock, unless the service took the guard. An answer that was made after the lock was lost is discarded.
-async fn give_back<T>(held: &Held, answer: Result<T, Error>) -> Result<T, Error> {
+/// Releases the lock, unless the service took the guard. Discards the response if the lock was lost before it.
+async fn release<T>(held: &Held, response: Result<T, Error>) -> Result<T, Error> {
     let guard = held.take();
-    let answer = answer?;
+    let response = response?;
     if let Some(guard) = guard {
-        // Dropped, it goes on in the background.
-        match tokio::time::timeout(RELEASE_WITHIN, guard.release()).await {
+        // If it times out, the dropped release continues in the background.
+        match tokio::time::timeout(RELEASE_TIMEOUT, guard.release()).await {
             Ok(Ok(_)) => {}
-            Ok(Err(error)) => tracing::warn!(%error, "answered, release failed"),
-            Err(_) => tracing::warn!(name = held.name(), "answered, release not confirmed yet"),
+            Ok(Err(error)) => tracing::warn!(%error, "request served, but the release failed"),
+            Err(_) => {
+                tracing::warn!(name = held.name(), "request served, release not confirmed in time");
+            }
         }
     }
-    Ok(answer)
+    Ok(response)
 }

@@ -1,4 +1,4 @@
-//! What is answered when a request is refused.
+//! The responses to rejected requests.
 
 use std::fmt;
 use std::time::Duration;
@@ -13,27 +13,25 @@ use axum::response::{IntoResponse, Response};
 use lockkeeper_core::{Error, ErrorKind, Keeper, Kind, Label, LockInfo};
 use serde_json::{Map, Value};
 
-/// How long a look at who holds a lock may take. Whoever was refused is waiting for the answer.
-const LOOK_WITHIN: Duration = Duration::from_millis(500);
+/// The timeout for reading the holder of a lock, which delays the response.
+const INSPECT_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// What a response says of the body that it had. A layer between the refusal and a
-/// [`ProblemLayer`](crate::ProblemLayer) may have compressed that one: a client that believed it of the new
-/// body could not read it.
-const OF_THE_OLD_BODY: [HeaderName; 5] =
+/// The headers that describe the body, removed when the body is replaced. A layer between the rejection and a
+/// [`ProblemLayer`](crate::ProblemLayer) may have compressed the old body.
+const BODY_HEADERS: [HeaderName; 5] =
     [CONTENT_LENGTH, CONTENT_ENCODING, CONTENT_RANGE, TRANSFER_ENCODING, ETAG];
 
-/// An [`Error`] as a response, for handlers that take locks themselves.
+/// An [`Error`] that converts into a response, for handlers that take locks themselves.
 ///
 /// | kind | status |
 /// |---|---|
-/// | `TimedOut`: others hold the lock | 409 Conflict, or what a [`ProblemLayer`](crate::ProblemLayer) says |
+/// | `TimedOut`: another client holds the lock | 409 Conflict, or the status set in a [`ProblemLayer`](crate::ProblemLayer) |
 /// | `Unavailable`, `Undecided`, `Closed`, `Lost` | 503 Service Unavailable |
 /// | `InvalidName` | 400 Bad Request |
-/// | all else | 500 Internal Server Error |
+/// | all others | 500 Internal Server Error |
 ///
-/// The body is `application/problem+json` (RFC 9457) with the name of the lock. What went wrong in detail
-/// goes to the log, not to the client. `Retry-After` takes a look into the store, so it is the
-/// `ProblemLayer` that adds it.
+/// The body is `application/problem+json` (RFC 9457) with the name of the lock. The error itself goes to the log, not
+/// to the client. `Retry-After` requires a request to the store, so only a `ProblemLayer` adds it.
 ///
 /// # Examples
 ///
@@ -64,7 +62,7 @@ const OF_THE_OLD_BODY: [HeaderName; 5] =
 pub struct LockError(Error);
 
 impl LockError {
-    /// The error itself.
+    /// Returns the error.
     pub fn into_inner(self) -> Error {
         self.0
     }
@@ -90,11 +88,11 @@ impl std::error::Error for LockError {
 
 impl IntoResponse for LockError {
     fn into_response(self) -> Response {
-        Refusal::from_error(&self.0).into_response()
+        Rejection::from_error(&self.0).into_response()
     }
 }
 
-/// Why a request is refused.
+/// Why a request is rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reason {
     NotAcquired,
@@ -103,8 +101,8 @@ pub(crate) enum Reason {
     BadName,
     StaleFence,
     BadFence,
-    /// A fault on this side.
-    Broken,
+    /// A mistake in the server or its configuration.
+    Internal,
 }
 
 impl Reason {
@@ -114,7 +112,7 @@ impl Reason {
             ErrorKind::Unavailable | ErrorKind::Undecided | ErrorKind::Closed => Self::Unavailable,
             ErrorKind::Lost => Self::Lost,
             ErrorKind::InvalidName => Self::BadName,
-            _ => Self::Broken,
+            _ => Self::Internal,
         }
     }
 
@@ -124,115 +122,120 @@ impl Reason {
             Self::Unavailable | Self::Lost => StatusCode::SERVICE_UNAVAILABLE,
             Self::BadName | Self::BadFence => StatusCode::BAD_REQUEST,
             Self::StaleFence => StatusCode::PRECONDITION_FAILED,
-            Self::Broken => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::Internal => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
 
-    /// For programs, and for people.
-    fn words(self) -> (&'static str, &'static str) {
+    /// Returns the members `reason` and `detail` of the response.
+    fn text(self) -> (&'static str, &'static str) {
         match self {
-            Self::NotAcquired => ("not_acquired", "others hold the lock"),
-            Self::Unavailable => ("unavailable", "the locks cannot be reached at the moment"),
+            Self::NotAcquired => ("not_acquired", "another client holds the lock: retry later"),
+            Self::Unavailable => ("unavailable", "the lock store is unavailable: retry later"),
             Self::Lost => {
-                ("lost", "the lock was lost: what was asked for may have been done by halves")
+                ("lost", "the lock was lost: the request was cancelled and may be partly done")
             }
-            Self::BadName => ("bad_name", "the path is not one that can be locked"),
-            Self::StaleFence => ("stale_fence", "a request with a higher fence came before"),
-            Self::BadFence => ("bad_fence", "one X-Fence header is needed: a number from 1 up"),
-            Self::Broken => ("internal", "the server is not set up as it should be"),
+            Self::BadName => ("bad_name", "the request does not contain a valid lock name"),
+            Self::StaleFence => {
+                ("stale_fence", "a higher fence was already accepted: acquire the lock again")
+            }
+            Self::BadFence => {
+                ("bad_fence", "send one X-Fence header with a number from 1 to 9223372036854775807")
+            }
+            Self::Internal => ("internal", "the server is misconfigured: see its log"),
         }
     }
 }
 
-/// A request that is refused, and what is known about it. It travels in the extensions of the response, so
-/// that a [`ProblemLayer`](crate::ProblemLayer) further out can word it otherwise.
+/// A rejected request. It is kept in the extensions of the response, so that an outer
+/// [`ProblemLayer`](crate::ProblemLayer) can write the response again.
 #[derive(Debug, Clone)]
-pub(crate) struct Refusal {
+pub(crate) struct Rejection {
     reason: Reason,
     name: Option<String>,
-    sight: Option<Sight>,
+    contention: Option<Contention>,
 }
 
-/// What a look into the store showed.
+/// The state of the lock, as read from the store.
 #[derive(Debug, Clone)]
-struct Sight {
-    /// When the lock may be free.
+struct Contention {
+    /// The time until the leases of the holders end.
     free_in: Option<Duration>,
     holder: Option<Label>,
 }
 
-/// How refusals are worded.
+/// How rejections are written.
 #[derive(Debug, Clone)]
-pub(crate) struct Wording {
+pub(crate) struct Format {
     pub(crate) not_acquired: StatusCode,
-    pub(crate) holder: bool,
+    pub(crate) show_holder: bool,
 }
 
-impl Default for Wording {
+impl Default for Format {
     fn default() -> Self {
-        Self { not_acquired: Reason::NotAcquired.status(), holder: false }
+        Self { not_acquired: Reason::NotAcquired.status(), show_holder: false }
     }
 }
 
-impl Refusal {
+impl Rejection {
     pub(crate) fn new(reason: Reason, name: Option<String>) -> Self {
-        Self { reason, name, sight: None }
+        Self { reason, name, contention: None }
     }
 
-    /// A refusal because of an error, of which the log is told more.
+    /// Creates a rejection for an error, and logs the error.
     pub(crate) fn from_error(error: &Error) -> Self {
         let reason = Reason::of(error.kind());
         match reason {
-            Reason::NotAcquired => tracing::debug!(%error, "request refused"),
-            Reason::Unavailable | Reason::Lost => tracing::warn!(%error, "request refused"),
-            _ => tracing::error!(%error, "request refused"),
+            Reason::NotAcquired => tracing::debug!(%error, "request rejected"),
+            Reason::Unavailable | Reason::Lost => tracing::warn!(%error, "request rejected"),
+            _ => tracing::error!(%error, "request rejected"),
         }
         Self::new(reason, error.name().map(str::to_owned))
     }
 
-    /// Looks who holds the lock, if that is why and nobody has looked. What cannot be seen is left out, and
-    /// what is of another kind than was asked for, if that is known.
-    pub(crate) async fn look(&mut self, keeper: &Keeper, kind: Option<Kind>) {
-        let (Reason::NotAcquired, Some(name), None) = (self.reason, &self.name, &self.sight) else {
+    /// Reads the state of a contended lock from the store, unless it has been read. `kind` restricts it to locks or
+    /// semaphores. If the store does not answer, the response is written without it.
+    pub(crate) async fn inspect(&mut self, keeper: &Keeper, kind: Option<Kind>) {
+        let (Reason::NotAcquired, Some(name), None) = (self.reason, &self.name, &self.contention)
+        else {
             return;
         };
         let Ok(inspect) = keeper.inspect() else { return };
-        match tokio::time::timeout(LOOK_WITHIN, inspect.show(name.as_str())).await {
+        match tokio::time::timeout(INSPECT_TIMEOUT, inspect.show(name.as_str())).await {
             Ok(Ok(mut infos)) => {
                 infos.retain(|info| kind.is_none_or(|kind| info.kind == kind));
-                self.sight = Some(Sight::of(&infos));
+                self.contention = Some(Contention::of(&infos));
             }
-            Ok(Err(error)) => tracing::debug!(%error, "who holds the lock is not known"),
-            Err(_) => tracing::debug!(name, "who holds the lock is not known in time"),
+            Ok(Err(error)) => tracing::debug!(%error, "cannot read the holder of the lock"),
+            Err(_) => tracing::debug!(name, "timed out reading the holder of the lock"),
         }
     }
 
-    /// Puts itself in the place of what a response said.
-    pub(crate) fn write(self, head: &mut response::Parts, wording: &Wording) -> Body {
+    /// Writes status and headers into the head of a response, and returns the body.
+    pub(crate) fn write(self, head: &mut response::Parts, format: &Format) -> Body {
         let status = match self.reason {
-            Reason::NotAcquired => wording.not_acquired,
+            Reason::NotAcquired => format.not_acquired,
             reason => reason.status(),
         };
-        let (reason, detail) = self.reason.words();
+        let (reason, detail) = self.reason.text();
         let mut body = Map::new();
-        body.insert("title".to_owned(), status.canonical_reason().unwrap_or("Refused").into());
+        body.insert("title".to_owned(), status.canonical_reason().unwrap_or("Rejected").into());
         body.insert("status".to_owned(), status.as_u16().into());
         body.insert("reason".to_owned(), reason.into());
         body.insert("detail".to_owned(), detail.into());
         body.extend(self.name.clone().map(|name| ("lock".to_owned(), name.into())));
-        let sight = self.sight.as_ref();
-        if wording.holder
-            && let Some(holder) = sight.and_then(|sight| sight.holder.as_ref())
+        let contention = self.contention.as_ref();
+        if format.show_holder
+            && let Some(holder) = contention.and_then(|state| state.holder.as_ref())
         {
             body.insert("holder".to_owned(), holder.as_str().into());
         }
         head.status = status;
-        for header in OF_THE_OLD_BODY {
+        for header in BODY_HEADERS {
             head.headers.remove(header);
         }
         let problem = HeaderValue::from_static("application/problem+json");
         head.headers.insert(CONTENT_TYPE, problem);
-        if let Some(free_in) = sight.and_then(|sight| sight.free_in) {
+        if let Some(free_in) = contention.and_then(|state| state.free_in) {
             head.headers.insert(RETRY_AFTER, whole_seconds(free_in).into());
         }
         head.extensions.insert(self);
@@ -240,22 +243,22 @@ impl Refusal {
     }
 }
 
-impl IntoResponse for Refusal {
+impl IntoResponse for Rejection {
     fn into_response(self) -> Response {
         let (mut head, ()) = Response::new(()).into_parts();
-        let body = self.write(&mut head, &Wording::default());
+        let body = self.write(&mut head, &Format::default());
         Response::from_parts(head, body)
     }
 }
 
-/// Rounded up: whoever comes back a moment too early is refused again.
+/// Rounds up to whole seconds, at least one: a client that retries too early is rejected again.
 fn whole_seconds(duration: Duration) -> u64 {
     duration.as_secs().saturating_add(u64::from(duration.subsec_nanos() > 0)).max(1)
 }
 
-impl Sight {
+impl Contention {
     fn of(infos: &[LockInfo]) -> Self {
-        // A lock is free when the last of its readers is gone, a semaphore when the first is.
+        // A lock is free when its last reader has released, a semaphore when its first holder has.
         let ends = infos.iter().filter_map(|info| {
             let ends = info.holders.iter().filter_map(|holder| holder.remaining);
             match info.kind {
@@ -273,7 +276,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wait_is_told_in_whole_seconds_and_never_as_none() {
+    fn retry_after_is_rounded_up_to_at_least_one_second() {
         let cases = [(0, 1), (1, 1), (1000, 1), (1001, 2), (29_500, 30)];
         for (millis, seconds) in cases {
             assert_eq!(whole_seconds(Duration::from_millis(millis)), seconds, "{millis}");

@@ -1,4 +1,4 @@
-//! How refusals are worded, once for the whole app.
+//! The format of rejections, set once for the whole app.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -11,15 +11,14 @@ use lockkeeper_core::{BoxFuture, Keeper};
 use tower_layer::Layer;
 use tower_service::Service;
 
-use crate::problem::{Refusal, Wording};
+use crate::problem::{Format, Rejection};
 
-/// Sets, once for the app, how refusals are worded: those of [`LockLayer`](crate::LockLayer) and
+/// Sets the format of all rejections of an app: those of [`LockLayer`](crate::LockLayer) and
 /// [`FenceLayer`](crate::FenceLayer), and every [`LockError`](crate::LockError) of a handler.
 ///
-/// Put it outside of them, so on the whole router. It also adds `Retry-After` to a handler's own `LockError`,
-/// after a look into the store: the remaining lease, where it is known. The look takes half a second at
-/// most, and if it fails the answer does without. A holder that lives renews its lease, and one that is
-/// done gives the lock back earlier: it is an estimate.
+/// Put it around them, usually around the whole router. It also adds `Retry-After` to the `LockError` of a handler: the
+/// remaining lease, if the store knows it. Reading it takes half a second at most; if that fails, the header is
+/// omitted. The value is an estimate: a holder may renew its lease, or release the lock earlier.
 ///
 /// # Examples
 ///
@@ -41,26 +40,26 @@ use crate::problem::{Refusal, Wording};
 #[derive(Debug, Clone)]
 pub struct ProblemLayer {
     keeper: Keeper,
-    wording: Wording,
+    format: Format,
 }
 
 impl ProblemLayer {
-    /// A layer that looks into the store of this keeper.
+    /// Creates a layer that reads holders and leases from the store of a keeper.
     pub fn new(keeper: impl Into<Keeper>) -> Self {
-        Self { keeper: keeper.into(), wording: Wording::default() }
+        Self { keeper: keeper.into(), format: Format::default() }
     }
 
-    /// Sets the status for "others hold the lock" (409 Conflict if not set).
+    /// Sets the status for a lock that another client holds (default: 409 Conflict).
     #[must_use]
     pub fn not_acquired(mut self, status: StatusCode) -> Self {
-        self.wording.not_acquired = status;
+        self.format.not_acquired = status;
         self
     }
 
-    /// Tells the client the label of whoever holds the lock. It may give away names of hosts and programs.
+    /// Adds the label of the holder to the response. It may disclose the names of hosts and programs.
     #[must_use]
     pub fn show_holder(mut self) -> Self {
-        self.wording.holder = true;
+        self.format.show_holder = true;
         self
     }
 }
@@ -73,7 +72,7 @@ impl<S> Layer<S> for ProblemLayer {
     }
 }
 
-/// A service whose refusals are worded by a [`ProblemLayer`].
+/// The service of a [`ProblemLayer`]: writes the rejections of the inner service.
 #[derive(Debug, Clone)]
 pub struct ProblemService<S> {
     inner: S,
@@ -96,15 +95,15 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        let (answer, layer) = (self.inner.call(request), self.layer.clone());
+        let (response, layer) = (self.inner.call(request), self.layer.clone());
         Box::pin(async move {
-            let (mut head, body) = answer.await?.into_parts();
-            let Some(mut refusal) = head.extensions.remove::<Refusal>() else {
+            let (mut head, body) = response.await?.into_parts();
+            let Some(mut rejection) = head.extensions.remove::<Rejection>() else {
                 return Ok(Response::from_parts(head, Body::new(body)));
             };
             drop(body);
-            refusal.look(&layer.keeper, None).await;
-            let body = refusal.write(&mut head, &layer.wording);
+            rejection.inspect(&layer.keeper, None).await;
+            let body = rejection.write(&mut head, &layer.format);
             Ok(Response::from_parts(head, body))
         })
     }

@@ -1,4 +1,4 @@
-//! Which requests a layer is for, and what name each of them is about.
+//! The requests that a layer applies to, and the lock name of each.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,13 +11,13 @@ use axum::response::{IntoResponse, Response};
 use lockkeeper_core::BoxFuture;
 use lockkeeper_syntax::template::{self, Piece};
 
-use crate::problem::{Reason, Refusal};
+use crate::problem::{Reason, Rejection};
 
-/// A layer that does not know yet what to lock: give it a key, and it is one.
+/// The state of a layer without a key. It becomes a [`Layer`](tower_layer::Layer) when a key is set.
 #[derive(Debug, Clone, Copy)]
 pub struct NoKey;
 
-/// What a layer locks: a function of the handler's extractors or of the request, or a template over path parameters.
+/// The key of a layer: a function of extractors or of the request, or a template over path parameters.
 #[derive(Clone)]
 pub struct Key(Source);
 
@@ -28,14 +28,14 @@ enum Source {
     Function(Arc<Function>),
 }
 
-/// Returns the name, or the extractor's rejection.
+/// Returns the name, or the response of the extractor that rejects the request.
 type Extract =
     dyn for<'a> Fn(&'a mut Parts) -> BoxFuture<'a, Result<String, Response>> + Send + Sync;
 type Function = dyn Fn(&Parts) -> Option<String> + Send + Sync;
 
 #[derive(Debug)]
 struct Template {
-    /// As it was written, to be told about.
+    /// The source text, for error messages.
     text: String,
     pieces: Vec<Piece<String>>,
 }
@@ -43,14 +43,14 @@ struct Template {
 impl Key {
     /// # Panics
     ///
-    /// If it is no template.
+    /// If the text is not a template.
     #[track_caller]
     pub(crate) fn template(text: &str) -> Self {
         match parse(text) {
             Ok(pieces) => {
                 Self(Source::Template(Arc::new(Template { text: text.to_owned(), pieces })))
             }
-            Err(fault) => panic!("the key {text:?} is no template: {fault}"),
+            Err(fault) => panic!("the key {text:?} is not a template: {fault}"),
         }
     }
 
@@ -79,14 +79,14 @@ impl Key {
         })))
     }
 
-    /// The name that a request is about; `None` if it is about none.
+    /// Returns the lock name for a request; `None` if the layer does not apply to it.
     async fn name(&self, parts: &mut Parts) -> Result<Option<String>, Response> {
         match &self.0 {
             Source::Extractor(extract) => extract(parts).await.map(Some),
             Source::Function(function) => Ok(function(parts)),
             Source::Template(template) => match template.fill_in(parts).await {
                 Ok(name) => Ok(Some(name)),
-                Err(refusal) => Err(refusal.into_response()),
+                Err(rejection) => Err(rejection.into_response()),
             },
         }
     }
@@ -96,18 +96,18 @@ impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
             Source::Template(template) => fmt::Debug::fmt(&template.text, f),
-            Source::Extractor(_) => f.write_str("a function of extractors"),
-            Source::Function(_) => f.write_str("a function"),
+            Source::Extractor(_) => f.write_str("function of extractors"),
+            Source::Function(_) => f.write_str("function of the request"),
         }
     }
 }
 
-/// Returns the pieces of a template, or what is wrong with it.
+/// Returns the pieces of a template, or an error message.
 fn parse(text: &str) -> Result<Vec<Piece<String>>, String> {
     template::parse(text, |name| {
-        // In a route, a parameter for the rest of the path is written with a star, which is not part of its name.
+        // The star of a wildcard route parameter, as in `{*rest}`, is not part of its name.
         if name.is_empty() || name.starts_with('*') || name.trim() != name {
-            let fault = "between braces stands the name of a path parameter, and nothing else";
+            let fault = "write the name of a path parameter, and nothing else, between braces";
             return Err(fault.to_owned());
         }
         Ok(name.to_owned())
@@ -115,12 +115,13 @@ fn parse(text: &str) -> Result<Vec<Piece<String>>, String> {
 }
 
 const MISSING: &str =
-    "the route has no such path parameter: put the layer on routes that have it, with route_layer";
-/// It can be nested in another route that has it, too. Which of the two the handler takes is not known here.
-const TWICE: &str = "the route has that path parameter twice: give them different names";
+    "the route lacks this path parameter: add the layer to routes that have it, with route_layer";
+/// A nested route and its parent may have parameters of the same name. The layer cannot know which one the handler
+/// uses.
+const TWICE: &str = "the route has this path parameter twice: give them different names";
 
 impl Template {
-    async fn fill_in(&self, parts: &mut Parts) -> Result<String, Refusal> {
+    async fn fill_in(&self, parts: &mut Parts) -> Result<String, Rejection> {
         let mut name = String::with_capacity(self.text.len() + 16);
         let mut parameters = None;
         for piece in &self.pieces {
@@ -135,10 +136,10 @@ impl Template {
                     match (values.next(), values.next()) {
                         (Some((_, value)), None) => name.push_str(value),
                         (None, _) => {
-                            return Err(self.broken(parameter, parts, MISSING));
+                            return Err(self.misconfigured(parameter, parts, MISSING));
                         }
                         (Some(_), Some(_)) => {
-                            return Err(self.broken(parameter, parts, TWICE));
+                            return Err(self.misconfigured(parameter, parts, TWICE));
                         }
                     }
                 }
@@ -147,34 +148,34 @@ impl Template {
         Ok(name)
     }
 
-    fn broken(&self, parameter: &str, parts: &Parts, why: &str) -> Refusal {
+    fn misconfigured(&self, parameter: &str, parts: &Parts, why: &str) -> Rejection {
         tracing::error!(key = self.text, parameter, path = parts.uri.path(), "{why}");
-        Refusal::new(Reason::Broken, None)
+        Rejection::new(Reason::Internal, None)
     }
 }
 
-async fn path_parameters(parts: &mut Parts, key: &str) -> Result<Vec<(String, String)>, Refusal> {
+async fn path_parameters(parts: &mut Parts, key: &str) -> Result<Vec<(String, String)>, Rejection> {
     match RawPathParams::from_request_parts(parts, &()).await {
         Ok(parameters) => {
             let owned = parameters.iter().map(|(name, value)| (name.to_owned(), value.to_owned()));
             Ok(owned.collect())
         }
         Err(RawPathParamsRejection::InvalidUtf8InPathParam(_)) => {
-            Err(Refusal::new(Reason::BadName, None))
+            Err(Rejection::new(Reason::BadName, None))
         }
         Err(_) => {
             tracing::error!(
                 key,
                 path = parts.uri.path(),
-                "no path parameters: no route was matched before this layer; put it on routes, with \
-                 route_layer, or use key_fn outside of axum"
+                "no path parameters, because no route was matched before this layer: add the layer \
+                 with route_layer, or use key_fn outside of axum"
             );
-            Err(Refusal::new(Reason::Broken, None))
+            Err(Rejection::new(Reason::Internal, None))
         }
     }
 }
 
-/// Which methods a layer is for.
+/// The methods that a layer applies to.
 #[derive(Debug, Clone, Default)]
 pub(crate) enum Methods {
     #[default]
@@ -186,7 +187,7 @@ impl Methods {
     fn include(&self, method: &Method) -> bool {
         match self {
             Self::AllButOptions => method != Method::OPTIONS,
-            // axum answers HEAD with the handler of GET.
+            // axum serves HEAD with the handler of GET.
             Self::Only(methods) if method == Method::HEAD => {
                 methods.iter().any(|one| one == Method::HEAD || one == Method::GET)
             }
@@ -195,7 +196,7 @@ impl Methods {
     }
 }
 
-/// Which requests, and the name of each.
+/// The requests that a layer applies to, and the key that names their locks.
 #[derive(Debug, Clone)]
 pub(crate) struct Target<K> {
     pub(crate) key: K,
@@ -203,27 +204,26 @@ pub(crate) struct Target<K> {
 }
 
 impl Target<Key> {
-    /// The name that a request is about; `None` if the layer is not for it. The error is the answer to the request.
+    /// Returns the lock name for a request; `None` if the layer does not apply to it. The error is the response.
     pub(crate) async fn name(&self, parts: &mut Parts) -> Result<Option<String>, Response> {
         if self.methods.include(&parts.method) { self.key.name(parts).await } else { Ok(None) }
     }
 }
 
-/// The setters that both layers have.
+/// Defines the setters that both layers have.
 macro_rules! target_setters {
     ($layer:ident) => {
-        /// Sets what the requests are about, from the same extractor that the handler takes:
+        /// Sets the key, from the same extractor that the handler uses:
         /// `key_from(|Path(id): Path<u64>| format!("order:{id}"))`.
         ///
-        /// This is the form to use with axum. The key is made of the *parsed* value, so every spelling that the
-        /// handler takes for one resource has one key: with `Path<u64>`, `/orders/42`, `/orders/042` and
-        /// `/orders/+42` are all `order:42`. Take the same type as the handler, and format all of the value that
-        /// the handler uses to find the resource. A `Path<String>` is not normalized: `ABC` and `abc` are two keys.
+        /// Prefer this form with axum. The key is made from the *parsed* value, so all spellings of a resource share
+        /// one key: with `Path<u64>`, `/orders/42`, `/orders/042` and `/orders/+42` are all `order:42`. Use the type
+        /// that the handler uses, and include every part that identifies the resource. A `Path<String>` is not
+        /// normalized: `ABC` and `abc` are two keys.
         ///
-        /// Any extractor works that needs no body ([`FromRequestParts`](axum::extract::FromRequestParts)), and so does
-        /// a tuple of them. It runs once here and once for the handler. If it rejects the request, its own
-        /// rejection is the answer, and the service is not called. With `Path`, put the layer on routes, with
-        /// `route_layer`.
+        /// Any extractor that does not need the body works ([`FromRequestParts`](axum::extract::FromRequestParts)), and
+        /// so does a tuple of them. It runs once for the layer and once for the handler. If it rejects the request, its
+        /// rejection is the response, and the service is not called. With `Path`, add the layer with `route_layer`.
         pub fn key_from<E, F>(self, key: F) -> $layer<crate::Key>
         where
             E: axum::extract::FromRequestParts<()> + 'static,
@@ -232,9 +232,9 @@ macro_rules! target_setters {
             self.with_key(crate::Key::extractor((), key))
         }
 
-        /// Does what [`key_from`](Self::key_from) does, with an extractor that needs the router's state.
+        /// Sets the key like [`key_from`](Self::key_from), from an extractor that needs the router's state.
         ///
-        /// A layer does not see what is given to `with_state`, so it is given here as well.
+        /// Pass the state here as well: a layer has no access to the state passed to `with_state`.
         pub fn key_from_with_state<S, E, F>(self, state: S, key: F) -> $layer<crate::Key>
         where
             S: Send + Sync + 'static,
@@ -244,34 +244,34 @@ macro_rules! target_setters {
             self.with_key(crate::Key::extractor(state, key))
         }
 
-        /// Sets what the requests are about, from the text of the route's path parameters: `"order:{order_id}"`.
+        /// Sets the key, from the text of the route's path parameters: `"order:{order_id}"`.
         ///
         /// # One resource, several spellings
         ///
-        /// **The text is compared, not what the handler makes of it.** With a handler that takes `Path<u64>`,
-        /// `/orders/42`, `/orders/042` and `/orders/+42` are one order and *three* keys: three requests work on it at
-        /// the same time, each with a lock of its own. Use [`key_from`](Self::key_from) unless the
-        /// handler takes the parameter as the same text.
+        /// **The text is compared, not the value that the handler parses from it.** With a handler that uses
+        /// `Path<u64>`, `/orders/42`, `/orders/042` and `/orders/+42` are one order and *three* keys: three requests
+        /// can work on it at the same time, each with its own lock. Use [`key_from`](Self::key_from) unless the handler
+        /// uses the parameter as text.
         ///
-        /// # The template
+        /// # Template syntax
         ///
-        /// Parameters are percent-decoded, so `/orders/4%32` and `/orders/42` are about the same. Braces
-        /// that stand for themselves are doubled. Two requests with the same text are about the same,
-        /// whatever it was made of: write `"{a}/{b}"` only where no `/` can be in the values.
+        /// Parameters are percent-decoded, so `/orders/4%32` and `/orders/42` have the same key. Double a literal
+        /// brace. Keys are compared after substitution: use `"{a}/{b}"` only if the values cannot contain `/`.
         ///
-        /// A request to a route without such a parameter, or with two of that name (one of them of the route
-        /// that it is nested in), is answered with 500, and the log says what is wrong. That goes for a router's fallback, too: use `route_layer`, which leaves it alone.
+        /// A request is rejected with 500, and the reason is logged, if its route lacks the parameter, or has two of
+        /// that name (one of them from the parent of a nested route). This applies to the fallback of a router, too;
+        /// `route_layer` does not cover the fallback.
         ///
         /// # Panics
         ///
-        /// If it is no template: empty, or with braces that do not match.
+        /// If the template is empty or has unbalanced braces.
         #[track_caller]
         pub fn key(self, template: &str) -> $layer<crate::Key> {
             self.with_key(crate::Key::template(template))
         }
 
-        /// Sets what the requests are about, by a function of the request: for services that are not
-        /// axum's, and for what is not in the path. Requests for which it says `None` are let through.
+        /// Sets the key, from a function of the request: for services outside of axum, and for keys that are not in the
+        /// path. The layer does not apply to requests for which the function returns `None`.
         pub fn key_fn(
             self,
             key: impl Fn(&axum::http::request::Parts) -> Option<String> + Send + Sync + 'static,
@@ -279,11 +279,10 @@ macro_rules! target_setters {
             self.with_key(crate::Key::function(key))
         }
 
-        /// Sets which methods it is for; all others are let through. `GET` includes `HEAD`, which axum
-        /// answers with the same handler.
+        /// Sets the methods that the layer applies to. `GET` includes `HEAD`, which axum serves with the same handler.
         ///
-        /// If not set, it is for all but `OPTIONS`: that asks about a resource and does nothing to it,
-        /// and browsers give up if it is refused.
+        /// The default is all methods except `OPTIONS`, which does not change a resource: browsers fail a cross-origin
+        /// request if its preflight is rejected.
         pub fn methods(mut self, methods: impl IntoIterator<Item = axum::http::Method>) -> Self {
             self.target.methods = crate::target::Methods::Only(methods.into_iter().collect());
             self
@@ -297,7 +296,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_template_is_refused_when_the_layer_is_made() {
+    fn an_invalid_template_panics_when_the_layer_is_created() {
         for bad in ["", "{", "}", "a{b", "a}b", "{}", "{a{b}}", "{ a}", "{*rest}", "{a}}", "{{a}"] {
             assert!(parse(bad).is_err(), "{bad}");
             assert!(std::panic::catch_unwind(|| Key::template(bad)).is_err(), "{bad}");
@@ -305,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_filter_on_get_is_one_on_head_and_options_is_let_through_unless_named() {
+    fn get_includes_head_and_options_is_exempt_unless_listed() {
         let all = Methods::default();
         assert!(all.include(&Method::GET) && all.include(&Method::HEAD));
         assert!(!all.include(&Method::OPTIONS));

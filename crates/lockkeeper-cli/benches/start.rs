@@ -1,4 +1,4 @@
-//! What `lockkeeper run x -- true` costs more than `true`, on the file store.
+//! Measures how much longer `lockkeeper run x -- true` takes than `true`, on the file store.
 //!
 //! ```text
 //! cargo bench -p lockkeeper-cli
@@ -7,7 +7,7 @@
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How many are counted, of each.
+/// The number of measurements of each.
 const ROUNDS: usize = 200;
 
 fn main() {
@@ -21,11 +21,11 @@ fn main() {
     };
     let time = |mut command: Command| {
         let start = Instant::now();
-        let status = command.stdin(Stdio::null()).status().expect("it can be run");
+        let status = command.stdin(Stdio::null()).status().expect("the command runs");
         assert!(status.success());
         start.elapsed()
     };
-    // By turns, so that what else the machine does hits both alike.
+    // Alternates, so that other load on the machine affects both alike.
     let (mut alone, mut under) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         alone.push(time(bare()));
@@ -36,7 +36,7 @@ fn main() {
         format!("true                       p50 {:>9.2?}  p90 {:>9.2?}", alone.0, alone.1),
         format!("lockkeeper run x -- true   p50 {:>9.2?}  p90 {:>9.2?}", under.0, under.1),
         format!(
-            "difference                 p50 {:>9.2?}  (bar: 10 ms)",
+            "difference                 p50 {:>9.2?}  (threshold: 10 ms)",
             under.0.saturating_sub(alone.0)
         ),
     ]);
@@ -47,7 +47,7 @@ fn percentiles(mut times: Vec<Duration>) -> (Duration, Duration) {
     (times[times.len() / 2], times[times.len() * 9 / 10])
 }
 
-#[expect(clippy::print_stdout, reason = "a bench prints what it measured")]
+#[expect(clippy::print_stdout, reason = "a bench prints its results")]
 fn println_all(lines: &[String]) {
     for line in lines {
         println!("{line}");

@@ -1,4 +1,4 @@
-//! The command `lockkeeper` with one more store, as the author of a store would build it.
+//! The command `lockkeeper` with an additional store, as the author of a store would build it.
 //!
 //! `cargo run -p lockkeeper-cli --example own_store -- run deploy --store example: -- echo deployed`
 
@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use lockkeeper::{Error, ErrorKind, Memory, Result};
 
-/// Opens the store. A store of your own reads host and options from the URL; this one takes none.
+/// Opens the store. A real store reads the host and its options from the URL; this one has none.
 async fn open(url: String) -> Result<Memory> {
     match url.split_once(':') {
         Some((_, "")) => Ok(Memory::new()),

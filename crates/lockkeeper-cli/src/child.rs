@@ -1,4 +1,4 @@
-//! The command: how it is started, and how it ended.
+//! Starting the command, and its status.
 
 use std::ffi::OsStr;
 use std::io;
@@ -11,24 +11,24 @@ use lockkeeper::Guard;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, waitid};
 
 use crate::args;
-use crate::failure::{Failure, by_signal};
+use crate::failure::{Failure, signal_exit_code};
 use crate::processes;
 
-/// The name of the lock, in the command's environment.
+/// The environment variable of the command that contains the name of the lock.
 const NAME: &str = "LOCKKEEPER_NAME";
-/// Its fence.
+/// The variable that contains the fencing token.
 const FENCE: &str = "LOCKKEEPER_FENCE";
-/// The owner of the claim. It also marks what the command starts.
+/// The variable that contains the owner of the claim. It also identifies the processes that the command starts.
 pub(crate) const OWNER: &str = "LOCKKEEPER_OWNER";
 
 /// A running command.
 pub(crate) struct Child {
     pid: Pid,
-    /// How it ended, once it has been reaped.
+    /// The final status, once the process has been reaped.
     ended: Option<Status>,
 }
 
-/// What became of it.
+/// The status of the command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Status {
     Exited(u8),
@@ -40,13 +40,13 @@ impl Status {
     pub(crate) fn code(self) -> u8 {
         match self {
             Status::Exited(code) => code,
-            Status::Killed(signal) | Status::Stopped(signal) => by_signal(signal),
+            Status::Killed(signal) | Status::Stopped(signal) => signal_exit_code(signal),
         }
     }
 }
 
 impl Child {
-    /// Starts the command, as the first of a new group.
+    /// Starts the command as the leader of a new process group.
     pub(crate) fn spawn(run: &args::Run, guard: &Guard) -> Result<Self, Failure> {
         let (program, arguments) = run.command.split_first().expect("clap requires a command");
         let spawn = |program: &OsStr, script: Option<&Path>| {
@@ -57,12 +57,12 @@ impl Child {
                 Some(fence) => command.env(FENCE, fence.get().to_string()),
                 None => command.env_remove(FENCE),
             };
-            // It may hold a password.
+            // The URL may contain a password.
             command.env_remove(crate::store::VARIABLE);
             command.spawn()
         };
         let spawned = match spawn(program, None) {
-            // A script without `#!`: shells run it themselves.
+            // A script without `#!` is run by the shell, as execvp(3) does.
             Err(error)
                 if error.raw_os_error() == Some(rustix::io::Errno::NOEXEC.raw_os_error()) =>
             {
@@ -86,12 +86,12 @@ impl Child {
         self.pid
     }
 
-    /// What has become of it since the last look.
+    /// Returns the status if it has changed since the last call.
     ///
-    /// Where processes are listed it is not reaped when it has ended: so the number of its group stays taken, and a
-    /// signal to the group reaches no other. Elsewhere it is reaped, because an unreaped process counts as a member of its
-    /// group, which would never be empty; there the number stays taken for as long as the group has other members.
-    pub(crate) fn look(&mut self) -> Option<Status> {
+    /// Where processes are listed, a dead command is not reaped. So its pid is not reused, and a signal to its group reaches
+    /// no other process. Elsewhere it is reaped: as a zombie it would count as a member of its group, which would never be
+    /// empty. There the pid is not reused as long as the group has other members.
+    pub(crate) fn poll_status(&mut self) -> Option<Status> {
         if self.ended.is_some() {
             return self.ended;
         }
@@ -121,7 +121,7 @@ impl Child {
     }
 }
 
-/// Where a program is, as a shell looks for it.
+/// Finds a program in `PATH`, as a shell does.
 fn find(program: &OsStr) -> PathBuf {
     let is_path = program.as_bytes().contains(&b'/');
     let dirs = std::env::var_os("PATH").filter(|_| !is_path).unwrap_or_default();
@@ -131,7 +131,7 @@ fn find(program: &OsStr) -> PathBuf {
     found.find(is_executable).unwrap_or_else(|| program.into())
 }
 
-/// Whether a signal stops a process for job control.
-pub(crate) fn wants_terminal(signal: i32) -> bool {
+/// Returns whether a signal stops a background process that reads from or writes to the terminal.
+pub(crate) fn stops_for_terminal(signal: i32) -> bool {
     [Signal::TTIN, Signal::TTOU].iter().any(|stop| stop.as_raw() == signal)
 }

@@ -1,4 +1,4 @@
-//! `doctor`: what makes locks on a store wrong.
+//! `doctor`: checks a store for problems that make its locks unsafe.
 
 use std::fmt::Write as _;
 
@@ -11,7 +11,7 @@ use crate::failure::Failure;
 use crate::output::{self, Paint, print};
 use crate::store;
 
-/// Prints what was found; 0, 1 or 2, as the worst of it is.
+/// Prints the findings. Returns 0, 1 or 2: the exit code for the most severe one.
 pub(crate) async fn doctor(args: &args::Doctor) -> Result<u8, Failure> {
     let url = store::url(&args.store)?;
     let findings = lockkeeper::diagnose(&url).await?;

@@ -1,21 +1,21 @@
-//! What went wrong, and the exit code that says so.
+//! Failures, and the exit codes for them.
 
 use std::fmt;
 
 use lockkeeper::{Error, ErrorKind};
 
-/// The command was called in a wrong way.
+/// Invalid usage or store URL.
 pub(crate) const USAGE: u8 = 64;
-/// The store does not answer, or refuses.
+/// The store is unavailable or refuses access.
 pub(crate) const UNAVAILABLE: u8 = 69;
 /// The lock was lost.
 pub(crate) const LOST: u8 = 70;
-/// What was to be written could not be.
+/// Writing to stdout failed.
 pub(crate) const OUTPUT: u8 = 74;
-/// Others held the lock for longer than was to be waited.
+/// The lock was not acquired in time.
 pub(crate) const CONFLICT: u8 = 75;
 
-/// An end that is not the one hoped for.
+/// A failure: its exit code, its kind, and a message of one line.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) code: u8,
@@ -38,19 +38,26 @@ impl Failure {
     }
 
     pub(crate) fn output(error: &std::io::Error) -> Self {
-        let message = format!("the output could not be written: {error}");
+        let message = format!("cannot write to stdout: {error}");
         Self { code: OUTPUT, kind: "output", message }
     }
 
-    /// The end by a signal, before there was a command that could have had it.
+    /// A signal that arrived when no command was running to forward it to.
     pub(crate) fn signal(signal: rustix::process::Signal) -> Self {
-        let code = by_signal(signal.as_raw());
-        Self { code, kind: "signal", message: format!("ended by signal {}", signal.as_raw()) }
+        let number = signal.as_raw();
+        let name = nix::sys::signal::Signal::try_from(number).map_or("a signal", |s| s.as_str());
+        let message = format!("interrupted by {name}");
+        Self { code: signal_exit_code(number), kind: "signal", message }
+    }
+
+    /// The failure to register signal handlers.
+    pub(crate) fn signal_handlers(error: &std::io::Error) -> Self {
+        Self::unavailable(format!("cannot register signal handlers: {error}"))
     }
 }
 
-/// The exit code for whatever was ended by a signal.
-pub(crate) fn by_signal(signal: i32) -> u8 {
+/// Returns the exit code of a process that a signal ended.
+pub(crate) fn signal_exit_code(signal: i32) -> u8 {
     u8::try_from(signal).unwrap_or(127).saturating_add(128)
 }
 
@@ -62,19 +69,19 @@ impl fmt::Display for Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        // A wrong URL is a mistake of the caller. What a server or the file system has against a right
-        // one has a source, and is not.
-        let told_by_the_store = std::error::Error::source(&error).is_some();
+        // A configuration error without a source is a mistake in the URL. With a source, the server or the file system has
+        // refused access.
+        let has_source = std::error::Error::source(&error).is_some();
         let (code, kind) = match error.kind() {
             ErrorKind::Undecided => (UNAVAILABLE, "undecided"),
-            ErrorKind::Config if told_by_the_store => (UNAVAILABLE, "refused"),
+            ErrorKind::Config if has_source => (UNAVAILABLE, "refused"),
             ErrorKind::Config | ErrorKind::InvalidName | ErrorKind::InvalidOption => {
                 (USAGE, "usage")
             }
             ErrorKind::TimedOut => (CONFLICT, "conflict"),
             ErrorKind::Lost => (LOST, "lost"),
             ErrorKind::Unsupported => (USAGE, "unsupported"),
-            // Unavailable, closed, and kinds that are added later.
+            // `Unavailable`, `Closed`, and kinds that are added later.
             _ => (UNAVAILABLE, "unavailable"),
         };
         Self { code, kind, message: error.to_string() }

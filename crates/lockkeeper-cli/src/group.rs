@@ -1,8 +1,8 @@
-//! The command's process group, and what the command started outside of it.
+//! The processes of the command: its process group, and processes that have left the group.
 //!
-//! A command may leave its group, as `timeout` and `setsid` do. What it starts carries the claim's owner in its
-//! environment, so it is found by that mark wherever the system lists its processes. Elsewhere only the group is
-//! signalled and waited for.
+//! A process may leave its group, as `timeout` and `setsid` do. Every process of the command inherits an environment entry
+//! with the owner id of the claim (the *mark*). Where the system lists processes, they are found by it. Elsewhere only the
+//! group is signalled and waited for.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -13,21 +13,21 @@ use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
 
 use crate::processes::{self, Handle};
 
-/// How often to look for processes that were started while others were killed.
-const ROUNDS: usize = 200;
-/// How long to look for a command that may be on its way between fork and exec.
-const HUNT: Duration = Duration::from_secs(5);
+/// The maximum number of searches for processes. New ones may be started while others are killed.
+const MAX_ROUNDS: usize = 200;
+/// How long to search for a command that may be between fork and exec.
+const SEARCH_TIME: Duration = Duration::from_secs(5);
 
-/// A process group and its mark.
+/// The command's process group, and the environment entry that marks its processes.
 #[derive(Debug, Clone)]
 pub(crate) struct Group {
     id: Pid,
     mark: Vec<u8>,
 }
 
-/// Which processes to look for.
+/// Which processes to search for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Where {
+pub(crate) enum Scope {
     /// Members of the group.
     Inside,
     /// Marked processes that have left the group.
@@ -50,56 +50,57 @@ impl Group {
         let _ = kill_process_group(self.id, signal);
     }
 
-    /// Sends a signal to the group and to what has left it. Processes that are stopped are continued, to receive it.
+    /// Sends a signal to the group and to processes that have left it, and continues stopped ones so that they receive
+    /// it.
     pub(crate) fn signal_all(&self, signal: Signal) {
-        let outside = self.living(Where::Outside);
+        let outside = self.living(Scope::Outside);
         self.signal(signal);
         self.signal(Signal::CONT);
         for pid in outside {
-            self.signal_one(pid, Where::Outside, &[signal, Signal::CONT]);
+            self.signal_one(pid, Scope::Outside, &[signal, Signal::CONT]);
         }
     }
 
-    /// Whether no process is left. Where processes are not listed, those that have left the group are not seen, and a
-    /// dead member counts until its parent has reaped it.
-    pub(crate) fn is_empty(&self, place: Where) -> bool {
+    /// Returns whether no process is alive. Where processes are not listed, those that have left the group are not found,
+    /// and a dead member counts until its parent has reaped it.
+    pub(crate) fn is_empty(&self, scope: Scope) -> bool {
         if processes::are_listed() {
-            self.living(place).is_empty()
+            self.living(scope).is_empty()
         } else {
             test_kill_process_group(self.id) == Err(Errno::SRCH)
         }
     }
 
-    /// Kills the whole group, and what has left it.
+    /// Kills the group and the processes that have left it.
     pub(crate) fn kill(&self) {
         self.signal(Signal::KILL);
         self.kill_each();
     }
 
-    /// Kills all that are found, one by one, until two looks in a row find none: a process in the middle of an exec shows
-    /// no environment, and so no mark, for a moment.
+    /// Kills processes one by one, until two searches in a row find none. One search is not enough: during an exec, a process
+    /// briefly has no environment, and so no mark.
     fn kill_each(&self) {
         let mut found_none = false;
-        for _ in 0..ROUNDS {
-            let living = self.living(Where::Anywhere);
+        for _ in 0..MAX_ROUNDS {
+            let living = self.living(Scope::Anywhere);
             if living.is_empty() && (found_none || !processes::are_listed()) {
                 return;
             }
             found_none = living.is_empty();
             for pid in living {
-                self.signal_one(pid, Where::Anywhere, &[Signal::KILL]);
+                self.signal_one(pid, Scope::Anywhere, &[Signal::KILL]);
             }
             sleep(Duration::from_millis(1));
         }
     }
 
-    /// Kills a command whose group is not known, because its wrapper died while it started it. It has its
-    /// mark only from its exec on, so it is looked for until it can have come that far.
-    pub(crate) fn hunt(owner: Owner) {
+    /// Kills a command whose group is not known, because lockkeeper died while it started the command. The command has
+    /// its mark only after its exec, so the search continues for [`SEARCH_TIME`].
+    pub(crate) fn kill_by_mark(owner: Owner) {
         let mark = mark(owner);
         let marked = |pid: &Pid| processes::has_in_environment(*pid, &mark);
         let start = Instant::now();
-        while processes::are_listed() && start.elapsed() < HUNT {
+        while processes::are_listed() && start.elapsed() < SEARCH_TIME {
             for pid in processes::all().filter(&marked) {
                 if let Some(process) = Handle::open(pid).filter(|_| marked(&pid)) {
                     process.signal(Signal::KILL);
@@ -109,33 +110,33 @@ impl Group {
         }
     }
 
-    /// Those that live. Never this process itself.
-    fn living(&self, place: Where) -> Vec<Pid> {
-        processes::all().filter(|pid| self.has(*pid, place)).collect()
+    /// Returns the processes of the command that are alive.
+    fn living(&self, scope: Scope) -> Vec<Pid> {
+        processes::all().filter(|pid| self.has(*pid, scope)).collect()
     }
 
-    /// Whether a process lives and is one of this command's.
-    fn has(&self, pid: Pid, place: Where) -> bool {
+    /// Returns whether a process is alive and belongs to the command.
+    fn has(&self, pid: Pid, scope: Scope) -> bool {
         let Some(group) = processes::group_of_living(pid) else { return false };
         let inside = group == self.id.as_raw_pid();
-        match place {
-            Where::Inside => inside,
-            Where::Outside => !inside && processes::has_in_environment(pid, &self.mark),
-            Where::Anywhere => inside || processes::has_in_environment(pid, &self.mark),
+        match scope {
+            Scope::Inside => inside,
+            Scope::Outside => !inside && processes::has_in_environment(pid, &self.mark),
+            Scope::Anywhere => inside || processes::has_in_environment(pid, &self.mark),
         }
     }
 
-    /// Sends signals to one process. It is checked once more after it was opened: its number may have been given to
-    /// another process since it was found.
-    fn signal_one(&self, pid: Pid, place: Where, signals: &[Signal]) {
-        let Some(process) = Handle::open(pid).filter(|_| self.has(pid, place)) else { return };
+    /// Sends signals to one process. Checks the process again after opening it, because its pid may have been reused
+    /// since it was found.
+    fn signal_one(&self, pid: Pid, scope: Scope, signals: &[Signal]) {
+        let Some(process) = Handle::open(pid).filter(|_| self.has(pid, scope)) else { return };
         for signal in signals {
             process.signal(*signal);
         }
     }
 }
 
-/// What the environment of a claim's command contains.
+/// Returns the environment entry that marks the processes of a claim's command.
 fn mark(owner: Owner) -> Vec<u8> {
     format!("{}={owner}", crate::child::OWNER).into_bytes()
 }
@@ -148,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_that_is_not_the_commands_is_not_signalled() {
+    fn a_process_that_does_not_belong_to_the_command_is_not_signalled() {
         let owner: Owner = "0123456789abcdef0123456789abcdef".parse().unwrap();
         let sleeper = |marked: bool| {
             let mut command = Command::new("sleep");
@@ -168,12 +169,12 @@ mod tests {
         for (marked, signal) in [(false, Signal::TERM), (true, Signal::KILL)] {
             let mut process = sleeper(marked);
             let pid = Pid::from_child(&process);
-            // `spawn` returns in the middle of the exec: the environment is there a moment later.
+            // `spawn` may return before the kernel shows the new environment.
             while std::fs::read(format!("/proc/{}/environ", pid.as_raw_pid())).unwrap().is_empty() {
                 std::thread::yield_now();
             }
-            group.signal_one(pid, Where::Anywhere, &[Signal::KILL]);
-            // It dies of the first signal that reaches it.
+            group.signal_one(pid, Scope::Anywhere, &[Signal::KILL]);
+            // The first signal that reaches the process kills it.
             Handle::open(pid).unwrap().signal(Signal::TERM);
             assert_eq!(process.wait().unwrap().signal(), Some(signal.as_raw()), "{marked}");
         }

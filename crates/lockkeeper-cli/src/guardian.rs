@@ -1,9 +1,8 @@
-//! The guardian: a second process that ends the command if this one cannot.
+//! The guardian: a second process that kills the command if lockkeeper itself cannot.
 //!
-//! It waits for one of three things on a pipe from the wrapper: to be dismissed; the end of the pipe, which
-//! means that the wrapper is dead; or the moment that it was told last, at which the lock may go to somebody
-//! else, because the wrapper is stopped or stuck. After the last two it kills the command and all that the
-//! command started.
+//! It reads a pipe from lockkeeper until it is dismissed. It kills the command and all processes that the command
+//! started if the pipe closes, because lockkeeper is dead, or if the last deadline it received passes, because
+//! lockkeeper is stopped or stalled and the lease is about to end.
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -22,22 +21,23 @@ use crate::group::Group;
 
 /// The hidden argument that makes this program a guardian.
 pub(crate) const ARGUMENT: &str = "__guardian";
-/// How long a guardian may take to be there.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
-/// The longest sleep: a machine that was suspended is late by as long.
+/// How long a guardian may take to start.
+pub(crate) const START_TIMEOUT: Duration = Duration::from_secs(20);
+/// The longest sleep. The timeout of `poll` does not count suspended time, so after a suspend it is late by up to this.
 const MAX_SLEEP: Duration = Duration::from_millis(500);
 
-/// A moment on a clock that all processes share and that goes on while the machine sleeps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Moment(Duration);
+#[cfg(any(target_os = "linux", target_os = "android"))]
+const CLOCK: ClockId = ClockId::Boottime;
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+const CLOCK: ClockId = ClockId::Monotonic;
 
-impl Moment {
+/// A time since boot, which all processes of the machine can compare. On Linux and macOS it includes suspended time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct BootTime(Duration);
+
+impl BootTime {
     pub(crate) fn now() -> Self {
-        #[cfg(any(target_os = "linux", target_os = "android"))]
-        let clock = ClockId::Boottime;
-        #[cfg(not(any(target_os = "linux", target_os = "android")))]
-        let clock = ClockId::Monotonic;
-        Self(Duration::try_from(clock_gettime(clock)).unwrap_or_default())
+        Self(Duration::try_from(clock_gettime(CLOCK)).unwrap_or_default())
     }
 
     pub(crate) fn after(self, time: Duration) -> Self {
@@ -48,8 +48,8 @@ impl Moment {
         Self(self.0.saturating_sub(time))
     }
 
-    /// How long it is until then.
-    pub(crate) fn left(self) -> Duration {
+    /// Returns the time that remains.
+    pub(crate) fn remaining(self) -> Duration {
         self.0.saturating_sub(Self::now().0)
     }
 
@@ -58,64 +58,64 @@ impl Moment {
     }
 }
 
-/// The wrapper's side.
+/// A running guardian.
 pub(crate) struct Guardian {
     child: Child,
     pipe: ChildStdin,
 }
 
 impl Guardian {
-    /// Starts one, in a group of its own, and waits for it to be there.
-    pub(crate) async fn start(owner: Owner, patience: Duration) -> io::Result<Self> {
+    /// Starts a guardian in its own process group and waits until it is ready.
+    pub(crate) async fn start(owner: Owner, timeout: Duration) -> io::Result<Self> {
         let mut command = Command::new(own_program()?);
         command.arg0("lockkeeper").arg(ARGUMENT).env_clear().current_dir("/");
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         command.process_group(0);
         let mut child = command.spawn()?;
         let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
-            return Err(io::Error::other("no pipes to the guardian"));
+            return Err(io::Error::other("the guardian process has no pipes"));
         };
-        // One that is stopped must not stop us, too.
+        // A write must not block if the guardian is stopped.
         rustix::io::ioctl_fionbio(&stdin, true)?;
         let ready = pipe::Receiver::from_owned_fd(stdout.into())?;
         let guardian = Self { child, pipe: stdin };
-        guardian.tell(&format!("owner {owner}"))?;
-        let listen = async {
+        guardian.send(&format!("owner {owner}"))?;
+        let is_ready = async {
             let mut byte = [0];
             loop {
                 ready.readable().await?;
                 match ready.try_read(&mut byte) {
                     Ok(1) => return Ok(()),
-                    Ok(_) => return Err(io::Error::other("the guardian ended at once")),
+                    Ok(_) => return Err(io::Error::other("the guardian process exited")),
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                     Err(error) => return Err(error),
                 }
             }
         };
-        let slow = || Err(io::Error::other("the guardian does not answer"));
-        let answered = tokio::time::timeout(patience, listen).await.unwrap_or_else(|_| slow());
-        // To one that comes too late, the end of its pipe would mean that the command has to die.
-        answered.inspect_err(|_| guardian.dismiss())?;
+        let timed_out = || Err(io::Error::other("the guardian process did not start in time"));
+        let started = tokio::time::timeout(timeout, is_ready).await.unwrap_or_else(|_| timed_out());
+        // A guardian that starts later would find the pipe closed, and kill the command.
+        started.inspect_err(|_| guardian.dismiss())?;
         Ok(guardian)
     }
 
-    /// Tells which group is the command's.
-    pub(crate) fn guard(&self, group: &Group) {
-        let _ = self.tell(&format!("group {}", group.id().as_raw_pid()));
+    /// Sends the process group of the command.
+    pub(crate) fn set_group(&self, group: &Group) {
+        let _ = self.send(&format!("group {}", group.id().as_raw_pid()));
     }
 
-    /// Tells until when the command may live.
-    pub(crate) fn until(&self, moment: Moment) {
-        // If that fails it is dead, which is seen to elsewhere, or stopped.
-        let _ = self.tell(&format!("until {}", moment.0.as_nanos()));
+    /// Sends the time at which the guardian kills the command.
+    pub(crate) fn set_deadline(&self, deadline: BootTime) {
+        // This fails if the guardian is dead, and is replaced soon, or if it is stopped.
+        let _ = self.send(&format!("until {}", deadline.0.as_nanos()));
     }
 
-    /// Lets it go: the command has ended.
+    /// Ends the guardian without killing the command.
     pub(crate) fn dismiss(&self) {
-        let _ = self.tell("done");
+        let _ = self.send("done");
     }
 
-    fn tell(&self, line: &str) -> io::Result<()> {
+    fn send(&self, line: &str) -> io::Result<()> {
         rustix::io::write(&self.pipe, format!("{line}\n").as_bytes())?;
         Ok(())
     }
@@ -125,25 +125,25 @@ impl Guardian {
     }
 }
 
-/// This program, even if its file has been replaced by a newer one meanwhile.
+/// Returns the path of this program. `/proc/self/exe` is valid even if its file has been replaced by an upgrade.
 pub(crate) fn own_program() -> io::Result<std::path::PathBuf> {
     let link = std::path::Path::new("/proc/self/exe");
     if fs::symlink_metadata(link).is_ok() { Ok(link.into()) } else { std::env::current_exe() }
 }
 
-/// The guardian's side: its whole life.
+/// Runs as the guardian process.
 pub(crate) fn main() -> ExitCode {
-    // Whoever wants to end it has to mean it.
+    // Only KILL ends the guardian.
     if SigSet::all().thread_block().is_err() {
         return ExitCode::FAILURE;
     }
-    let mut until = None;
+    let mut deadline = None;
     let (mut owner, mut group) = (None, None);
-    let mut heard = Vec::new();
+    let mut received = Vec::new();
     let stdin = io::stdin();
     loop {
-        while let Some(end) = heard.iter().position(|byte| *byte == b'\n') {
-            let line: Vec<u8> = heard.drain(..=end).collect();
+        while let Some(end) = received.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = received.drain(..=end).collect();
             let line = String::from_utf8_lossy(&line);
             match line.trim_end().split_once(' ') {
                 None => return ExitCode::SUCCESS,
@@ -155,33 +155,33 @@ pub(crate) fn main() -> ExitCode {
                     }
                 }
                 Some(("group", id)) => group = id.parse().ok().and_then(Pid::from_raw),
-                Some((_, moment)) => {
-                    let nanos = moment.parse().map(Duration::from_nanos);
-                    until = nanos.ok().map(Moment);
+                Some((_, nanos)) => {
+                    let nanos = nanos.parse().map(Duration::from_nanos);
+                    deadline = nanos.ok().map(BootTime);
                 }
             }
         }
-        let sleep = until.map_or(MAX_SLEEP, |until: Moment| until.left().min(MAX_SLEEP));
+        let sleep = deadline.map_or(MAX_SLEEP, |at: BootTime| at.remaining().min(MAX_SLEEP));
         let sleep = Timespec::try_from(sleep).ok();
         let mut fds = [PollFd::new(&stdin, PollFlags::IN)];
-        let spoken = matches!(poll(&mut fds, sleep.as_ref()), Ok(1..));
-        let wrapper_is_dead = spoken && {
+        let readable = matches!(poll(&mut fds, sleep.as_ref()), Ok(1..));
+        let pipe_closed = readable && {
             let mut buffer = [0; 512];
             match rustix::io::read(&stdin, &mut buffer) {
                 Ok(0) => true,
                 Ok(count) => {
-                    heard.extend_from_slice(&buffer[..count]);
+                    received.extend_from_slice(&buffer[..count]);
                     continue;
                 }
                 Err(_) => false,
             }
         };
-        if wrapper_is_dead || until.is_some_and(Moment::has_passed) {
+        if pipe_closed || deadline.is_some_and(BootTime::has_passed) {
             if let Some(owner) = owner {
                 match group {
                     Some(group) => Group::new(group, owner).kill(),
-                    // The wrapper died before it could tell.
-                    None => Group::hunt(owner),
+                    // lockkeeper died before it could send the group.
+                    None => Group::kill_by_mark(owner),
                 }
             }
             return ExitCode::SUCCESS;

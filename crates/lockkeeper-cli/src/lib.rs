@@ -1,13 +1,13 @@
-//! The command `lockkeeper`, as a library: for commands of the same kind with more stores.
+//! The command `lockkeeper` as a library, for programs that add stores to it.
 //!
-//! `docs/cli.md` describes the command itself. A store of another crate becomes part of it by a program that registers
-//! its URL scheme and calls [`main`]:
+//! `docs/cli.md` describes the command. To add a store of another crate, write a program that registers its URL scheme
+//! and calls [`main`]:
 //!
 //! ```no_run
 //! use std::process::ExitCode;
 //!
 //! fn main() -> ExitCode {
-//!     // A store of your own takes the place of this one.
+//!     // Open your own store here.
 //!     let registered = lockkeeper::backend::register("example", |_url| async {
 //!         Ok(lockkeeper::Memory::new())
 //!     });
@@ -16,24 +16,24 @@
 //! }
 //! ```
 
+mod acquire;
 mod args;
 mod child;
 mod doctor;
 mod failure;
 mod group;
 mod guardian;
-mod look;
+mod inspect;
 mod loss;
 mod output;
 mod processes;
-mod reap;
+mod reaper;
 mod report;
 mod run;
 mod signals;
 mod store;
 mod terminal;
 mod ticket;
-mod waiting;
 
 use std::ffi::OsString;
 use std::io::Write as _;
@@ -46,15 +46,14 @@ use crate::failure::{Failure, USAGE};
 
 /// Runs the command with the arguments of this process, and returns its exit code.
 ///
-/// Call it on the main thread of a program, outside of every runtime, and do nothing before it but register stores: the
-/// program starts itself again, as a guardian of the command that holds the lock, with arguments and an environment of
-/// its own.
-#[must_use = "it is the exit code of the program"]
+/// Call it on the main thread of a program, outside of any async runtime. Do nothing before it except register stores:
+/// `run` starts the program a second time as a guardian process, with different arguments and an empty environment.
+#[must_use = "return it from the main function as the exit code of the program"]
 pub fn main() -> ExitCode {
     let args: Vec<OsString> = std::env::args_os().collect();
     match args.get(1).and_then(|arg| arg.to_str()) {
         Some(guardian::ARGUMENT) => return guardian::main(),
-        Some(terminal::INTERRUPTED) => return terminal::Terminal::die_of_interrupt(),
+        Some(terminal::INTERRUPTED) => return terminal::Terminal::kill_itself_with_int(),
         _ => {}
     }
     let cli = match Cli::try_parse_from(&args) {
@@ -63,12 +62,12 @@ pub fn main() -> ExitCode {
             return code(output::print(&error.to_string()).map(|()| 0));
         }
         Err(error) => {
-            let complaint = args::complaint(&error, &args);
+            let message = args::usage_error(&error, &args);
             if args.iter().take_while(|arg| *arg != "--").any(|arg| arg == "--json") {
-                let failure = Failure::usage(complaint);
+                let failure = Failure::usage(message);
                 report::Reporter::new(report::Style::Json, "").failed(&failure);
             } else {
-                report::say(&complaint);
+                report::message(&message);
             }
             return ExitCode::from(USAGE);
         }
@@ -76,10 +75,14 @@ pub fn main() -> ExitCode {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = match runtime {
         Ok(runtime) => runtime,
-        Err(error) => return code(Err(Failure::unavailable(format!("no runtime: {error}")))),
+        Err(error) => {
+            return code(Err(Failure::unavailable(format!(
+                "cannot start the async runtime: {error}"
+            ))));
+        }
     };
     let ended = runtime.block_on(dispatch(cli.command));
-    // A thread that still reads or looks up a name must not hold up the end.
+    // Does not wait for threads that still read stdin or resolve a host name.
     runtime.shutdown_background();
     ended
 }
@@ -87,14 +90,14 @@ pub fn main() -> ExitCode {
 async fn dispatch(command: Command) -> ExitCode {
     match command {
         Command::Run(args) => ExitCode::from(run::run(args).await),
-        Command::Ls(args) => look::ended(args.json, look::ls(&args).await),
-        Command::Show(args) => look::ended(args.json, look::show(&args).await),
-        Command::Watch(args) => look::ended(args.json, look::watch(&args).await),
-        Command::Break(args) => code(look::break_lock(&args).await.map(|()| 0)),
+        Command::Ls(args) => inspect::exit_code(args.json, inspect::ls(&args).await),
+        Command::Show(args) => inspect::exit_code(args.json, inspect::show(&args).await),
+        Command::Watch(args) => inspect::exit_code(args.json, inspect::watch(&args).await),
+        Command::Break(args) => code(inspect::break_lock(&args).await.map(|()| 0)),
         Command::Acquire(args) => code(ticket::acquire(&args).await.map(|()| 0)),
         Command::Renew(args) => code(ticket::renew(&args).await.map(|()| 0)),
         Command::Release(args) => code(ticket::release(&args).await.map(|()| 0)),
-        Command::Doctor(args) => look::ended(args.json, doctor::doctor(&args).await),
+        Command::Doctor(args) => inspect::exit_code(args.json, doctor::doctor(&args).await),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "lockkeeper", &mut script);
@@ -104,7 +107,7 @@ async fn dispatch(command: Command) -> ExitCode {
     }
 }
 
-/// One page for all commands.
+/// Prints one manual page for all commands.
 fn man() -> Result<(), Failure> {
     let mut page = Vec::new();
     let mut cli = Cli::command();
@@ -125,13 +128,13 @@ fn man() -> Result<(), Failure> {
     output::print(&String::from_utf8_lossy(&page))
 }
 
-/// The exit code, after a failure has been told.
+/// Prints the message of a failure and returns the exit code.
 fn code(ended: Result<u8, Failure>) -> ExitCode {
     match ended {
         Ok(code) => ExitCode::from(code),
         Err(failure) => {
-            report::say(&failure.to_string());
-            terminal::Terminal::pass_on_interrupt(&failure);
+            report::message(&failure.to_string());
+            terminal::Terminal::reraise_interrupt(&failure);
             ExitCode::from(failure.code)
         }
     }

@@ -1,4 +1,4 @@
-//! Values as people and programs read them, and tables of them.
+//! Formatting of values and tables, as text and as JSON; writing to stdout and stderr.
 
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal as _, Write as _};
@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 
 use crate::failure::Failure;
 
-/// A duration in two units at most: `3m 12s`.
-pub(crate) fn span(time: Duration) -> String {
+/// Formats a duration in at most two units: `3m 12s`.
+pub(crate) fn short_duration(time: Duration) -> String {
     let seconds = time.as_secs();
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
     match seconds {
@@ -25,12 +25,12 @@ pub(crate) fn span(time: Duration) -> String {
     }
 }
 
-/// For programs, durations are milliseconds.
+/// Returns a duration in milliseconds, as in JSON.
 pub(crate) fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// A holder or waiter, for programs.
+/// Returns a holder or waiter as JSON.
 pub(crate) fn participant(participant: &Participant) -> Value {
     json!({
         "owner": participant.owner,
@@ -42,7 +42,7 @@ pub(crate) fn participant(participant: &Participant) -> Value {
     })
 }
 
-/// A lock, for programs.
+/// Returns a lock as JSON.
 pub(crate) fn lock(info: &LockInfo) -> Value {
     json!({
         "name": info.name,
@@ -52,7 +52,6 @@ pub(crate) fn lock(info: &LockInfo) -> Value {
     })
 }
 
-/// How somebody holds or wants a lock.
 fn mode(mode: Mode) -> String {
     match mode {
         Mode::Exclusive => "exclusive".to_owned(),
@@ -62,15 +61,14 @@ fn mode(mode: Mode) -> String {
     }
 }
 
-/// The name of a lock in a table. One that could not be told from the table, or that is not seen as it is, stands in
-/// quotes and is escaped.
+/// Formats the name of a lock for a table: quoted and escaped if it contains spaces, quotes or hidden characters.
 pub(crate) fn name(name: &str) -> String {
     let plain = !name.contains(|c: char| is_hidden(c) || c.is_whitespace() || c == '"');
     if plain { name.to_owned() } else { visible(&format!("{name:?}")).into_owned() }
 }
 
-/// Makes JSON for programs safe on a terminal, too. Hidden characters are written as `\u202e`, which is the same text to
-/// a program: they occur only inside of strings.
+/// Makes JSON safe to print on a terminal: hidden characters become escapes such as `\u202e`, which parse to the same
+/// text. They occur only inside strings.
 pub(crate) fn safe_json(text: String) -> String {
     if !text.contains(is_hidden) {
         return text;
@@ -88,17 +86,16 @@ pub(crate) fn safe_json(text: String) -> String {
     shown
 }
 
-/// A line of JSON.
+/// Returns JSON as one line.
 pub(crate) fn json_line(value: &Value) -> String {
     safe_json(value.to_string()) + "\n"
 }
 
-/// Colours, where they are wanted.
+/// Colours text if stdout is a terminal that supports it and `NO_COLOR` is not set.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Paint(bool);
 
 impl Paint {
-    /// For stdout.
     pub(crate) fn stdout() -> Self {
         let wanted = std::env::var_os("NO_COLOR").is_none_or(|no| no.is_empty());
         let smart = std::env::var_os("TERM").is_some_and(|term| term != "dumb");
@@ -119,7 +116,7 @@ pub(crate) const RED: &str = "31";
 pub(crate) const GREEN: &str = "32";
 pub(crate) const YELLOW: &str = "33";
 
-/// Rows under headings, aligned.
+/// Formats rows under headings, in aligned columns.
 pub(crate) fn table(headings: &[&str], rows: &[Vec<String>], paint: Paint) -> String {
     let width = |column: usize| {
         let cells = rows.iter().map(|row| row[column].chars().count());
@@ -140,21 +137,21 @@ pub(crate) fn table(headings: &[&str], rows: &[Vec<String>], paint: Paint) -> St
     text
 }
 
-/// The table of locks, holders first, then waiters in their order.
+/// Formats the table of locks: for each, its holders, then its waiters in queue order.
 pub(crate) fn locks(infos: &[LockInfo], paint: Paint) -> String {
     let mut rows = Vec::new();
     for info in infos {
         let holders = info.holders.iter().map(|holder| ("held".to_owned(), holder));
         let waiters = info.waiters.iter().enumerate();
-        let waiters = waiters.map(|(place, waiter)| (format!("waits {}", place + 1), waiter));
+        let waiters = waiters.map(|(place, waiter)| (format!("waiting {}", place + 1), waiter));
         for (state, who) in holders.chain(waiters) {
             rows.push(vec![
                 name(&info.name),
                 state,
                 mode(who.mode),
                 visible(who.who()).into_owned(),
-                who.age.map_or_else(|| "-".to_owned(), span),
-                who.remaining.map_or_else(|| "-".to_owned(), span),
+                who.age.map_or_else(|| "-".to_owned(), short_duration),
+                who.remaining.map_or_else(|| "-".to_owned(), short_duration),
                 who.fence.map_or_else(|| "-".to_owned(), |fence| fence.to_string()),
             ]);
         }
@@ -162,7 +159,6 @@ pub(crate) fn locks(infos: &[LockInfo], paint: Paint) -> String {
     table(&["NAME", "STATE", "MODE", "WHO", "AGE", "LEASE", "FENCE"], &rows, paint)
 }
 
-/// What kind of lock it is, in a word.
 pub(crate) fn kind(kind: Kind) -> &'static str {
     match kind {
         Kind::Lock => "lock",
@@ -170,39 +166,40 @@ pub(crate) fn kind(kind: Kind) -> &'static str {
     }
 }
 
-/// Whether stderr had no room for a while: then nothing is waited for any more.
-static DEAF: AtomicBool = AtomicBool::new(false);
-/// How long stderr may have no room.
-const PATIENCE: Duration = Duration::from_secs(1);
-/// What fits into a pipe that has room.
+/// Whether the last write to stderr timed out. If so, the next write does not wait.
+static STDERR_STALLED: AtomicBool = AtomicBool::new(false);
+/// How long to wait until stderr is writable.
+const STDERR_TIMEOUT: Duration = Duration::from_secs(1);
+/// The largest write that does not block on a pipe that `poll` reports as writable.
 const PIPE_BUF: usize = 4096;
 
-/// Writes to stderr. If there is no room, because whoever reads it is stuck, it is not written: a lock is not
-/// to be held, and a signal not to go unheard, for the sake of a message.
-pub(crate) fn tell(text: &str) {
+/// Writes to stderr. Discards the text if stderr is not writable within [`STDERR_TIMEOUT`]: a blocked reader must not
+/// delay a release or the handling of a signal.
+pub(crate) fn write_stderr(text: &str) {
     let mut stderr = io::stderr().lock();
     for part in text.as_bytes().chunks(PIPE_BUF) {
-        let patience = if DEAF.load(Ordering::Relaxed) { Duration::ZERO } else { PATIENCE };
-        let patience = Timespec::try_from(patience).ok();
+        let stalled = STDERR_STALLED.load(Ordering::Relaxed);
+        let timeout = if stalled { Duration::ZERO } else { STDERR_TIMEOUT };
+        let timeout = Timespec::try_from(timeout).ok();
         let mut fds = [PollFd::new(&stderr, PollFlags::OUT)];
-        let has_room = matches!(poll(&mut fds, patience.as_ref()), Ok(1..));
-        DEAF.store(!has_room, Ordering::Relaxed);
-        if !has_room || stderr.write_all(part).is_err() {
+        let writable = matches!(poll(&mut fds, timeout.as_ref()), Ok(1..));
+        STDERR_STALLED.store(!writable, Ordering::Relaxed);
+        if !writable || stderr.write_all(part).is_err() {
             return;
         }
     }
 }
 
-/// Whether nobody can read any more what is written to stdout.
-pub(crate) fn is_unread() -> bool {
+/// Returns whether the reader of stdout has closed it.
+pub(crate) fn is_stdout_closed() -> bool {
     let stdout = io::stdout();
     let mut fds = [PollFd::new(&stdout, PollFlags::empty())];
-    let at_once = Timespec::default();
-    let told = matches!(poll(&mut fds, Some(&at_once)), Ok(1..));
-    told && fds[0].revents().intersects(PollFlags::ERR | PollFlags::HUP)
+    let no_wait = Timespec::default();
+    let ready = matches!(poll(&mut fds, Some(&no_wait)), Ok(1..));
+    ready && fds[0].revents().intersects(PollFlags::ERR | PollFlags::HUP)
 }
 
-/// Writes to stdout. Nobody listens any more: that is no failure.
+/// Writes to stdout. A reader that has closed it, such as `head`, is not a failure.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
     let mut stdout = io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
@@ -216,9 +213,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spans_are_short() {
-        let shown = |seconds| span(Duration::from_secs(seconds));
-        assert_eq!(span(Duration::from_millis(250)), "250ms");
+    fn durations_are_shown_in_two_units_at_most() {
+        let shown = |seconds| short_duration(Duration::from_secs(seconds));
+        assert_eq!(short_duration(Duration::from_millis(250)), "250ms");
         assert_eq!(shown(59), "59s");
         assert_eq!(shown(192), "3m 12s");
         assert_eq!(shown(7320), "2h 2m");
@@ -226,18 +223,18 @@ mod tests {
     }
 
     #[test]
-    fn names_that_cannot_be_seen_as_they_are_stand_in_quotes() {
+    fn names_with_spaces_or_hidden_characters_are_quoted() {
         for plain in ["orders/42", r"a\u{202e}", "日本"] {
             assert_eq!(name(plain), plain);
         }
         assert_eq!(name("a b"), r#""a b""#);
         assert_eq!(name("a\u{202e}"), r#""a\u{202e}""#);
         assert_eq!(name("a\u{fe0f}b"), r#""a\u{fe0f}b""#);
-        assert_eq!(name("\\ \x1b"), r#""\\ \u{1b}""#, "a backslash of its own is told apart");
+        assert_eq!(name("\\ \x1b"), r#""\\ \u{1b}""#, "a literal backslash is escaped, too");
     }
 
     #[test]
-    fn hidden_characters_in_json_are_escaped_and_read_back() {
+    fn hidden_characters_in_json_are_escaped_and_parse_to_the_same_text() {
         let value = json!({ "a\u{202e}": "\u{1b}\u{9b}\u{7f}\u{e0041}é\\" });
         let text = json_line(&value);
         assert_eq!(text, "{\"a\\u202e\":\"\\u001b\\u009b\\u007f\\udb40\\udc41é\\\\\"}\n");

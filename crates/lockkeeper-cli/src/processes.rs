@@ -1,7 +1,7 @@
-//! The processes of this system, where it lists them.
+//! The processes of this system, where the system lists them.
 //!
-//! Linux lists them in `/proc`. macOS and FreeBSD do not. A `/proc` of another pid namespace does not count: its
-//! numbers belong to other processes here.
+//! Linux lists them in `/proc`. macOS and FreeBSD do not. The `/proc` of another pid namespace is not used: its pids
+//! belong to other processes.
 
 use std::fs;
 use std::sync::OnceLock;
@@ -10,24 +10,24 @@ use rustix::process::{Pid, getpid};
 
 pub(crate) use handle::Handle;
 
-/// Whether [`all`] finds the processes of this system.
+/// Returns whether the system lists processes, so that [`all`] finds them.
 pub(crate) fn are_listed() -> bool {
     static LISTED: OnceLock<bool> = OnceLock::new();
     *LISTED.get_or_init(|| cfg!(any(target_os = "linux", target_os = "android")) && is_own_proc())
 }
 
-/// Whether `/proc` belongs to this process's pid namespace: then it knows this process by one number only.
+/// Returns whether `/proc` belongs to the pid namespace of this process. `NSpid` then has a single entry (proc(5)).
 fn is_own_proc() -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     match status.lines().find_map(|line| line.strip_prefix("NSpid:")) {
         Some(numbers) => numbers.split_ascii_whitespace().count() == 1,
-        // Before Linux 4.1.
+        // Linux before 4.1 has no `NSpid`.
         None => fs::read_link("/proc/self")
             .is_ok_and(|link| link.to_str() == Some(&getpid().as_raw_pid().to_string())),
     }
 }
 
-/// All processes except this one; none where they are not listed.
+/// Returns all processes except this one; none where they are not listed.
 pub(crate) fn all() -> impl Iterator<Item = Pid> {
     let entries = are_listed().then(|| fs::read_dir("/proc").ok()).flatten();
     let entries = entries.into_iter().flatten().flatten();
@@ -35,16 +35,16 @@ pub(crate) fn all() -> impl Iterator<Item = Pid> {
     pids.filter_map(Pid::from_raw).filter(|pid| *pid != getpid())
 }
 
-/// Whether the environment of a process contains an entry.
+/// Returns whether the environment of a process contains an entry.
 pub(crate) fn has_in_environment(pid: Pid, entry: &[u8]) -> bool {
     let environment = fs::read(format!("/proc/{}/environ", pid.as_raw_pid()));
     environment.is_ok_and(|all| all.split(|byte| *byte == 0).any(|one| one == entry))
 }
 
-/// The group of a process; `None` if the process is dead.
+/// Returns the process group of a process; `None` if the process is dead.
 pub(crate) fn group_of_living(pid: Pid) -> Option<i32> {
     let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid())).ok()?;
-    // The name of a program may contain anything, also a bracket.
+    // The program name, which is in parentheses, may itself contain one.
     let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
     let state = fields.next()?;
     let group = fields.nth(1)?.parse().ok()?;
@@ -58,16 +58,15 @@ mod handle {
     use rustix::io::Errno;
     use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 
-    /// A process that stays the same one: its number may be given to another process once it is dead, but a signal
-    /// through the handle then reaches no process.
+    /// A handle to a process. With a pidfd, a signal never reaches another process that reuses the pid.
     pub(crate) struct Handle {
         pid: Pid,
-        /// `None` where the kernel (before 5.3) or its sandbox has no pidfds: then the number has to do.
+        /// `None` where the kernel (before 5.3) or a sandbox has no pidfds. Signals are then sent to the pid.
         pidfd: Option<OwnedFd>,
     }
 
     impl Handle {
-        /// Opens a process; `None` if there is none of this number.
+        /// Opens a process; `None` if no process has this pid.
         pub(crate) fn open(pid: Pid) -> Option<Self> {
             match pidfd_open(pid, PidfdFlags::empty()) {
                 Ok(pidfd) => Some(Self { pid, pidfd: Some(pidfd) }),
@@ -89,7 +88,7 @@ mod handle {
 mod handle {
     use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
-    /// A process, by its number: processes are not listed here, so nothing is ever found to be signalled.
+    /// A process, by its pid. Not used in practice: where processes are not listed, none is found to be signalled.
     pub(crate) struct Handle(Pid);
 
     impl Handle {
@@ -121,9 +120,8 @@ mod tests {
             .expect("a process")
     }
 
-    /// A process with a number that another one had, which only a system that nothing else uses gives reliably: so it
-    /// is tried again.
-    fn with_number(pid: Pid) -> Child {
+    /// Starts a process with a given pid. Retries, because other processes may take the pid first.
+    fn start_with_pid(pid: Pid) -> Child {
         let last = "/proc/sys/kernel/ns_last_pid";
         for _ in 0..1000 {
             fs::write(last, (pid.as_raw_pid() - 1).to_string())
@@ -135,7 +133,7 @@ mod tests {
             child.kill().expect("a signal");
             child.wait().expect("a child");
         }
-        panic!("no process got the number {pid:?} in 1000 tries");
+        panic!("no process got the pid {pid:?} in 1000 attempts");
     }
 
     /// Runs a test of this program in a pid namespace where this user is root.
@@ -148,9 +146,9 @@ mod tests {
     }
 
     #[test]
-    fn a_signal_does_not_reach_a_process_that_got_the_number_of_a_dead_one() {
+    fn a_signal_does_not_reach_a_process_that_reuses_the_pid_of_a_dead_one() {
         if !rustix::process::geteuid().is_root() {
-            let test = "a_signal_does_not_reach_a_process_that_got_the_number_of_a_dead_one";
+            let test = "a_signal_does_not_reach_a_process_that_reuses_the_pid_of_a_dead_one";
             return as_root_of_a_namespace(&format!("processes::tests::{test}"));
         }
         let mut first = sleeper();
@@ -158,15 +156,15 @@ mod tests {
         let handle = Handle::open(pid).unwrap();
         first.kill().unwrap();
         first.wait().unwrap();
-        let mut second = with_number(pid);
+        let mut second = start_with_pid(pid);
         handle.signal(Signal::KILL);
-        // It dies of the first signal that reaches it.
+        // The first signal that reaches the process kills it.
         Handle::open(pid).unwrap().signal(Signal::TERM);
         assert_eq!(second.wait().unwrap().signal(), Some(Signal::TERM.as_raw()));
     }
 
     #[test]
-    fn processes_are_listed_here() {
+    fn living_processes_are_listed_and_dead_ones_have_no_group() {
         assert!(are_listed());
         let mut child = sleeper();
         let pid = Pid::from_child(&child);

@@ -1,4 +1,4 @@
-//! What is told while a lock is waited for and held, on stderr.
+//! Messages and events on stderr while `run` and `acquire` wait for and hold a lock.
 
 use std::io::{self, IsTerminal as _};
 use std::time::Duration;
@@ -10,60 +10,61 @@ use serde_json::{Value, json};
 
 use crate::child::Status;
 use crate::failure::Failure;
-use crate::output::{self, millis, span};
+use crate::output::{self, millis, short_duration};
 use crate::terminal::own_group;
 
-/// How things are told.
+/// The format of messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Style {
-    /// Only failures.
+    /// Text, without waiting messages.
     Quiet,
-    /// For people.
     Text,
-    /// For programs.
+    /// One JSON object per line.
     Json,
 }
 
-/// Tells.
+/// Prints the messages and events about one lock.
 pub(crate) struct Reporter {
     style: Style,
     name: String,
-    /// Whether a line is on the terminal that the next one replaces.
+    /// Whether the terminal shows a waiting line, which the next message replaces.
     live: bool,
+    /// Whether a wait was reported.
     waited: bool,
 }
 
-/// What a waiter sees of the others.
-pub(crate) struct Sight {
+/// The holders of a lock and the position of this process in its queue.
+pub(crate) struct Contention {
     holders: Vec<Participant>,
-    /// How many wait before us, if the store knows.
+    /// The number of waiters ahead of this process, if the store knows it.
     ahead: Option<usize>,
 }
 
-impl Sight {
-    /// What is to be seen of the locks of one name, for a waiter for one kind of them.
-    pub(crate) fn new(infos: Vec<LockInfo>, kind: Kind, us: &[Owner]) -> Self {
+impl Contention {
+    /// Selects the lock of one kind among the locks of one name. `own` are the owners of this process's waiters.
+    pub(crate) fn new(infos: Vec<LockInfo>, kind: Kind, own: &[Owner]) -> Self {
         let Some(info) = infos.into_iter().find(|info| info.kind == kind) else {
             return Self { holders: Vec::new(), ahead: None };
         };
-        let is_us = |waiter: &Participant| waiter.owner.is_some_and(|owner| us.contains(&owner));
-        let ahead = info.waiters.iter().position(is_us);
+        let is_own = |waiter: &Participant| waiter.owner.is_some_and(|owner| own.contains(&owner));
+        let ahead = info.waiters.iter().position(is_own);
         Self { holders: info.holders, ahead }
     }
 
     pub(crate) fn describe(&self) -> String {
         let mut text = match self.holders.as_slice() {
-            [] => return "others hold it".to_owned(),
+            [] => return "held by another process".to_owned(),
             [one] => format!("held by {}", one.who()),
             [one, rest @ ..] => format!("held by {} and {} more", one.who(), rest.len()),
         };
         if let Some(age) = self.holders.first().and_then(|holder| holder.age) {
-            text = format!("{text} for {}", span(age));
+            text = format!("{text} for {}", short_duration(age));
         }
         match self.ahead {
             None => text,
             Some(0) => format!("{text}, next in line"),
-            Some(ahead) => format!("{text}, {ahead} ahead"),
+            Some(1) => format!("{text}, 1 waiter ahead"),
+            Some(ahead) => format!("{text}, {ahead} waiters ahead"),
         }
     }
 }
@@ -73,38 +74,41 @@ impl Reporter {
         Self { style, name: name.to_owned(), live: false, waited: false }
     }
 
-    /// Whether what is told of waiting changes as time goes by.
+    /// Returns whether a waiting line is redrawn during the wait.
     pub(crate) fn is_live(&self) -> bool {
         self.style == Style::Text && may_redraw()
     }
 
-    /// Others hold the lock.
-    pub(crate) fn waiting(&mut self, sight: &Sight, waited: Duration) {
+    /// Reports that the lock is contended. Only the first call prints, unless the waiting line is live.
+    pub(crate) fn waiting(&mut self, contention: &Contention, waited: Duration) {
         let first = !self.waited;
         self.waited = true;
         match self.style {
             Style::Json if first => {
-                let holders: Vec<Value> = sight.holders.iter().map(output::participant).collect();
-                self.event("waiting", json!({ "holders": holders, "ahead": sight.ahead }));
+                let holders = contention.holders.iter().map(output::participant);
+                let details =
+                    json!({ "holders": holders.collect::<Vec<_>>(), "ahead": contention.ahead });
+                self.event("waiting", details);
             }
             Style::Text if self.is_live() => {
-                let text = sight.describe();
-                let line = format!("waiting {} for {:?}: {text}", span(waited), self.name);
+                let text = contention.describe();
+                let line =
+                    format!("waiting {} for {:?}: {text}", short_duration(waited), self.name);
                 let width = tcgetwinsize(io::stderr()).map_or(0, |size| size.ws_col);
-                // Some terminals do not know.
+                // Some terminals report a width of 0.
                 let width = if width == 0 { 80 } else { width };
-                let line = cut(&visible(&line), usize::from(width) - 1);
-                output::tell(&format!("\r\x1b[K{line}"));
+                let line = truncate(&visible(&line), usize::from(width) - 1);
+                output::write_stderr(&format!("\r\x1b[K{line}"));
                 self.live = true;
             }
             Style::Text if first => {
-                say(&format!("waiting for {:?}: {}", self.name, sight.describe()));
+                message(&format!("waiting for {:?}: {}", self.name, contention.describe()));
             }
             Style::Text | Style::Json | Style::Quiet => {}
         }
     }
 
-    /// The lock is ours.
+    /// Reports the grant. As text, only after a wait.
     pub(crate) fn acquired(&mut self, guard: &Guard, waited: Duration) {
         self.clear();
         match self.style {
@@ -116,7 +120,7 @@ impl Reporter {
                 }),
             ),
             Style::Text if self.waited => {
-                say(&format!("acquired {:?} after {}", self.name, span(waited)));
+                message(&format!("acquired {:?} after {}", self.name, short_duration(waited)));
             }
             Style::Text | Style::Quiet => {}
         }
@@ -138,11 +142,11 @@ impl Reporter {
         self.event("released", json!({}));
     }
 
-    /// Something that the user should know, and that does not change the end.
-    pub(crate) fn warn(&self, message: &str) {
+    /// Prints a warning, which does not change the exit code.
+    pub(crate) fn warn(&self, text: &str) {
         match self.style {
-            Style::Json => self.event("warning", json!({ "message": message })),
-            Style::Text | Style::Quiet => say(message),
+            Style::Json => self.event("warning", json!({ "message": text })),
+            Style::Text | Style::Quiet => message(text),
         }
     }
 
@@ -153,14 +157,14 @@ impl Reporter {
                 let Failure { code, kind, message } = failure;
                 self.event("failed", json!({ "code": code, "kind": kind, "message": message }));
             }
-            Style::Text | Style::Quiet => say(&failure.to_string()),
+            Style::Text | Style::Quiet => self::message(&failure.to_string()),
         }
     }
 
-    /// Removes the live line.
+    /// Removes the waiting line from the terminal.
     pub(crate) fn clear(&mut self) {
         if std::mem::take(&mut self.live) {
-            output::tell("\r\x1b[K");
+            output::write_stderr("\r\x1b[K");
         }
     }
 
@@ -172,16 +176,17 @@ impl Reporter {
         if let (Value::Object(line), Value::Object(details)) = (&mut line, details) {
             line.extend(details);
         }
-        output::tell(&output::json_line(&line));
+        output::write_stderr(&output::json_line(&line));
     }
 }
 
-/// Tells people something, in a line of its own. What a terminal would obey, or not show, is escaped.
-pub(crate) fn say(message: &str) {
-    output::tell(&format!("lockkeeper: {}\n", visible(message)));
+/// Prints a line of text on stderr, with control and invisible characters escaped.
+pub(crate) fn message(text: &str) {
+    output::write_stderr(&format!("lockkeeper: {}\n", visible(text)));
 }
 
-/// Whether a line on stderr can be replaced: on a terminal that can, in whose foreground we are.
+/// Returns whether a line on stderr can be redrawn: it is a terminal that supports it, and this process is in its
+/// foreground.
 fn may_redraw() -> bool {
     let stderr = io::stderr();
     let smart = std::env::var_os("TERM").is_some_and(|term| !term.is_empty() && term != "dumb");
@@ -190,8 +195,8 @@ fn may_redraw() -> bool {
         && tcgetpgrp(&stderr).is_ok_and(|group| own_group() == Some(group))
 }
 
-/// As much of a line as fits. What is not ASCII may take two columns.
-fn cut(line: &str, width: usize) -> String {
+/// Truncates a line to a width, counting two columns for each character outside ASCII.
+fn truncate(line: &str, width: usize) -> String {
     let mut used = 0;
     let fits = line.chars().take_while(|c| {
         used += if c.is_ascii() { 1 } else { 2 };
@@ -205,10 +210,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_is_cut_to_the_width_of_the_terminal() {
-        assert_eq!(cut("abcdef", 6), "abcdef");
-        assert_eq!(cut("abcdef", 3), "abc");
-        assert_eq!(cut("a🔒b", 3), "a🔒");
-        assert_eq!(cut("a🔒b", 2), "a");
+    fn a_line_is_truncated_to_the_width_of_the_terminal() {
+        assert_eq!(truncate("abcdef", 6), "abcdef");
+        assert_eq!(truncate("abcdef", 3), "abc");
+        assert_eq!(truncate("a🔒b", 3), "a🔒");
+        assert_eq!(truncate("a🔒b", 2), "a");
     }
 }

@@ -1,4 +1,4 @@
-//! `run`: a command that runs while a lock is held.
+//! `run`: runs a command while a lock is held.
 
 use std::io;
 use std::time::Duration;
@@ -7,35 +7,35 @@ use lockkeeper::{Guard, Keeper, ReleaseOutcome, State};
 use rustix::process::Signal;
 use tokio::signal::unix::Signal as Stream;
 
+use crate::acquire::LockRequest;
 use crate::args;
-use crate::child::{Child, Status, wants_terminal};
+use crate::child::{Child, Status, stops_for_terminal};
 use crate::failure::Failure;
-use crate::group::{Group, Where};
-use crate::guardian::{self, Guardian, Moment};
+use crate::group::{Group, Scope};
+use crate::guardian::{self, BootTime, Guardian};
 use crate::loss::Loss;
 use crate::processes;
-use crate::reap::Reaper;
+use crate::reaper::Reaper;
 use crate::report::{Reporter, Style};
 use crate::signals::{self, Signals};
 use crate::store;
 use crate::terminal::Terminal;
-use crate::waiting::Wanted;
 
-/// How long a command has after TERM, unless told.
+/// The default of `--kill-after`.
 const KILL_AFTER: Duration = Duration::from_secs(5);
-/// How long whatever is still under way with the store may hold up the end.
-const LAST_WORDS: Duration = Duration::from_secs(5);
-/// How long to wait for a new guardian before the next look at the lock.
-const GUARDIAN: Duration = Duration::from_secs(1);
-/// How often to look whether a group is empty.
-const LOOK: Duration = Duration::from_millis(10);
-/// How long processes may take to die of KILL.
-const DYING: Duration = Duration::from_secs(1);
-/// What is said after a loss where only the process group can be found.
-const NOT_LISTED: &str = "only the process group of the command was stopped: processes that left it were not looked for, \
-                          as this system does not list processes (no /proc of this pid namespace)";
+/// How long requests in flight may delay the exit.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long to wait for a new guardian to start before the lock is checked again.
+const REPLACE_TIMEOUT: Duration = Duration::from_secs(1);
+/// The interval at which the process group is polled.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// How long to wait for processes to die of KILL.
+const KILL_TIMEOUT: Duration = Duration::from_secs(1);
+/// The warning after a loss on a system that does not list processes.
+const NOT_LISTED: &str = "only the command's process group was stopped: processes that left the group may still run, \
+                          because this system does not list processes (no /proc for this pid namespace)";
 
-/// Runs a command; its exit code.
+/// Runs a command and returns the exit code.
 pub(crate) async fn run(mut run: args::Run) -> u8 {
     let style = match (run.quiet, run.json) {
         (true, _) => Style::Quiet,
@@ -47,22 +47,22 @@ pub(crate) async fn run(mut run: args::Run) -> u8 {
     }
     let mut reporter = Reporter::new(style, &run.lock.name);
     let mut interrupted = false;
-    match attempt(&run, &mut reporter, &mut interrupted).await {
+    match acquire_and_run(&run, &mut reporter, &mut interrupted).await {
         Ok(code) => {
             if interrupted {
-                Terminal::interrupt_ourselves();
+                Terminal::interrupt_own_group();
             }
             code
         }
         Err(failure) => {
             reporter.failed(&failure);
-            Terminal::pass_on_interrupt(&failure);
+            Terminal::reraise_interrupt(&failure);
             failure.code
         }
     }
 }
 
-/// Host, process id and command: who reads it wants to know what runs, not what it is wrapped in.
+/// Returns the default label: host, pid, and the command instead of `lockkeeper`.
 fn label(run: &args::Run) -> Option<lockkeeper::Label> {
     let default = lockkeeper::Label::default().to_string();
     let (place, _) = default.rsplit_once(':')?;
@@ -71,64 +71,65 @@ fn label(run: &args::Run) -> Option<lockkeeper::Label> {
     lockkeeper::Label::new(format!("{place}:{clean}")).ok()
 }
 
-/// Runs a command; `interrupted` if it was in the foreground of a terminal and died of Ctrl-C.
-async fn attempt(
+/// Acquires the lock, runs the command and releases the lock. Sets `interrupted` if the command was in the foreground of a
+/// terminal and died of Ctrl-C.
+async fn acquire_and_run(
     run: &args::Run,
     reporter: &mut Reporter,
     interrupted: &mut bool,
 ) -> Result<u8, Failure> {
-    let broken = |error: io::Error| Failure::unavailable(format!("no signals: {error}"));
-    let mut signals = Signals::new().map_err(broken)?;
-    let reaper = Reaper::start().map_err(broken)?;
+    let mut signals = Signals::new().map_err(|error| Failure::signal_handlers(&error))?;
+    let reaper = Reaper::start().map_err(|error| Failure::signal_handlers(&error))?;
     let url = store::url(&run.store)?;
     let kill_after = kill_after(run, &url)?;
-    let keeper = signals.unless(store::open_for_a_command(url)).await??;
-    let wanted = Wanted::new(&keeper, &run.lock);
-    let guard = match signals.unless(wanted.acquire(reporter)).await {
+    let keeper = signals.unless(store::open_for_run(url)).await??;
+    let request = LockRequest::new(&keeper, &run.lock);
+    let guard = match signals.unless(request.acquire(reporter)).await {
         Ok(Ok(guard)) => guard,
-        // Whatever was under way in the store ends before the process does, unless it is asked once more.
+        // Waits for requests in flight, until a timeout or another signal.
         Ok(Err(failure)) | Err(failure) => {
-            let closed = tokio::time::timeout(LAST_WORDS, keeper.close());
+            let closed = tokio::time::timeout(CLOSE_TIMEOUT, keeper.close());
             let _ = signals.unless(closed).await;
             return Err(failure);
         }
     };
-    let ended = Watched::start(run, &guard, kill_after, signals, &reaper, reporter).await;
-    let ended = match ended {
-        Ok(watched) => watched.finished(reporter, interrupted).await,
+    let started = Supervisor::start(run, &guard, kill_after, signals, &reaper, reporter).await;
+    let ended = match started {
+        Ok(supervisor) => supervisor.wait(reporter, interrupted).await,
         Err(failure) => Err(failure),
     };
     finish(&keeper, guard, ended, reporter).await
 }
 
-/// How long a command has after TERM. The lease has to be long enough for a renewal to fail, for this, and
-/// for a margin. Only files know no leases: a session of PostgreSQL is one, too.
+/// Returns the time between TERM and KILL. The lease must be long enough for a failed renewal, this time, and the margin.
+/// On a file store there is no lease, and so no limit. A hold on PostgreSQL has one, because its session can expire.
 fn kill_after(run: &args::Run, url: &str) -> Result<Duration, Failure> {
     let ttl = run.lock.ttl;
     match run.kill_after {
         None => Ok(KILL_AFTER.min(ttl / 3)),
         Some(given) if !store::is_file(url) && given > ttl / 2 => Err(Failure::usage(format!(
-            "a --kill-after of {given:?} does not fit in a --ttl of {ttl:?}: it can be half of it \
-                 at most"
+            "--kill-after {given:?} is too long for --ttl {ttl:?}: use at most {:?}, or a longer --ttl",
+            ttl / 2
         ))),
         Some(given) => Ok(given),
     }
 }
 
-/// How long before the end of the lease all must be dead.
+/// Returns how long before the end of the lease all processes must be dead.
 fn margin(ttl: Duration) -> Duration {
     (ttl / 10).min(Duration::from_millis(500))
 }
 
-/// Gives the lock back, and decides about the exit code.
+/// Releases the lock and returns the exit code.
 async fn finish(
     keeper: &Keeper,
     guard: Guard,
     ended: Result<Status, Failure>,
     reporter: &mut Reporter,
 ) -> Result<u8, Failure> {
-    // From now on a signal ends the process at once: there is nothing more to lose.
-    let mut signals = Signals::new().map_err(|error| Failure::unavailable(error.to_string()))?;
+    // The command has ended, so a signal now ends the process without waiting for the store.
+    let mut signals = Signals::new().map_err(|error| Failure::signal_handlers(&error))?;
+    let name = guard.name().to_owned();
     let lost = matches!(&ended, Err(failure) if failure.kind == "lost");
     let ended = if lost {
         drop(guard);
@@ -140,25 +141,27 @@ async fn finish(
                 ended
             }
             Ok(Ok(ReleaseOutcome::AlreadyLost)) => ended.and_then(|_| {
-                Err(Failure::lost("the lock was lost before the command ended, which did not know"))
+                let when = "before the command ended, and it may have run beside another holder";
+                Err(Failure::lost(format!("lost {name:?} {when}")))
             }),
             Ok(Err(error)) => {
-                reporter.warn(&format!("{error}; the lock is free when its lease ends"));
+                reporter.warn(&format!("{error}; the lock stays held until its lease ends"));
                 ended
             }
             Err(_) => {
-                reporter.warn("interrupted: the lock is free when its lease ends");
+                let how = "was interrupted; the lock stays held until its lease ends";
+                reporter.warn(&format!("the release of {name:?} {how}"));
                 return ended.map(Status::code);
             }
         }
     };
-    let patience = if lost { Duration::from_secs(1) } else { LAST_WORDS };
-    let _ = signals.unless(tokio::time::timeout(patience, keeper.close())).await;
+    let timeout = if lost { Duration::from_secs(1) } else { CLOSE_TIMEOUT };
+    let _ = signals.unless(tokio::time::timeout(timeout, keeper.close())).await;
     ended.map(Status::code)
 }
 
-/// A command that runs, and what is watched meanwhile.
-struct Watched<'a> {
+/// Supervises a running command: its status, signals, the terminal, the guardian and the lock.
+struct Supervisor<'a> {
     guard: &'a Guard,
     ttl: Duration,
     kill_after: Duration,
@@ -170,13 +173,13 @@ struct Watched<'a> {
     guardian: Guardian,
     group: Group,
     child: Child,
-    /// Until when the guardian lets the command live, as told last.
-    told: Option<Moment>,
-    /// Whether the command was asked to end.
-    asked_to_end: bool,
+    /// When all processes of the command must be dead. The guardian has the same deadline. `None` without a lease.
+    deadline: Option<BootTime>,
+    /// Whether a signal that asks the command to terminate was forwarded.
+    terminating: bool,
 }
 
-impl<'a> Watched<'a> {
+impl<'a> Supervisor<'a> {
     async fn start(
         run: &args::Run,
         guard: &'a Guard,
@@ -186,20 +189,20 @@ impl<'a> Watched<'a> {
         reporter: &Reporter,
     ) -> Result<Self, Failure> {
         let broken =
-            |error: io::Error| Failure::unavailable(format!("cannot watch a command: {error}"));
+            |error: io::Error| Failure::unavailable(format!("cannot supervise a command: {error}"));
         let children = signals::stream(Signal::CHILD).map_err(broken)?;
         let continued = signals::stream(Signal::CONT).map_err(broken)?;
-        let guardian = match Guardian::start(guard.owner(), guardian::PATIENCE).await {
+        let guardian = match Guardian::start(guard.owner(), guardian::START_TIMEOUT).await {
             Ok(guardian) => guardian,
             Err(error) => {
-                // Ctrl-C also kills a guardian that has not left this process group yet. The signal is heard only when
-                // the runtime has had a turn.
-                let heard = tokio::time::timeout(LOOK, signals.next()).await;
-                return Err(heard.map_or_else(|_| broken(error), Failure::signal));
+                // If Ctrl-C killed the guardian before it had its own process group, this process received the signal, too.
+                // The runtime reports it after it has polled its signal driver.
+                let signal = tokio::time::timeout(POLL_INTERVAL, signals.next()).await;
+                return Err(signal.map_or_else(|_| broken(error), Failure::signal));
             }
         };
         let terminal = Terminal::find();
-        // Whoever was asked to end meanwhile does not begin.
+        // A signal may have arrived since the grant: then the command is not started.
         if let Some(signal) = signals.pending() {
             guardian.dismiss();
             return Err(Failure::signal(signal));
@@ -207,20 +210,21 @@ impl<'a> Watched<'a> {
         // The process may have been stopped for a long time since the lock was granted.
         if !guard.is_held() {
             guardian.dismiss();
-            return Err(Failure::lost("the lock was lost before the command was started"));
+            let name = guard.name();
+            return Err(Failure::lost(format!("lost {name:?} before the command was started")));
         }
-        let told = last_moment(guard, run.lock.ttl);
-        if let Some(moment) = told {
-            guardian.until(moment);
+        let deadline = kill_deadline(guard, run.lock.ttl);
+        if let Some(deadline) = deadline {
+            guardian.set_deadline(deadline);
         }
         let child = Child::spawn(run, guard).inspect_err(|_| guardian.dismiss())?;
-        reaper.spare(child.pid());
+        reaper.exclude(child.pid());
         let group = Group::new(child.pid(), guard.owner());
-        guardian.guard(&group);
-        // Before the terminal is given away: who writes to it from the background may be stopped.
+        guardian.set_group(&group);
+        // Printed while this process is in the foreground: the terminal may stop a background process that writes to it.
         reporter.started(child.pid().as_raw_pid());
-        // If it wanted to have the terminal before this, it was stopped, and is continued.
-        terminal.give(group.id());
+        // If the command used the terminal before this call, TTIN or TTOU has stopped it. `suspend` continues it.
+        terminal.move_to_foreground(group.id());
         Ok(Self {
             guard,
             ttl: run.lock.ttl,
@@ -233,21 +237,22 @@ impl<'a> Watched<'a> {
             guardian,
             group,
             child,
-            told,
-            asked_to_end: false,
+            deadline,
+            terminating: false,
         })
     }
 
-    /// Watches until the command has ended, and what it started with it if it was to be stopped.
-    async fn finished(
+    /// Waits until the command has ended. After a signal or a loss, also waits until the processes that it started have
+    /// ended.
+    async fn wait(
         mut self,
         reporter: &mut Reporter,
         interrupted: &mut bool,
     ) -> Result<Status, Failure> {
         let ended = self.watch().await;
         let ended = match ended {
-            Ok(status) if self.asked_to_end || matches!(status, Status::Killed(_)) => {
-                self.empty_group().await.map(|()| status)
+            Ok(status) if self.terminating || matches!(status, Status::Killed(_)) => {
+                self.wait_for_group().await.map(|()| status)
             }
             ended => ended,
         };
@@ -256,13 +261,13 @@ impl<'a> Watched<'a> {
             Err(loss) => Err((loss, self.stop(loss).await)),
         };
         self.guardian.dismiss();
-        let in_foreground = self.terminal.belongs_to(self.group.id());
-        self.terminal.take_back(self.group.id());
+        let in_foreground = self.terminal.is_foreground(self.group.id());
+        self.terminal.restore_foreground(self.group.id());
         match ended {
             Ok(status) => {
-                // One that came by way of this process did not come from the terminal.
+                // If this process forwarded a signal, the INT did not come from the terminal.
                 *interrupted = in_foreground
-                    && !self.asked_to_end
+                    && !self.terminating
                     && status == Status::Killed(Signal::INT.as_raw());
                 reporter.exited(status);
                 Ok(status)
@@ -274,21 +279,22 @@ impl<'a> Watched<'a> {
                     reporter.warn(NOT_LISTED);
                 }
                 let how = if killed { "killed" } else { "stopped" };
-                Err(Failure::lost(format!("{loss}: the command was {how}")))
+                let name = self.guard.name();
+                Err(Failure::lost(format!("lost {name:?}: {loss}; the command was {how}")))
             }
         }
     }
 
-    /// Until the command has ended, or the lock must be taken for lost; why, then.
+    /// Waits until the command has ended. Returns a `Loss` if the lock is lost earlier, or cannot be renewed in time.
     async fn watch(&mut self) -> Result<Status, Loss> {
         let lost = self.guard.lost_token();
         loop {
-            if let Some(status) = self.child.look() {
+            if let Some(status) = self.child.poll_status() {
                 match status {
                     Status::Stopped(signal) => self.suspend(signal).await,
-                    // A guardian that had to kill it did so because the time was over.
-                    Status::Killed(_) if self.told.is_some_and(Moment::has_passed) => {
-                        return Err(Loss::Late);
+                    // The guardian killed it at the deadline.
+                    Status::Killed(_) if self.deadline.is_some_and(BootTime::has_passed) => {
+                        return Err(Loss::Expired);
                     }
                     ended => return Ok(ended),
                 }
@@ -301,177 +307,177 @@ impl<'a> Watched<'a> {
                 () = lost.cancelled() => {}
                 _ = self.children.recv() => {}
                 signal = self.signals.next() => self.forward(signal),
-                _ = self.continued.recv() => self.terminal.give(self.group.id()),
+                _ = self.continued.recv() => self.terminal.move_to_foreground(self.group.id()),
                 () = tokio::time::sleep(pause) => {}
             }
         }
     }
 
-    /// Whether the lock is held for long enough to go on; tells the guardian how long that is.
+    /// Checks that the lock is held and its lease is long enough to continue. Sends a new deadline to the guardian.
     fn check(&mut self) -> Result<(), Loss> {
-        // First, because a lease that has ended also makes the state `Lost`.
-        if self.told.is_some_and(Moment::has_passed) {
-            return Err(Loss::Late);
+        // Checked first, because the state is also `Lost` after the lease has ended.
+        if self.deadline.is_some_and(BootTime::has_passed) {
+            return Err(Loss::Expired);
         }
         if self.guard.state() == State::Lost {
-            return Err(Loss::Certain);
+            return Err(Loss::Dropped);
         }
-        let Some(last) = last_moment(self.guard, self.ttl) else { return Ok(()) };
-        if last.before(self.kill_after).has_passed() {
-            return Err(Loss::Foreseen);
+        let Some(deadline) = kill_deadline(self.guard, self.ttl) else { return Ok(()) };
+        if deadline.before(self.kill_after).has_passed() {
+            return Err(Loss::LeaseEnding);
         }
-        if self.told != Some(last) {
-            self.told = Some(last);
-            self.guardian.until(last);
+        if self.deadline != Some(deadline) {
+            self.deadline = Some(deadline);
+            self.guardian.set_deadline(deadline);
         }
         Ok(())
     }
 
-    /// How long to sleep: until the command must be told to end, or to see whether there was a renewal.
+    /// Returns how long to sleep: until TERM is due, or until the next check for a renewal.
     fn pause(&self) -> Duration {
-        match self.told {
-            Some(last) => last.before(self.kill_after).left().min(self.ttl / 12),
+        match self.deadline {
+            Some(at) => at.before(self.kill_after).remaining().min(self.ttl / 12),
             None => Duration::from_secs(3600),
         }
     }
 
     fn forward(&mut self, signal: Signal) {
         self.group.signal(signal);
-        if signals::ends(signal) {
-            self.asked_to_end = true;
-            // What is stopped hears nothing.
+        if signals::asks_to_terminate(signal) {
+            self.terminating = true;
+            // A stopped process does not handle signals.
             self.group.signal(Signal::CONT);
         }
     }
 
-    /// One that was killed is replaced: the command must not outlive the wrapper.
+    /// Starts a new guardian if the last one is dead, so that the command cannot outlive this process.
     async fn replace_guardian(&mut self) {
         if !self.guardian.is_dead() {
             return;
         }
-        // The lock is watched again after that, whether there is one or not.
-        let patience = self.pause().min(GUARDIAN);
+        // After this time the lock is checked again, even if no guardian has started.
+        let timeout = self.pause().min(REPLACE_TIMEOUT);
         let lost = self.guard.lost_token();
         let started = tokio::select! {
             biased;
-            // There is a command to kill first. A guardian that is left half started kills it, too.
+            // The caller kills the command. So does the guardian that is being started, because its pipe closes.
             () = lost.cancelled() => return,
-            started = Guardian::start(self.guard.owner(), patience) => started,
+            started = Guardian::start(self.guard.owner(), timeout) => started,
         };
         if let Ok(guardian) = started {
-            guardian.guard(&self.group);
-            if let Some(moment) = self.told {
-                guardian.until(moment);
+            guardian.set_group(&self.group);
+            if let Some(deadline) = self.deadline {
+                guardian.set_deadline(deadline);
             }
             self.guardian = guardian;
         } else {
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
-    /// The command was stopped: on a terminal, so is the whole job, until the shell continues it.
+    /// Handles a command that was stopped. On a terminal, stops the whole job until the shell continues it.
     async fn suspend(&mut self, signal: i32) {
-        if !self.terminal.is_there() {
+        if !self.terminal.exists() {
             return;
         }
-        let has_terminal = self.terminal.is_ours() || self.terminal.belongs_to(self.group.id());
-        if !(wants_terminal(signal) && has_terminal) {
-            self.terminal.take_back(self.group.id());
-            Terminal::stop_ourselves();
-            // That may take a moment to come true. If there is no shell that could continue us, it does
-            // not, and nothing is to be waited for.
+        let has_terminal =
+            self.terminal.is_in_foreground() || self.terminal.is_foreground(self.group.id());
+        if !(stops_for_terminal(signal) && has_terminal) {
+            self.terminal.restore_foreground(self.group.id());
+            Terminal::stop_own_group();
+            // The stop may take effect late. The kernel does not stop an orphaned process group, which no shell could
+            // continue.
             tokio::select! {
                 _ = self.continued.recv() => {}
                 () = tokio::time::sleep(Duration::from_millis(300)) => {}
             }
         }
-        // Not before it is clear that the lock is still held.
+        // Continues the command only if the lock is still held.
         if self.check().is_ok() {
-            self.terminal.give(self.group.id());
+            self.terminal.move_to_foreground(self.group.id());
             self.group.signal(Signal::CONT);
         }
     }
 
-    /// After a signal: waits for what the command has started, which may have to tidy up, and kills what
-    /// does not end.
-    async fn empty_group(&mut self) -> Result<(), Loss> {
-        let until = Moment::now().after(self.kill_after);
-        while !self.group.is_empty(Where::Inside) {
+    /// After a signal, waits until the process group has ended, and kills what is left of it after `--kill-after`.
+    async fn wait_for_group(&mut self) -> Result<(), Loss> {
+        let kill_at = BootTime::now().after(self.kill_after);
+        while !self.group.is_empty(Scope::Inside) {
             self.check()?;
-            if until.has_passed() {
+            if kill_at.has_passed() {
                 self.group.kill();
-                self.bury().await;
+                self.wait_after_kill().await;
                 return Ok(());
             }
             tokio::select! {
                 signal = self.signals.next() => self.forward(signal),
-                () = tokio::time::sleep(LOOK) => {}
+                () = tokio::time::sleep(POLL_INTERVAL) => {}
             }
         }
         Ok(())
     }
 
-    /// Ends the command and everything that it started, within the time that the loss leaves.
+    /// Ends the command and all processes that it started, within the time that the kind of loss allows.
     async fn stop(&mut self, loss: Loss) -> Status {
-        let mut until = self.kill_at(loss);
-        if !until.has_passed() {
+        let mut kill_at = self.kill_at(loss);
+        if !kill_at.has_passed() {
             self.group.signal_all(Signal::TERM);
         }
         let mut ended = None;
         loop {
-            ended =
-                ended.or_else(|| self.child.look().filter(|s| !matches!(s, Status::Stopped(_))));
-            if ended.is_some() && self.group.is_empty(Where::Anywhere) {
+            let is_final = |status: &Status| !matches!(status, Status::Stopped(_));
+            ended = ended.or_else(|| self.child.poll_status().filter(is_final));
+            if ended.is_some() && self.group.is_empty(Scope::Anywhere) {
                 break;
             }
-            if until.has_passed() {
+            if kill_at.has_passed() {
                 self.group.kill();
-                self.bury().await;
+                self.wait_after_kill().await;
                 break;
             }
-            tokio::time::sleep(LOOK.min(until.left())).await;
-            // A foreseen loss becomes certain if the store answers again, and says so.
-            if loss == Loss::Foreseen && self.guard.state() == State::Lost {
-                until = until.min(self.kill_at(Loss::Certain));
+            tokio::time::sleep(POLL_INTERVAL.min(kill_at.remaining())).await;
+            // The store may answer again and report that it no longer keeps the lock.
+            if loss == Loss::LeaseEnding && self.guard.state() == State::Lost {
+                kill_at = kill_at.min(self.kill_at(Loss::Dropped));
             }
         }
         loop {
-            match ended.or_else(|| self.child.look()) {
+            match ended.or_else(|| self.child.poll_status()) {
                 Some(status @ (Status::Exited(_) | Status::Killed(_))) => return status,
-                _ => tokio::time::sleep(LOOK).await,
+                _ => tokio::time::sleep(POLL_INTERVAL).await,
             }
             ended = None;
         }
     }
 
-    /// After a KILL: waits until the group is empty, which takes a moment. A process that is stuck in the kernel is not
-    /// waited for.
-    async fn bury(&mut self) {
-        let until = Moment::now().after(DYING);
-        while !until.has_passed() {
-            let ended = matches!(self.child.look(), Some(Status::Exited(_) | Status::Killed(_)));
-            if ended && self.group.is_empty(Where::Inside) {
+    /// After KILL, waits until the group is empty, for at most [`KILL_TIMEOUT`]: a process may be stuck in the kernel.
+    async fn wait_after_kill(&mut self) {
+        let give_up_at = BootTime::now().after(KILL_TIMEOUT);
+        while !give_up_at.has_passed() {
+            let status = self.child.poll_status();
+            let ended = matches!(status, Some(Status::Exited(_) | Status::Killed(_)));
+            if ended && self.group.is_empty(Scope::Inside) {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
 
-    /// When to kill the command: never later than the end of the lease that it had last.
-    fn kill_at(&self, loss: Loss) -> Moment {
+    /// Returns when to send KILL. Not later than the deadline.
+    fn kill_at(&self, loss: Loss) -> BootTime {
         let grace = match loss {
-            Loss::Foreseen => self.kill_after,
-            Loss::Certain => self.overlap_grace,
-            Loss::Late => Duration::ZERO,
+            Loss::LeaseEnding => self.kill_after,
+            Loss::Dropped => self.overlap_grace,
+            Loss::Expired => Duration::ZERO,
         };
-        let grace = Moment::now().after(grace);
-        self.told.map_or(grace, |last| last.min(grace))
+        let grace_ends = BootTime::now().after(grace);
+        self.deadline.map_or(grace_ends, |last| last.min(grace_ends))
     }
 }
 
-/// When all must be dead: some time before the lease could go to another. `None` if there is no lease.
-fn last_moment(guard: &Guard, ttl: Duration) -> Option<Moment> {
-    // The clock first: a process that is held up in between then thinks that it has less time.
-    let now = Moment::now();
+/// Returns when all processes of the command must be dead: a margin before the lease ends. `None` if there is no lease.
+fn kill_deadline(guard: &Guard, ttl: Duration) -> Option<BootTime> {
+    // Reads the clock first: if this process is delayed before `remaining`, the result is too early, not too late.
+    let now = BootTime::now();
     guard.remaining().map(|left| now.after(left).before(margin(ttl)))
 }

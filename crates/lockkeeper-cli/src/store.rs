@@ -1,36 +1,36 @@
-//! Which store, and the way to it.
+//! The URL of the store, the default store, and opening it.
 
 use lockkeeper::Keeper;
 
 use crate::args;
 use crate::failure::Failure;
 
-/// The environment variable that names the store.
+/// The environment variable that contains the URL of the store.
 pub(crate) const VARIABLE: &str = "LOCKKEEPER_STORE";
 
-/// The URL of the store: as told, or that of the default directory, made ready.
+/// Returns the URL of the store. Without one, creates the default directory and returns its URL.
 pub(crate) fn url(store: &args::Store) -> Result<String, Failure> {
     if let Some(url) = &store.url {
-        return given(url, "--store");
+        return non_empty(url, "--store");
     }
     match std::env::var(VARIABLE) {
-        Ok(url) => given(&url, VARIABLE),
+        Ok(url) => non_empty(&url, VARIABLE),
         Err(std::env::VarError::NotPresent) => default::url(),
-        Err(_) => Err(Failure::usage(format!("{VARIABLE} is not UTF-8"))),
+        Err(_) => Err(Failure::usage(format!("{VARIABLE} is not valid UTF-8"))),
     }
 }
 
-fn given(url: &str, by: &str) -> Result<String, Failure> {
+fn non_empty(url: &str, by: &str) -> Result<String, Failure> {
     if url.is_empty() {
-        let message = format!("{by} is empty: give a URL, as in redis://host/, or leave it out");
+        let message = format!("{by} is empty: set it to a URL such as redis://host/, or omit it");
         return Err(Failure::usage(message));
     }
     Ok(url.to_owned())
 }
 
-/// Opens the store for one who holds locks on behalf of a command. Where locks end with the process, the
-/// command has a part in them: should this process be killed, nobody else enters before the command is dead.
-pub(crate) async fn open_for_a_command(mut url: String) -> Result<Keeper, Failure> {
+/// Opens the store for `run`. On a file store the command inherits the lock file (`inherit=on`): if this process is
+/// killed, no other process acquires the lock before the command is dead.
+pub(crate) async fn open_for_run(mut url: String) -> Result<Keeper, Failure> {
     if is_file(&url) && !url.contains("inherit=") {
         url.push(if url.contains('?') { '&' } else { '?' });
         url.push_str("inherit=on");
@@ -38,7 +38,7 @@ pub(crate) async fn open_for_a_command(mut url: String) -> Result<Keeper, Failur
     Ok(lockkeeper::open(&url).await?)
 }
 
-/// Whether a URL names a directory.
+/// Returns whether a URL is that of a file store.
 pub(crate) fn is_file(url: &str) -> bool {
     url.split_once(':').is_some_and(|(scheme, _)| scheme.eq_ignore_ascii_case("file"))
 }
@@ -53,7 +53,7 @@ mod default {
     use super::Failure;
 
     pub(super) fn url() -> Result<String, Failure> {
-        Err(Failure::usage("this build has no file: stores, so --store URL must be given"))
+        Err(Failure::usage("no store given, and this build has no file: stores: pass --store URL"))
     }
 }
 
@@ -68,12 +68,12 @@ mod default {
 
     use super::Failure;
 
-    /// The `file:` URL of the directory that all processes of this user share, whatever session they belong to.
+    /// Returns the `file:` URL of the directory that all processes of this user share, in any login session.
     pub(super) fn url() -> Result<String, Failure> {
         let dir = dir()?;
         ready(&dir).map_err(|why| {
-            let advice = "fix that, or name another directory with --store file:/a/directory";
-            Failure::unavailable(format!("file: open \"{}\": {why}: {advice}", dir.display()))
+            let advice = "or use another directory with --store file:/a/directory";
+            Failure::unavailable(format!("file: open \"{}\": {why}, {advice}", dir.display()))
         })?;
         let mut url = "file:".to_owned();
         for byte in dir.as_os_str().as_bytes() {
@@ -87,11 +87,12 @@ mod default {
         Ok(url)
     }
 
-    /// Not below `XDG_RUNTIME_DIR`, which is removed when the user's last session ends, and not in a directory for
-    /// temporary files, which is tidied up: both take locks away from commands that still run.
+    /// Returns the default directory. It must be one in which no files are removed, because a removed lock file no longer
+    /// excludes. `XDG_RUNTIME_DIR` is removed when the user's last session ends (`pam_systemd(8)`), and old files are removed
+    /// from directories for temporary files (`tmpfiles.d(5)`).
     fn dir() -> Result<PathBuf, Failure> {
         if rustix::process::geteuid().is_root() {
-            // Whatever the environment says: cron, sudo and a login shell must agree. BSD systems have no /run.
+            // Independent of the environment, so that cron, sudo and a login shell agree. BSD systems have no /run.
             let run = Path::new("/run");
             return Ok(if run.is_dir() { run } else { Path::new("/var/run") }.join("lockkeeper"));
         }
@@ -100,30 +101,30 @@ mod default {
         let state = path("XDG_STATE_HOME").or_else(home);
         let state = state.ok_or_else(|| {
             Failure::usage(
-                "no default directory for locks, as neither XDG_STATE_HOME nor HOME is an absolute path: set HOME, \
-                 or name a store with --store file:/a/directory or LOCKKEEPER_STORE",
+                "no default directory for locks, because neither XDG_STATE_HOME nor HOME is an absolute path: set \
+                 HOME, or select a store with --store file:/a/directory or LOCKKEEPER_STORE",
             )
         })?;
         Ok(state.join("lockkeeper"))
     }
 
-    /// Creates the directory if it is missing, and checks that no other user can use it.
+    /// Creates the directory if it is missing, and checks that no other user can access it.
     fn ready(dir: &Path) -> Result<(), String> {
         let created = DirBuilder::new().mode(0o700).recursive(true).create(dir);
         if let Err(error) = created
             && error.kind() != io::ErrorKind::AlreadyExists
         {
-            return Err(error.to_string());
+            return Err(format!("{error}: create it"));
         }
         let found = fs::symlink_metadata(dir).map_err(|error| error.to_string())?;
         if !found.is_dir() {
-            return Err("not a directory".to_owned());
+            return Err("not a directory: remove it".to_owned());
         }
         if found.uid() != rustix::process::geteuid().as_raw() {
-            return Err(format!("it belongs to user {}", found.uid()));
+            return Err(format!("it belongs to user {}: change its owner", found.uid()));
         }
         if found.mode() & 0o077 != 0 {
-            return Err("other users may use it: its mode should be 0700".to_owned());
+            return Err("other users can access it: set its mode to 0700".to_owned());
         }
         Ok(())
     }

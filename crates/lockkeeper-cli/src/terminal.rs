@@ -1,20 +1,20 @@
-//! The terminal, and who is in its foreground.
+//! The terminal and its foreground process group.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, IsTerminal as _};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, ExitCode};
 
-use nix::sys::signal::{SigSet, SigmaskHow, Signal as Mask};
+use nix::sys::signal::{SigSet, SigmaskHow, Signal as NixSignal};
 use rustix::process::{Pid, Signal, getpid, kill_process, kill_process_group};
 use rustix::termios::{tcgetpgrp, tcsetpgrp};
 
-use crate::failure::{Failure, by_signal};
+use crate::failure::{Failure, signal_exit_code};
 
-/// The hidden argument that makes this program die of Ctrl-C.
+/// The hidden argument that makes this program kill itself with INT.
 pub(crate) const INTERRUPTED: &str = "__interrupted";
 
-/// The terminal that this process belongs to, if it has to do with one.
+/// The controlling terminal, if stdin, stdout or stderr is one.
 pub(crate) struct Terminal(Option<File>);
 
 impl Terminal {
@@ -25,7 +25,7 @@ impl Terminal {
         Self(if in_use { open() } else { None })
     }
 
-    pub(crate) fn is_there(&self) -> bool {
+    pub(crate) fn exists(&self) -> bool {
         self.0.is_some()
     }
 
@@ -33,30 +33,30 @@ impl Terminal {
         self.0.as_ref().and_then(|tty| tcgetpgrp(tty).ok())
     }
 
-    /// Whether this process is in the foreground.
-    pub(crate) fn is_ours(&self) -> bool {
+    /// Returns whether this process is in the foreground.
+    pub(crate) fn is_in_foreground(&self) -> bool {
         self.foreground().is_some_and(|group| own_group() == Some(group))
     }
 
-    /// Lets a group have the foreground, if this process has it.
-    pub(crate) fn give(&self, group: Pid) {
-        if self.is_ours() {
+    /// Moves a group to the foreground, if this process is in the foreground.
+    pub(crate) fn move_to_foreground(&self, group: Pid) {
+        if self.is_in_foreground() {
             self.set(group);
         }
     }
 
-    /// Takes the foreground back from a group that was given it.
-    pub(crate) fn take_back(&self, group: Pid) {
-        if let Some(own) = own_group().filter(|_| self.belongs_to(group)) {
+    /// Moves this process back to the foreground, if the group is in the foreground.
+    pub(crate) fn restore_foreground(&self, group: Pid) {
+        if let Some(own) = own_group().filter(|_| self.is_foreground(group)) {
             self.set(own);
         }
     }
 
     fn set(&self, group: Pid) {
         let Some(tty) = &self.0 else { return };
-        // Whoever does this from the background is stopped, unless the signal for that is blocked.
+        // A process in the background that calls tcsetpgrp(3) is stopped by TTOU unless it blocks that signal.
         let mut stop = SigSet::empty();
-        stop.add(Mask::SIGTTOU);
+        stop.add(NixSignal::SIGTTOU);
         let before = stop.thread_swap_mask(SigmaskHow::SIG_BLOCK);
         let _ = tcsetpgrp(tty, group);
         if let Ok(before) = before {
@@ -64,50 +64,48 @@ impl Terminal {
         }
     }
 
-    /// Whether a group has the foreground.
-    pub(crate) fn belongs_to(&self, group: Pid) -> bool {
+    /// Returns whether a group is in the foreground.
+    pub(crate) fn is_foreground(&self, group: Pid) -> bool {
         self.foreground() == Some(group)
     }
 
-    /// Does to this process and its group what Ctrl-C would have done if they had been in the foreground: a
-    /// shell that runs a script goes on with it unless it sees its child die of just that. Handlers of
-    /// signals cannot be taken back without unsafe code, but they do not survive a change of program. Returns
-    /// only if that fails.
-    pub(crate) fn interrupt_ourselves() {
+    /// Kills this process and its group with INT, as Ctrl-C does: a shell stops its script only if its child died of INT.
+    /// Signal handlers cannot be removed without unsafe code, but `exec` resets them. Returns only if the `exec` fails.
+    pub(crate) fn interrupt_own_group() {
         signal_own_group(Signal::INT);
-        Self::become_interrupted();
+        Self::exec_interrupted();
     }
 
-    /// Dies of the Ctrl-C that ended a wait, for the same reason: whoever else is in the group has had it.
-    /// Returns if it did not come from the terminal, and the exit code is to say it.
-    pub(crate) fn pass_on_interrupt(failure: &Failure) {
+    /// Kills this process with INT if the failure is a Ctrl-C, for the same reason. The terminal has sent the signal to the
+    /// rest of the group. Returns if the signal did not come from the terminal: the exit code then reports it.
+    pub(crate) fn reraise_interrupt(failure: &Failure) {
         if failure.kind == "signal"
-            && failure.code == by_signal(Signal::INT.as_raw())
-            && Self::find().is_ours()
+            && failure.code == signal_exit_code(Signal::INT.as_raw())
+            && Self::find().is_in_foreground()
         {
-            Self::become_interrupted();
+            Self::exec_interrupted();
         }
     }
 
-    fn become_interrupted() {
+    fn exec_interrupted() {
         let Ok(program) = crate::guardian::own_program() else { return };
         let _ = Command::new(program).arg0("lockkeeper").arg(INTERRUPTED).env_clear().exec();
     }
 
-    /// The new program.
-    pub(crate) fn die_of_interrupt() -> ExitCode {
+    /// Kills this process with INT. Runs after the `exec`, with default signal handlers.
+    pub(crate) fn kill_itself_with_int() -> ExitCode {
         let _ = kill_process(getpid(), Signal::INT);
-        ExitCode::from(by_signal(Signal::INT.as_raw()))
+        ExitCode::from(signal_exit_code(Signal::INT.as_raw()))
     }
 
-    /// Stops this process and those in its group, as Ctrl-Z would. Returns when it goes on.
-    pub(crate) fn stop_ourselves() {
+    /// Stops this process and its group, as Ctrl-Z does. Returns when they are continued.
+    pub(crate) fn stop_own_group() {
         signal_own_group(Signal::TSTP);
     }
 }
 
-/// The process group of this process. `None` if it has no number here: in a new pid namespace, the group of the process
-/// that made it is outside. (rustix panics then, in builds with debug assertions.)
+/// Returns the process group of this process. `None` if the group is outside of this pid namespace, as for the first
+/// process of a namespace. (`rustix::process::getpgrp` panics then, in builds with debug assertions.)
 pub(crate) fn own_group() -> Option<Pid> {
     Pid::from_raw(nix::unistd::getpgrp().as_raw())
 }

@@ -1,4 +1,4 @@
-//! `acquire`, `renew` and `release`: a lock that is held by nobody but a ticket.
+//! `acquire`, `renew` and `release`: locks that outlive the process, as tickets.
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -7,26 +7,26 @@ use std::time::Duration;
 
 use lockkeeper::{Keeper, ReleaseOutcome, Ticket};
 
+use crate::acquire::LockRequest;
 use crate::args;
 use crate::failure::Failure;
 use crate::output;
 use crate::report::{Reporter, Style};
 use crate::signals::Signals;
 use crate::store;
-use crate::waiting::Wanted;
 
-/// How long whatever is under way with the store may hold up the end.
-const LAST_WORDS: Duration = Duration::from_secs(10);
+/// How long requests in flight may delay the exit.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// `acquire`
 pub(crate) async fn acquire(args: &args::Acquire) -> Result<(), Failure> {
-    let mut signals = hear()?;
+    let mut signals = Signals::new().map_err(|error| Failure::signal_handlers(&error))?;
     let style = if args.quiet { Style::Quiet } else { Style::Text };
     let mut reporter = Reporter::new(style, &args.lock.name);
     let keeper = signals.unless(open(&args.store)).await??;
-    let wanted = Wanted::new(&keeper, &args.lock);
-    let ended = match signals.unless(wanted.acquire(&mut reporter)).await {
-        Ok(Ok(guard)) => hand_out(&keeper, guard.detach()?).await,
+    let request = LockRequest::new(&keeper, &args.lock);
+    let ended = match signals.unless(request.acquire(&mut reporter)).await {
+        Ok(Ok(guard)) => print_or_release(&keeper, guard.detach()?).await,
         Ok(Err(failure)) | Err(failure) => {
             reporter.clear();
             Err(failure)
@@ -39,7 +39,7 @@ pub(crate) async fn acquire(args: &args::Acquire) -> Result<(), Failure> {
 /// `renew`
 pub(crate) async fn renew(args: &args::Renew) -> Result<(), Failure> {
     let ticket = read(args.ticket.as_ref())?;
-    let mut signals = hear()?;
+    let mut signals = Signals::new().map_err(|error| Failure::signal_handlers(&error))?;
     let keeper = signals.unless(open(&args.store)).await??;
     let ended = signals.unless(async {
         let guard = keeper.adopt(ticket).await?;
@@ -49,7 +49,7 @@ pub(crate) async fn renew(args: &args::Renew) -> Result<(), Failure> {
         guard.detach()
     });
     let ended = match ended.await? {
-        // The lock stays: whoever has the old ticket has the lock still.
+        // If the write fails, the lock stays held: the old ticket is still valid.
         Ok(ticket) => write(&ticket).map_err(|error| Failure::output(&error)),
         Err(error) => Err(error.into()),
     };
@@ -60,41 +60,37 @@ pub(crate) async fn renew(args: &args::Renew) -> Result<(), Failure> {
 /// `release`
 pub(crate) async fn release(args: &args::ReleaseTicket) -> Result<(), Failure> {
     let ticket = read(args.ticket.as_ref())?;
-    let mut signals = hear()?;
+    let mut signals = Signals::new().map_err(|error| Failure::signal_handlers(&error))?;
     let keeper = signals.unless(open(&args.store)).await??;
-    let ended = signals.unless(give_back(&keeper, ticket)).await?;
-    // A release that failed is tried again, as that of any guard.
+    let ended = signals.unless(release_ticket(&keeper, ticket)).await?;
+    // The keeper retries a failed release in the background, and `close` waits for that.
     close(&keeper, &mut signals).await;
     ended
 }
 
-/// Prints a ticket. Nobody could release a lock whose ticket nobody has.
-async fn hand_out(keeper: &Keeper, ticket: Ticket) -> Result<(), Failure> {
+/// Prints a ticket. If that fails, releases the lock, which no process could release otherwise.
+async fn print_or_release(keeper: &Keeper, ticket: Ticket) -> Result<(), Failure> {
     let Err(error) = write(&ticket) else { return Ok(()) };
     let failure = Failure::output(&error);
-    match give_back(keeper, ticket).await {
-        Ok(()) => Err(failure),
-        Err(why) => {
-            let message = format!("{failure}, and the lock stays until its lease ends: {why}");
-            Err(Failure { message, ..failure })
-        }
-    }
+    let message = match release_ticket(keeper, ticket).await {
+        Ok(()) => format!("{failure}; the lock was released"),
+        Err(error) => format!("{failure}; the lock stays held until its lease ends: {error}"),
+    };
+    Err(Failure { message, ..failure })
 }
 
-/// Releases without adopting: to adopt is to renew, and if the release then failed, the lock would stay for longer.
-async fn give_back(keeper: &Keeper, ticket: Ticket) -> Result<(), Failure> {
+/// Releases the lock of a ticket without adopting it: adopting renews the lease, which would keep the lock held for
+/// longer if the release then failed.
+async fn release_ticket(keeper: &Keeper, ticket: Ticket) -> Result<(), Failure> {
     let name = ticket.name.clone();
     match keeper.release_ticket(ticket).await? {
         ReleaseOutcome::Released => Ok(()),
         ReleaseOutcome::AlreadyLost => Err(Failure::lost(format!(
-            "{:?} is lost: its lease ran out, it was released or broken, or the ticket is not that of a hold",
+            "{:?} is not held with this ticket: it was already released or broken, its lease expired, or the ticket is \
+             for another store",
             name.as_str()
         ))),
     }
-}
-
-fn hear() -> Result<Signals, Failure> {
-    Signals::new().map_err(|error| Failure::unavailable(format!("no signals: {error}")))
 }
 
 async fn open(store: &args::Store) -> Result<Keeper, Failure> {
@@ -103,17 +99,17 @@ async fn open(store: &args::Store) -> Result<Keeper, Failure> {
         return Err(Failure {
             kind: "unsupported",
             ..Failure::usage(
-                "this store has no tickets, as its locks end with the process that holds them: Redis \
-                 has them (redis://, redis+sentinel://, redis+cluster://, redlock://)",
+                "this store does not support tickets, because its locks end with the process that holds them: use \
+                 Redis (redis://, redis+unix://, redis+sentinel://, redis+cluster:// or redlock://)",
             )
         });
     }
     Ok(keeper)
 }
 
-/// Lets whatever is under way with the store end, unless a signal comes.
+/// Waits for requests in flight, until a timeout or a signal.
 async fn close(keeper: &Keeper, signals: &mut Signals) {
-    let _ = signals.unless(tokio::time::timeout(LAST_WORDS, keeper.close())).await;
+    let _ = signals.unless(tokio::time::timeout(CLOSE_TIMEOUT, keeper.close())).await;
 }
 
 fn write(ticket: &Ticket) -> io::Result<()> {
@@ -125,15 +121,14 @@ fn write(ticket: &Ticket) -> io::Result<()> {
 }
 
 fn read(file: Option<&PathBuf>) -> Result<Ticket, Failure> {
-    let text = if let Some(file) = file.filter(|file| file.as_os_str() != "-") {
-        let read = fs::read_to_string(file);
-        read.map_err(|error| Failure::usage(format!("the ticket {}: {error}", file.display())))?
-    } else {
-        let read = io::read_to_string(io::stdin());
-        read.map_err(|error| Failure::usage(format!("the ticket on stdin: {error}")))?
+    let (origin, text) = match file.filter(|file| file.as_os_str() != "-") {
+        Some(file) => (file.display().to_string(), fs::read_to_string(file)),
+        None => ("stdin".to_owned(), io::read_to_string(io::stdin())),
     };
+    let text =
+        text.map_err(|error| Failure::usage(format!("cannot read the ticket: {origin}: {error}")))?;
     serde_json::from_str(&text).map_err(|error| {
-        let message = "that is not a ticket: give what lockkeeper acquire has printed";
-        Failure::usage(format!("{message} ({error})"))
+        let advice = "pass what \"lockkeeper acquire\" printed";
+        Failure::usage(format!("{origin}: not a ticket: {error}: {advice}"))
     })
 }

@@ -1,11 +1,11 @@
-//! What the engine costs: a lock on the memory store beside tokio's own.
+//! The cost of the engine: locks on the memory store, compared with tokio's mutex.
 //!
 //! `cargo bench -p lockkeeper-core`
 #![allow(
     missing_docs,
     clippy::unwrap_used,
     clippy::cast_precision_loss,
-    reason = "criterion's macros, and a bench"
+    reason = "criterion's macros, and benchmark code"
 )]
 
 use criterion::{Criterion, criterion_group, criterion_main};
@@ -16,9 +16,9 @@ fn uncontended(c: &mut Criterion) {
     let runtime = Runtime::new().unwrap();
     let mut group = c.benchmark_group("uncontended lock + release");
 
-    let tokios = tokio::sync::Mutex::new(());
+    let tokio_mutex = tokio::sync::Mutex::new(());
     group.bench_function("tokio::sync::Mutex", |b| {
-        b.to_async(&runtime).iter(async || drop(tokios.lock().await));
+        b.to_async(&runtime).iter(async || drop(tokio_mutex.lock().await));
     });
 
     let keeper = runtime.block_on(async { Keeper::new(Memory::new()) });
@@ -47,7 +47,7 @@ fn uncontended(c: &mut Criterion) {
 
 fn contended(c: &mut Criterion) {
     let runtime = Runtime::new().unwrap();
-    let mut group = c.benchmark_group("hand-over to the next of the waiters");
+    let mut group = c.benchmark_group("hand-off to the next waiter");
     for waiters in [2_usize, 64, 2000] {
         let mutex = runtime.block_on(async { Keeper::new(Memory::new()) }).mutex("orders/42");
         group.bench_function(format!("{waiters} waiters"), |b| {

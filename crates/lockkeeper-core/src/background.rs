@@ -1,4 +1,4 @@
-//! Where work that outlives its caller runs: releases under way, mostly.
+//! Runs work that outlives its caller, mostly releases in flight.
 
 use std::fmt;
 use std::future::Future;
@@ -11,10 +11,10 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::blocking_runtime;
 
-/// Runs what must outlive a call, on the keeper's own runtime, from whatever thread it is asked.
+/// Runs tasks that outlive a call, on the keeper's runtime, from any thread.
 ///
-/// `tokio::spawn` panics on a thread without a runtime, and what it spawns is forgotten. This does
-/// neither: [`Keeper::close`](crate::Keeper::close) waits for everything spawned here.
+/// `tokio::spawn` panics on a thread without a runtime, and does not track its tasks. This type does not panic, and
+/// [`Keeper::close`](crate::Keeper::close) waits for its tasks.
 #[derive(Clone)]
 pub struct Background {
     handle: Handle,
@@ -22,22 +22,22 @@ pub struct Background {
 }
 
 impl Background {
-    /// A background on the given runtime.
+    /// Creates a background on the given runtime.
     pub fn new(handle: Handle) -> Self {
         Self { handle, tasks: TaskTracker::new() }
     }
 
-    /// A background on the runtime of all `blocking_` methods, which is never shut down.
+    /// Creates a background on the blocking runtime, which is never shut down.
     pub(crate) fn blocking() -> Self {
         Self::new(blocking_runtime::handle().clone())
     }
 
-    /// Whether this is on the runtime of all `blocking_` methods.
+    /// Returns whether this is on the blocking runtime.
     pub(crate) fn is_blocking(&self) -> bool {
         self.handle.id() == blocking_runtime::handle().id()
     }
 
-    /// Runs a future to its end. If the runtime has been shut down, the future is dropped instead.
+    /// Runs a future to completion. If the runtime has been shut down, the future is dropped instead.
     pub fn spawn(&self, future: impl Future<Output = ()> + Send + 'static) {
         self.tasks.spawn_on(future, &self.handle);
     }
@@ -47,24 +47,24 @@ impl Background {
         self.handle.spawn(future);
     }
 
-    /// Counts as work under way for as long as it lives.
+    /// Returns a token that [`settled`](Self::settled) waits for while it exists.
     pub(crate) fn token(&self) -> TaskTrackerToken {
         self.tasks.token()
     }
 
-    /// Makes timers created in this scope belong to the keeper's runtime, whoever polls.
+    /// Makes timers created in this scope belong to the keeper's runtime, on any thread.
     pub(crate) fn enter(&self) -> EnterGuard<'_> {
         self.handle.enter()
     }
 
-    /// Whether the runtime has been shut down.
+    /// Returns whether the runtime has been shut down.
     pub(crate) fn is_gone(&self) -> bool {
         let mut probe = self.handle.spawn(async {});
         let mut context = Context::from_waker(Waker::noop());
         matches!(Pin::new(&mut probe).poll(&mut context), Poll::Ready(Err(_)))
     }
 
-    /// Waits until nothing is under way.
+    /// Waits until all tracked tasks have ended and all tokens are dropped.
     pub(crate) async fn settled(&self) {
         self.tasks.close();
         self.tasks.wait().await;

@@ -1,4 +1,4 @@
-//! The runtime behind every `blocking_` method, and the way to wait for a future on any thread.
+//! The runtime of all `blocking_` methods, and `block_on` for any thread.
 
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,43 +9,31 @@ use std::time::Duration;
 
 use tokio::runtime::{Builder, EnterGuard, Handle, Runtime, RuntimeFlavor};
 
+/// How long `block_on` waits before it lets other workers run the task that this thread has woken.
+const QUICK_ANSWER: Duration = Duration::from_micros(100);
+
 /// Returns the blocking runtime: one thread for the whole process, started on first use.
 ///
 /// It is never shut down, so background releases of blocking code always run.
-fn runtime() -> &'static Runtime {
+pub(crate) fn handle() -> &'static Handle {
     static RUNTIME: OnceLock<Runtime> = OnceLock::new();
-    RUNTIME.get_or_init(|| {
+    let runtime = RUNTIME.get_or_init(|| {
         let mut builder = Builder::new_multi_thread();
         builder.worker_threads(1).thread_name("lockkeeper").enable_all();
-        builder.build().expect("the operating system gives a thread")
-    })
-}
-
-/// Returns the handle of the blocking runtime.
-pub(crate) fn handle() -> &'static Handle {
-    runtime().handle()
+        builder.build().expect("the operating system provides a thread and an event queue")
+    });
+    runtime.handle()
 }
 
 /// Makes timers and tasks of this scope belong to the blocking runtime.
 pub(crate) fn enter() -> EnterGuard<'static> {
-    runtime().enter()
-}
-
-/// How long an answer is awaited before the task that may have to bring it is freed.
-const QUICK_ANSWER: Duration = Duration::from_micros(100);
-
-/// Lets the other workers of a runtime run what this thread has woken, if this thread is a worker of it.
-///
-/// The task that a worker has woken last, for instance that of a connection, has a slot which other workers do not steal
-/// from. Another task in that slot moves it to the queue, which they do steal from.
-fn free_next_task(runtime: &Handle) {
-    drop(runtime.spawn(async {}));
+    handle().enter()
 }
 
 /// Blocks this thread until the future is ready.
 ///
-/// Unlike a runtime's `block_on` it does not panic inside of another runtime. Timers, connections and tasks that the
-/// future creates belong to the thread that serves all blocking locks, which is never shut down.
+/// Unlike a runtime's `block_on` it does not panic inside another runtime. Timers, connections and tasks that the future
+/// creates belong to the blocking runtime, which is never shut down.
 ///
 /// # Examples
 ///
@@ -75,15 +63,14 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
     let _entered = enter();
     let unpark = Arc::new(Unpark { thread: std::thread::current(), woken: AtomicBool::new(false) });
     let waker = Waker::from(unpark.clone());
-    // Inside of a task, tokio's budget for polls would run out, and would not be refilled because the task does not
-    // return to its runtime.
+    // Inside a task, tokio's coop budget would run out. It is refilled only when the task returns to its runtime.
     let mut future = std::pin::pin!(tokio::task::unconstrained(future));
     loop {
         if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
             return output;
         }
         let mut outer = outer.as_ref();
-        // A nested `block_on` may have consumed this thread's unpark token: the flag is what counts.
+        // A nested `block_on` may have consumed this thread's unpark token, so the flag decides.
         while !unpark.woken.swap(false, Ordering::Acquire) {
             let Some(runtime) = outer.take() else {
                 std::thread::park();
@@ -91,7 +78,10 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
             };
             std::thread::park_timeout(QUICK_ANSWER);
             if !unpark.woken.load(Ordering::Acquire) {
-                free_next_task(runtime);
+                // The task that a worker has woken last, for example that of a connection, is in its LIFO slot, from
+                // which other workers cannot steal (documentation of tokio's `Builder::disable_lifo_slot`). Another
+                // task in that slot moves it to the queue.
+                drop(runtime.spawn(async {}));
             }
         }
     }

@@ -1,18 +1,18 @@
-//! The clock that leases are counted on.
+//! The clock for leases.
 //!
-//! A lease goes on in the store while this machine sleeps, so the deadline of a hold must too. Timers run on `Instant`'s
-//! clock, and tests pause it; so a moment here is tokio's time plus the time that the machine has slept: what a
-//! clock that counts sleep has gained on `Instant`.
+//! A lease runs in the store while this machine is suspended, so the deadline of a hold must include that time. Timers
+//! use `Instant`, which tests can pause. So [`Moment`] is tokio's time plus the time that the machine was suspended:
+//! the difference between a clock that includes suspend and `Instant`.
 //!
-//! | system | `Instant` counts sleep | the clock that does |
+//! | system | `Instant` includes suspend | the clock that does |
 //! |---|---|---|
 //! | Linux, Android | no: `CLOCK_MONOTONIC` | `CLOCK_BOOTTIME` (`clock_gettime(2)`) |
 //! | macOS, iOS | no: `CLOCK_UPTIME_RAW` | `CLOCK_MONOTONIC` ("will continue to increment while the system is asleep", `clock_gettime(3)`) |
 //! | Windows | yes: `QueryPerformanceCounter` ("including the time when the machine was in a sleep state", Microsoft, "Acquiring high-resolution time stamps"; rust-lang/rust#79462) | not needed |
 //! | OpenBSD | yes: `CLOCK_MONOTONIC` (`clock_gettime(2)`) | not needed |
-//! | FreeBSD | no | none ("we do not have a monotonic clock that counts suspended time", FreeBSD 108de784513d, 2023): a hold may be believed in for as long as the machine slept |
+//! | FreeBSD | no | none ("we do not have a monotonic clock that counts suspended time", FreeBSD 108de784513d, 2023): a hold that expired may be reported as held for as long as the machine was suspended |
 //!
-//! Only Linux is tested. No guest clock counts the time for which a virtual machine is paused by its host.
+//! Only Linux is tested. No guest clock includes the time for which the host pauses a virtual machine.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant as StdInstant};
@@ -21,7 +21,7 @@ use tokio::time::Instant;
 
 const HOUR: Duration = Duration::from_secs(60 * 60);
 
-/// A moment on a clock that goes on while the machine sleeps.
+/// A point in time on a clock that includes suspend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Moment(Duration);
 
@@ -31,27 +31,27 @@ impl Moment {
         // The order matters: see `asleep`.
         let asleep = asleep();
         let now = Instant::now().into_std();
-        // Well before now, because the clocks of paused runtimes begin apart.
+        // Well before now, because the clocks of paused runtimes start at different times.
         let epoch = *EPOCH.get_or_init(|| now.checked_sub(HOUR).unwrap_or(now));
         Self(now.saturating_duration_since(epoch) + asleep)
     }
 
-    /// The moment later by a duration; `None` if that is past the end of time.
+    /// Returns the moment later by a duration, or `None` on overflow.
     pub(crate) fn checked_add(self, duration: Duration) -> Option<Self> {
         self.0.checked_add(duration).map(Self)
     }
 
-    /// The moment later by a duration that options have checked to be a sane one.
+    /// Returns the moment later by a duration. Saturates.
     pub(crate) fn add(self, duration: Duration) -> Self {
         Self(self.0.saturating_add(duration))
     }
 
-    /// How long ago an earlier moment was; zero if it is still to come.
+    /// Returns the time since an earlier moment; zero if that is in the future.
     pub(crate) fn since(self, earlier: Moment) -> Duration {
         self.0.saturating_sub(earlier.0)
     }
 
-    /// The same moment on the standard library's clock, if the machine does not sleep before it.
+    /// Returns the same moment on the standard library's clock, if the machine is not suspended before it.
     pub(crate) fn to_instant(self) -> StdInstant {
         let (now, base) = (Self::now(), Instant::now().into_std());
         if self >= now {
@@ -63,10 +63,10 @@ impl Moment {
     }
 }
 
-/// Sleeps until a moment; without end if there is none.
+/// Sleeps until the given time, or forever if there is none.
 ///
-/// After a suspension of the machine the timer is late by as much: a task that waits for a deadline must also listen to the
-/// keeper's maintenance task, which notices.
+/// A suspension of the machine delays the timer by its length. So a task that waits for a deadline must also wait for the
+/// keeper's maintenance task, which notices suspensions.
 pub(crate) async fn sleep_until(moment: Option<Moment>) {
     let Some(moment) = moment else { return std::future::pending().await };
     loop {
@@ -83,12 +83,12 @@ pub(crate) use real::asleep;
 #[cfg(test)]
 pub(crate) use simulated::asleep;
 
-/// How long the machine has slept, counted from an arbitrary point: only differences have a meaning.
+/// How long the machine was suspended, counted from an arbitrary point: only differences have a meaning.
 mod real {
     #[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
     pub(crate) use counted::asleep;
 
-    /// `Instant` counts sleep, or no clock does.
+    /// `Instant` includes suspend, or no clock does.
     #[cfg(not(any(target_os = "linux", target_os = "android", target_vendor = "apple")))]
     pub(crate) fn asleep() -> std::time::Duration {
         std::time::Duration::ZERO
@@ -101,7 +101,7 @@ mod real {
 
         use rustix::time::{ClockId, clock_gettime};
 
-        /// The clock that counts sleep.
+        /// The clock that includes suspend.
         #[cfg(not(target_vendor = "apple"))]
         const CONTINUOUS: ClockId = ClockId::Boottime;
         #[cfg(target_vendor = "apple")]
@@ -111,10 +111,10 @@ mod real {
         const MARGIN: Duration = Duration::from_secs(24 * 60 * 60);
 
         pub(crate) fn asleep() -> Duration {
-            // First the clock that counts sleep, then the one that does not, then (in `now`) tokio's. A thread may be
-            // held up for any time between two of these. In this order the sum is then a moment that was, after the
-            // call began; in another it would be one that is still to come, and a lease counted from there would be
-            // believed for too long.
+            // First the clock that includes suspend, then the one that does not, then (in `now`) tokio's. A thread may
+            // be preempted for any time between two of these. In this order the sum is then a time in the past, after
+            // the call began. In another order it would be in the future, and a lease that counts from there would be
+            // trusted for too long.
             let continuous = continuous();
             slept(continuous, running())
         }
@@ -124,25 +124,24 @@ mod real {
             clock_gettime(CONTINUOUS).try_into().unwrap_or_default()
         }
 
-        /// How long `Instant`'s clock has run since the first call.
+        /// Returns how long `Instant`'s clock has run since the first call.
         pub(in super::super) fn running() -> Duration {
             static BASE: OnceLock<Instant> = OnceLock::new();
             BASE.get_or_init(Instant::now).elapsed()
         }
 
-        /// What one clock has gained on the other. Apple's continuous clock is slewed by NTP and the other is not, so it
-        /// may also fall behind: the margin keeps the difference positive, or a sleep would be hidden by the loss
-        /// before it.
+        /// Returns what one clock has gained on the other. Apple's continuous clock is slewed by NTP and the other is not,
+        /// so it may also fall behind. The margin keeps the difference positive: a saturated difference would hide a
+        /// suspension.
         pub(in super::super) fn slept(continuous: Duration, running: Duration) -> Duration {
             let slept = (MARGIN + continuous).saturating_sub(running);
-            // Rounded down, so that it is the same from one reading to the next; the drift allowance covers a
-            // millisecond.
+            // Rounded down, so that successive readings are equal. The drift allowance covers a millisecond.
             Duration::from_millis(u64::try_from(slept.as_millis()).unwrap_or(u64::MAX))
         }
     }
 }
 
-/// A sleep that tests can make happen, on their own thread only.
+/// A suspension that tests can simulate, on their own thread only.
 #[cfg(test)]
 pub(crate) mod simulated {
     use std::cell::Cell;
@@ -168,7 +167,7 @@ mod tests {
     use super::real::counted::{continuous, running, slept};
     use super::*;
 
-    /// How long the machine has slept, at the most: the clocks are read in the other order.
+    /// Returns an upper bound of the time suspended: reads the clocks in the other order.
     fn at_most() -> Duration {
         let difference = || {
             let running = running();
@@ -178,9 +177,9 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_is_held_up_between_two_clocks_does_not_read_the_future() {
+    fn a_thread_that_is_preempted_between_two_clocks_reads_no_future_moment() {
         let at_most = at_most();
-        // More threads than cores, so that they are interrupted everywhere.
+        // More threads than cores, so that they are preempted everywhere.
         let threads: Vec<_> = (0..8)
             .map(|_| {
                 std::thread::spawn(move || {
@@ -198,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sleep_is_counted_in_full_whatever_the_clocks_have_drifted_apart_before() {
+    fn a_suspension_is_counted_in_full_for_any_drift_between_the_clocks() {
         const SLEEP: Duration = Duration::from_secs(31);
         // The uptime at the first reading, and what the slewed clock has gained or lost since.
         for uptime in [Duration::ZERO, HOUR * 24 * 365] {

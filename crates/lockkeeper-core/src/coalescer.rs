@@ -1,29 +1,29 @@
-//! Requests that arrive while others are in flight share one call.
+//! Coalesces concurrent requests: those that arrive while others are in flight share one call.
 //!
 //! A store that gets many small requests at the same time (attempts, releases, renewals) can often serve them with one
-//! call: one script, one statement, one flush. [`Coalescer`] decides which requests share a call; the store's
-//! [`BatchSender`] says how a call is made.
+//! call: one script, one statement, one flush. [`Coalescer`] decides which requests share a call. The store's
+//! [`BatchSender`] makes the call.
 //!
-//! - While few requests are in flight, each is sent *directly*: the caller's own task makes the call, with no hop to
-//!   another task.
-//! - From then on requests queue up, and a *batch task* sends what has queued up with one call. The task is spawned when
-//!   the first request has to queue and ends when nothing is left to do. Shared calls do not depend on any caller
-//!   being polled.
+//! - While few requests are in flight, each is sent *directly*: the caller's own task makes the call.
+//! - Further requests are queued, and a *batch task* sends them with shared calls. The task is spawned when the first
+//!   request is queued, and ends when no request is queued and no shared call is in flight. A shared call does not depend
+//!   on the polling of any caller.
 //!
 //! # What it guarantees
 //!
-//! 1. **Order.** Requests are sent in the order in which [`Coalescer::send`] was first polled. No request is sent
-//!    directly while the batch task runs, so none overtakes a queued one. Requests of one claim therefore reach
-//!    the store in order, provided that a claim drops one request before it sends the next.
-//! 2. **Cancellation.** A request that is dropped before it was sent is never sent, and is freed at once. One that is
-//!    dropped after that has its answer discarded.
+//! 1. **Order.** Queued requests are sent in the order in which [`Coalescer::send`] was first polled. No request is sent
+//!    directly while the batch task runs, so none overtakes a queued one. Direct requests that are in flight at the same
+//!    time have no order. So requests of one claim reach the store in order, provided that the claim drops one request
+//!    before it sends the next.
+//! 2. **Cancellation.** If the future of a request is dropped before the request was sent, it is never sent, and is freed
+//!    at once. If it is dropped later, its answer is discarded.
 //! 3. **Every request is answered.** If the batch sender fails or panics, or the runtime is shut down, the requests
-//!    fail with an error. None waits without end.
+//!    fail with an error.
 //!
 //! # What it does not guarantee
 //!
-//! It sets no timeout. A batch sender that never returns keeps its requests waiting, and after
-//! [`max_in_flight`](Limits::max_in_flight) of them those that queue up behind.
+//! It sets no timeout. If a call never returns, its requests wait without limit. If
+//! [`max_in_flight`](Limits::max_in_flight) calls never return, all queued requests do.
 //!
 //! # Examples
 //!
@@ -69,8 +69,8 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot};
-use tokio::time::Instant;
 
+use crate::clock::{Moment, sleep_until};
 use crate::error::{Error, ErrorKind, Result};
 
 mod batch;
@@ -86,51 +86,49 @@ pub trait BatchSender: Sized + Send + Sync + 'static {
     /// The answer to a request.
     type Answer: Send + 'static;
 
-    /// Makes one call for all requests of a batch. Returns their answers in the order of the requests; each may be an
-    /// error of its own. An error instead of answers is the error of every request.
+    /// Makes one call for all requests of a batch. Returns their answers in the order of the requests. Each answer may be
+    /// an error. If the call itself fails, all its requests fail with that error.
     ///
-    /// The sender first gets what it needs to send, such as a connection, then [closes](Batch::close) the batch, and
-    /// then sends without awaiting anything in between. The next call starts when the poll that closed the batch
-    /// returns: a sender that awaits after `close` and before it sends breaks the order of requests. If it fails before
-    /// it has closed the batch, all requests that wait at that moment fail.
+    /// A sender first gets its resources, such as a connection, then [closes](Batch::close) the batch, and then sends. It
+    /// must not await between `close` and the send: the next call may start when that poll returns, and would overtake this
+    /// one. If the sender fails before it has closed the batch, all requests that are queued at that time fail.
     ///
-    /// A sender that sends some requests again, for example one after the other because they cannot share a call, asks
-    /// [`retain_awaited`](Batch::retain_awaited) before that: the next request of the same claim may be in flight.
+    /// Before a sender sends requests a second time, for example one by one because they cannot share a call, it must call
+    /// [`retain_awaited`](Batch::retain_awaited): the claim of a dropped request may have sent its next one.
     fn send(
         &self,
         batch: &mut Batch<Self>,
     ) -> impl Future<Output = Result<Vec<Result<Self::Answer>>>> + Send;
 
-    /// The runtime to send shared calls on. A store returns the runtime of its connection: if that hangs or ends, no
-    /// more requests fail than would anyway.
+    /// Returns the runtime that runs the batch task. A store returns the runtime of its connection, because without that
+    /// runtime the requests fail in any case.
     fn runtime(&self) -> Handle;
 }
 
 /// When requests share a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// How many requests may be in flight that were sent directly, each by its caller. Zero sends all requests by
-    /// the batch task.
+    /// The maximum number of direct requests in flight. With zero, the batch task sends all requests.
     pub max_direct: usize,
-    /// How many shared calls may be in flight. Requests that arrive while there are as many wait, and share the next.
+    /// The maximum number of shared calls in flight. Requests that arrive beyond that share a later call.
     pub max_in_flight: usize,
-    /// How many requests share a call.
+    /// The maximum number of requests in a shared call.
     pub max_batch: usize,
-    /// How long a request waits for others to share its call, unless there are `max_batch` of them before. Requests
-    /// that are sent directly do not wait.
+    /// How long a queued request waits for others to share its call. It waits less if `max_batch` requests are queued.
+    /// Direct requests do not wait.
     pub linger: Duration,
 }
 
 impl Default for Limits {
-    /// Sends up to 8 requests directly; then has 4 calls in flight of up to 64 requests, without linger.
+    /// Up to 8 direct requests; beyond that, up to 4 calls in flight of up to 64 requests each, without linger.
     fn default() -> Self {
         Self { max_direct: 8, max_in_flight: 4, max_batch: 64, linger: Duration::ZERO }
     }
 }
 
-/// Lets requests that arrive at the same time share calls. Cheap to clone; clones share their calls.
+/// Makes concurrent requests share calls. Cheap to clone; the requests of all clones share calls.
 ///
-/// See the [module](self) for what it guarantees.
+/// The [module documentation](self) states what it guarantees.
 pub struct Coalescer<S: BatchSender> {
     shared: Arc<Shared<S>>,
 }
@@ -139,19 +137,19 @@ struct Shared<S: BatchSender> {
     sender: S,
     limits: Limits,
     state: Mutex<State<S>>,
-    /// Wakes the batch task when a request was queued that it may be able to send, or when none is queued any more.
+    /// Wakes the batch task when a request was queued that it may be able to send, or when the queue became empty.
     queue_changed: Notify,
 }
 
 struct State<S: BatchSender> {
     /// The requests that have not been sent, in the order of their arrival.
     queue: Queue<Waiting<S>>,
-    /// When the queue is to be sent; `None` is at once.
-    due: Option<Instant>,
-    /// How many requests are in flight that were sent directly.
+    /// When to send the queue; `None` is at once.
+    due: Option<Moment>,
+    /// The number of direct requests in flight.
     direct: usize,
     has_task: bool,
-    /// Whether the batch task could start a call when it last looked.
+    /// Whether the batch task could start a call at its last check.
     has_room: bool,
     /// Whether a call has started that has not closed its batch.
     is_open: bool,
@@ -169,8 +167,8 @@ enum Admitted<'a, S: BatchSender> {
 }
 
 impl<S: BatchSender> Coalescer<S> {
-    /// Creates a coalescer. Limits of zero requests or calls count as one, except
-    /// [`max_direct`](Limits::max_direct).
+    /// Creates a coalescer. A [`max_in_flight`](Limits::max_in_flight) or [`max_batch`](Limits::max_batch) of zero counts
+    /// as one.
     pub fn new(sender: S, mut limits: Limits) -> Self {
         limits.max_in_flight = limits.max_in_flight.max(1);
         limits.max_batch = limits.max_batch.max(1);
@@ -186,7 +184,7 @@ impl<S: BatchSender> Coalescer<S> {
         Self { shared: Arc::new(Shared { sender, limits, state, queue_changed }) }
     }
 
-    /// The sender that makes the calls.
+    /// Returns the sender that makes the calls.
     pub fn sender(&self) -> &S {
         &self.shared.sender
     }
@@ -195,8 +193,8 @@ impl<S: BatchSender> Coalescer<S> {
     ///
     /// # Cancel safety
     ///
-    /// Dropped before the request was sent, it is never sent. Dropped after that, its answer is discarded; the
-    /// store may have obeyed.
+    /// If the future is dropped before the request was sent, it is never sent. If it is dropped later, the answer is
+    /// discarded; the store may have executed the request.
     ///
     /// # Errors
     ///
@@ -206,8 +204,8 @@ impl<S: BatchSender> Coalescer<S> {
         self.send_within(item, self.shared.limits.linger)
     }
 
-    /// Sends a request as [`send`](Self::send) does, with a linger of its own. The shortest linger of the requests
-    /// that wait decides when their call is made.
+    /// Sends a request as [`send`](Self::send) does, with another linger. The shortest linger of the queued requests
+    /// decides when their call is made.
     ///
     /// # Errors
     ///
@@ -218,6 +216,7 @@ impl<S: BatchSender> Coalescer<S> {
             Admitted::Queued(mut queued, answered) => {
                 let answer = answered.await;
                 queued.id = None;
+                let shut_down = || unavailable("the runtime that sends the request was shut down");
                 answer.unwrap_or_else(|_| Err(shut_down()))
             }
         }
@@ -226,7 +225,8 @@ impl<S: BatchSender> Coalescer<S> {
     fn admit(&self, item: S::Item, linger: Duration) -> Admitted<'_, S> {
         let (shared, limits) = (&*self.shared, &self.shared.limits);
         let mut state = shared.state();
-        // Not while there is a batch task: a request of the same claim may be queued, or taken and not yet written.
+        // Not while there is a batch task: an earlier request of the same claim may be queued, or in a call that has not
+        // sent it yet.
         if !state.has_task && state.direct < limits.max_direct {
             state.direct += 1;
             drop(state);
@@ -234,8 +234,8 @@ impl<S: BatchSender> Coalescer<S> {
             return Admitted::Direct(batch, Direct(shared));
         }
         let (answer, answered) = oneshot::channel();
-        let due = if linger.is_zero() { None } else { Instant::now().checked_add(linger) };
-        // `None` comes before every instant.
+        let due = if linger.is_zero() { None } else { Moment::now().checked_add(linger) };
+        // `None` is less than every moment.
         let is_earlier = state.queue.is_empty() || due < state.due;
         if is_earlier {
             state.due = due;
@@ -247,7 +247,7 @@ impl<S: BatchSender> Coalescer<S> {
         drop(state);
         let queued = Queued { shared, id: Some(id) };
         if spawns {
-            // Created before anything can fail: dropped, it lets the next request spawn another.
+            // Created before `runtime` can panic: if it is dropped, the next request spawns another task.
             let task = BatchTask { shared: self.shared.clone(), has_ended: false };
             shared.sender.runtime().spawn(task.run());
         } else if wakes {
@@ -283,20 +283,20 @@ impl<S: BatchSender> Shared<S> {
     /// Makes the call for a batch, and answers its requests.
     async fn call(self: Arc<Self>) {
         let mut batch = Batch { items: Vec::new(), answers: Vec::new(), open: Some(self.clone()) };
-        let answers = caught(pin!(async { self.sender.send(&mut batch).await })).await;
-        // All that wait have waited for what has failed.
+        let answers = catch_panic(pin!(async { self.sender.send(&mut batch).await })).await;
+        // If the call failed before it closed the batch, it fails all queued requests.
         batch.close_with(usize::MAX);
         batch.answer(answers);
     }
 
-    /// Starts a call, if requests wait that may be sent, with so many calls in flight.
+    /// Starts a call if queued requests may be sent, given the number of calls in flight.
     fn next_call(self: &Arc<Self>, in_flight: usize) -> Option<Call> {
         let mut state = self.state();
         state.has_room = in_flight < self.limits.max_in_flight && !state.is_open;
         if !state.has_room || state.queue.is_empty() {
             return None;
         }
-        let is_due = state.due.is_none_or(|due| due <= Instant::now());
+        let is_due = state.due.is_none_or(|due| due <= Moment::now());
         if !is_due && state.queue.len() < self.limits.max_batch {
             return None;
         }
@@ -306,18 +306,15 @@ impl<S: BatchSender> Shared<S> {
     }
 }
 
-/// A request in flight that its caller sends.
+/// A direct request in flight.
 struct Direct<'a, S: BatchSender>(&'a Shared<S>);
 
 impl<S: BatchSender> Direct<'_, S> {
     async fn send(self, batch: &mut Batch<S>) -> Result<S::Answer> {
-        let answers = caught(pin!(async { self.0.sender.send(batch).await })).await?;
-        let count = answers.len();
-        answers
-            .into_iter()
-            .next()
-            .filter(|_| count == 1)
-            .unwrap_or_else(|| Err(miscounted(count, 1)))
+        let answers = catch_panic(pin!(async { self.0.sender.send(batch).await })).await?;
+        let [answer] =
+            answers.try_into().map_err(|answers: Vec<_>| miscounted(answers.len(), 1))?;
+        answer
     }
 }
 
@@ -327,10 +324,10 @@ impl<S: BatchSender> Drop for Direct<'_, S> {
     }
 }
 
-/// A request in the queue. Dropped while it is there, it leaves.
+/// A queued request. Dropping it removes the request from the queue.
 struct Queued<'a, S: BatchSender> {
     shared: &'a Shared<S>,
-    /// `None` when it was answered.
+    /// `None` after the answer.
     id: Option<u64>,
 }
 
@@ -339,10 +336,10 @@ impl<S: BatchSender> Drop for Queued<'_, S> {
         let Some(id) = self.id else { return };
         let mut state = self.shared.state();
         let removed = state.queue.remove(id);
-        // The batch task need not linger for a queue that is empty.
+        // Ends the batch task's linger, because there is nothing left to send.
         let wakes = removed.is_some() && state.has_room && state.queue.is_empty();
         drop(state);
-        // With the state unlocked: dropping a request may run any code.
+        // With the state unlocked: dropping a request runs foreign code.
         drop(removed);
         if wakes {
             self.shared.queue_changed.notify_one();
@@ -353,7 +350,7 @@ impl<S: BatchSender> Drop for Queued<'_, S> {
 /// A call in flight.
 type Call = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Sends the requests that share calls, for as long as there are any.
+/// Sends queued requests with shared calls, until no request is queued or in flight.
 struct BatchTask<S: BatchSender> {
     shared: Arc<Shared<S>>,
     has_ended: bool,
@@ -363,7 +360,7 @@ impl<S: BatchSender> BatchTask<S> {
     async fn run(mut self) {
         let mut calls: Vec<Call> = Vec::new();
         loop {
-            // Tasks that were just answered, or began at the same time, may have their next request ready.
+            // Lets other tasks queue requests first, so that these share the next call.
             tokio::task::yield_now().await;
             let mut has_started = false;
             while let Some(mut call) = self.shared.next_call(calls.len()) {
@@ -384,8 +381,8 @@ impl<S: BatchSender> BatchTask<S> {
                 state.due.filter(|_| state.has_room && !state.queue.is_empty())
             };
             tokio::select! {
-                // A queued request need not poll all calls. If it started none, they come first: requests that are
-                // queued and dropped again and again would keep them from being polled.
+                // If the last iteration started a call, a new request is handled without polling all calls. Otherwise the
+                // calls are polled first: requests that are queued and dropped repeatedly would starve them.
                 biased;
                 () = self.shared.queue_changed.notified(), if has_started => {}
                 () = progress(&self.shared, &mut calls) => {}
@@ -397,7 +394,7 @@ impl<S: BatchSender> BatchTask<S> {
 }
 
 impl<S: BatchSender> Drop for BatchTask<S> {
-    /// Fails the requests that wait, if the runtime is shut down.
+    /// Fails the queued requests if the task is dropped early, because its runtime is shut down.
     fn drop(&mut self) {
         if self.has_ended {
             return;
@@ -406,12 +403,12 @@ impl<S: BatchSender> Drop for BatchTask<S> {
         (state.has_task, state.is_open) = (false, false);
         let waiting = state.queue.take_all();
         drop(state);
-        // With the state unlocked: their callers wake, and may send again at once.
+        // With the state unlocked: the callers wake, and may send again at once.
         drop(waiting);
     }
 }
 
-/// Returns when a call has ended, or has closed its batch, so that another may start.
+/// Polls all calls until one has ended or has closed its batch, so that another may start.
 async fn progress<S: BatchSender>(shared: &Shared<S>, calls: &mut Vec<Call>) {
     let was_open = shared.state().is_open;
     poll_fn(|cx| {
@@ -425,16 +422,9 @@ async fn progress<S: BatchSender>(shared: &Shared<S>, calls: &mut Vec<Call>) {
     .await;
 }
 
-async fn sleep_until(due: Option<Instant>) {
-    match due {
-        Some(due) => tokio::time::sleep_until(due).await,
-        None => std::future::pending().await,
-    }
-}
-
-/// Turns a panic into an error: the requests of other callers depend on it. The call is pinned by the caller: as an
-/// argument it would be stored twice, and futures of direct calls are moved.
-async fn caught<T>(mut call: Pin<&mut impl Future<Output = Result<T>>>) -> Result<T> {
+/// Turns a panic into an error, because the requests of several callers depend on the call. The caller of this function
+/// pins the call: a future that is passed by value is stored twice.
+async fn catch_panic<T>(mut call: Pin<&mut impl Future<Output = Result<T>>>) -> Result<T> {
     poll_fn(|cx| {
         let polled = catch_unwind(AssertUnwindSafe(|| call.as_mut().poll(cx)));
         polled.unwrap_or_else(|_| Poll::Ready(Err(unavailable("the call panicked"))))
@@ -446,10 +436,6 @@ fn unavailable(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::Unavailable, message)
 }
 
-fn shut_down() -> Error {
-    unavailable("the runtime that sends the request was shut down")
-}
-
 fn miscounted(answers: usize, requests: usize) -> Error {
-    unavailable(format!("{answers} answers to {requests} requests"))
+    unavailable(format!("the call returned {answers} answers to {requests} requests"))
 }

@@ -1,8 +1,7 @@
-//! The contract between the engine and a store: all that a store author implements.
+//! The contract between the engine and a store: the traits that a store author implements.
 //!
-//! A store answers questions; it never waits for another holder, renews on its own or cleans up
-//! behind the engine's back. Waiting, renewal, loss, cancellation and cleanup are the engine's, once
-//! for all stores. `docs/guides/writing-a-backend.md` builds a store step by step.
+//! A store executes the requests of single claims. The engine decides when to attempt, wait, renew, retry and clean up,
+//! once for all stores. `docs/guides/writing-a-backend.md` builds a store step by step.
 
 use std::fmt;
 use std::future::Future;
@@ -21,129 +20,141 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// A store that can keep locks.
 pub trait Backend: fmt::Debug + Send + Sync + 'static {
-    /// The store's name as it stands in error messages: `memory`, `redis`, …
+    /// Returns the store's name in error messages: `memory`, `redis`, …
     fn name(&self) -> &'static str;
 
-    /// What this store can do. Constant for the life of the backend.
+    /// Returns what this store supports. The result never changes.
     fn capabilities(&self) -> Capabilities;
 
-    /// Prepares a claim, without any I/O.
+    /// Creates a claim, without I/O.
     ///
     /// # Errors
     ///
     /// [`Unsupported`](crate::ErrorKind::Unsupported) for a mode the store does not declare,
-    /// [`InvalidName`](crate::ErrorKind::InvalidName) for a name it cannot even encode,
-    /// [`InvalidOption`](crate::ErrorKind::InvalidOption) for a ttl it cannot keep.
+    /// [`InvalidName`](crate::ErrorKind::InvalidName) for a name it cannot encode,
+    /// [`InvalidOption`](crate::ErrorKind::InvalidOption) for a TTL it cannot keep.
     fn claim(&self, spec: ClaimSpec) -> Result<Box<dyn Claim>>;
 
-    /// Looks into the store from outside, if it allows that.
+    /// Returns the inspector, or `None` if this store does not support inspection.
     fn inspector(&self) -> Option<&dyn Inspector>;
 }
 
-/// One owner's claim on one name, from the first ask to the release.
+/// One owner's claim on one name, from the first attempt to the release.
 ///
-/// One driver calls these methods one at a time (`&mut self`), so a claim needs no locking of its
-/// own. **Any of the futures may be dropped before it is ready**: that is an answer lost. The store may
-/// or may not have obeyed, and the claim must stay usable for whatever is called next.
+/// One driver calls these methods one at a time (`&mut self`), so a claim needs no locks.
 ///
-/// **Requests of one claim reach the store in the order of the calls, or not at all.** A release that
-/// arrived after a later attempt would free what that one got. Where a connection is replaced, what was
-/// sent on the old one must be known to be dead.
+/// **Any of the futures may be dropped before it is ready.** The store may or may not have executed its request. The
+/// claim must accept any call after that.
 ///
-/// Dropping the claim without `release` must free what keeps it alive on this side (a connection, an
-/// open file). A lease then ends by itself in the store; a session ends with its connection.
+/// **Requests of one claim reach the store in the order of the calls, or not at all.** A release that arrived after the
+/// next attempt would free the new grant. Before a claim sends on a new connection, it must be certain that no request
+/// on the old one can still reach the store.
+///
+/// Dropping the claim without `release` must free its resources in this process (a connection, an open file). A lease
+/// then expires in the store; a session ends with its connection or file.
 pub trait Claim: Send + 'static {
-    /// Asks for the lock, once.
+    /// Attempts to acquire the lock, once.
     ///
     /// - Never waits for another holder.
-    /// - Is idempotent per owner: asked again while this owner holds (its last answer may have been
-    ///   lost), it answers `Granted` with the same fence and a full lease.
-    /// - With [`ClaimSpec::queue`] a contended ask joins the queue or refreshes its place, which stays
-    ///   for the ttl; without, it leaves no trace in the store.
-    /// - Never overtakes a live waiter, where the store is [`fair`](Capabilities::fair).
-    /// - Answers `Contended` only if another claim holds or waits. If several claims asked at the same moment and
-    ///   the store gave the lock to none of them, the answer is `Undecided`.
-    /// - The fence of a grant is at least `floor`, also if it is handed over later. A claim that already holds with a lower fence has it
-    ///   raised to `floor`: so `Quorum` writes the highest fence of a majority back to a majority.
-    ///   Stores that do not declare [`Fences::Raisable`] ignore `floor`.
-    /// - A floor that is more than [`Fence::MAX_AHEAD`] ahead of the clock that the store takes its fences from is
-    ///   refused, unless the store itself has granted such a fence and remembers it. Nothing is changed then.
-    /// - No fence is granted twice: a store that has none left fails.
+    /// - Is idempotent per owner. If this owner already holds the lock (an earlier answer may have been lost), the answer
+    ///   is `Granted` with the same fence and a full lease.
+    /// - With [`ClaimSpec::queue`], a contended attempt joins the queue or refreshes its entry, which lasts for the TTL.
+    ///   Without it, a contended attempt leaves no state in the store.
+    /// - Never overtakes a live waiter, if the store is [`fair`](Capabilities::fair).
+    /// - Returns `Contended` only if another claim holds or waits. If concurrent attempts refuse each other and none is
+    ///   granted, the answer is `Undecided`.
+    /// - The fence of a grant is at least `floor`, even if the lock is handed off to this claim later. If the claim already
+    ///   holds with a lower fence, that fence is raised to `floor`. `Quorum` uses this to write the highest fence of a
+    ///   majority back to a majority. Stores that do not declare [`Fences::Raisable`] ignore `floor`.
+    /// - A store refuses a floor that is more than [`Fence::MAX_AHEAD`] ahead of the clock from which it takes its fences,
+    ///   unless it has granted such a fence itself and remembers it. A refused attempt changes nothing.
+    /// - No fence is granted twice. A store that has no higher fence left returns an error.
     ///
     /// # Errors
     ///
-    /// An error means that it is unknown whether the store granted. A refused floor is
-    /// [`Config`](crate::ErrorKind::Config) ([`Fence::refused`], [`Fence::exhausted`]).
+    /// [`Config`](crate::ErrorKind::Config) if the floor is refused ([`Fence::refused`]) or no fence is left
+    /// ([`Fence::exhausted`]). After any other error it is unknown whether the store granted the lock.
     fn attempt(&mut self, floor: Option<Fence>) -> BoxFuture<'_, Result<Attempt>>;
 
-    /// Waits until something may have changed for this claim, waiting or holding.
+    /// Waits for a notification. The engine calls it while the claim waits for the lock and while it holds the lock.
     ///
-    /// May be late, missed or spurious: the engine has its own timers, so this is speed and never
-    /// correctness. A store without notices returns a future that is never ready. It must really
-    /// wait: a future that is always ready makes the engine ask in a loop.
+    /// Notifications may be late, missed or spurious: the engine has its own timers, so they affect latency and not
+    /// correctness. A store without notifications returns a future that is never ready. If the future is always ready,
+    /// the engine sends up to one request per millisecond.
     fn changed(&mut self) -> BoxFuture<'_, Change>;
 
     /// Makes the lease last `ttl` from now. Never creates a hold that the store does not have.
     ///
     /// # Errors
     ///
-    /// An error means unknown: neither renewed nor lost.
+    /// After an error the result is unknown: neither renewed nor lost.
     fn renew(&mut self, ttl: Duration) -> BoxFuture<'_, Result<Renewal>>;
 
-    /// Turns an exclusive hold into a shared one, without a moment in between, with a lease of `ttl`.
-    /// A hold that is shared already stays so.
+    /// Atomically turns an exclusive hold into a shared one, with a lease of `ttl`. A shared hold stays shared.
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](crate::ErrorKind::Unsupported) where [`Capabilities::downgrade`] is off; any
-    /// other error means unknown: still held, in either mode.
+    /// [`Unsupported`](crate::ErrorKind::Unsupported) if [`Capabilities::downgrade`] is off. After any other error the
+    /// mode is unknown; the lock is still held.
     fn downgrade(&mut self, ttl: Duration) -> BoxFuture<'_, Result<Renewal>>;
 
-    /// Gives up whatever this owner has: a hold, a place in the queue, both or neither. Idempotent,
-    /// from any state, and never touches another owner's.
+    /// Tells the claim the fence of its hold, where a combinator granted a higher one than the store did. Without I/O.
+    ///
+    /// From then on `downgrade` and `release` carry the fence to the store. When they end an exclusive hold, the store
+    /// remembers the fence until its clock has passed it: no later exclusive grant has a fence as low, and no other grant
+    /// a lower one. The store accepts a fence that is up to a quarter of the TTL ahead of its clock. It must not accept one
+    /// that is more than the TTL ahead, which may be that of a forged ticket.
+    ///
+    /// A store whose grants never have [`fence_is_past`](Grant::fence_is_past) set ignores it.
+    fn set_fence(&mut self, fence: Fence);
+
+    /// Releases the hold and the queue entry of this owner, if it has them. Idempotent, allowed in any state, and
+    /// without effect on other owners.
     ///
     /// # Errors
     ///
-    /// An error means unknown; the engine asks again.
+    /// After an error the result is unknown. The engine retries.
     fn release(&mut self) -> BoxFuture<'_, Result<Release>>;
 }
 
-/// A look into a store from outside: who holds, who waits.
+/// Inspects the holders and waiters of a store.
 pub trait Inspector: Send + Sync {
-    /// Every name that starts with `prefix` and has a holder or a waiter, sorted by name.
+    /// Returns every name that starts with `prefix` and has a holder or a waiter, sorted by name.
     ///
     /// # Errors
     ///
     /// [`Unsupported`](crate::ErrorKind::Unsupported) if `prefix` is not empty and the store does not keep the names
-    /// of other processes' locks: an empty list would say that none of them is held. A prefix of
-    /// [`Slots`](crate::Slots), a name and a NUL, asks for the parts of one semaphore, which have names that can
-    /// be computed.
+    /// of other processes' locks: an empty list would mean that none of them is held. Exception: a name followed by NUL is
+    /// the prefix of the locks that [`Slots`](crate::Slots) derives for the semaphore of that name. Such a store can
+    /// compute their names, and must list them.
     fn list(&self, prefix: &str) -> BoxFuture<'_, Result<Vec<LockInfo>>>;
 
-    /// What is known of one name: nothing, a lock, a semaphore, or one of each.
+    /// Returns the lock and the semaphore of one name. Omits one that has no holder and no waiter.
     fn show(&self, name: &Name) -> BoxFuture<'_, Result<Vec<LockInfo>>>;
 
-    /// Takes a name away from all who hold it, and says how many those were. They are told that they
-    /// lost, and the next in the queue enters. A store that can wait for the old holder, for a bounded time, does so;
-    /// for others the order of the two is an exception that [`Inspect::break_lock`](crate::Inspect::break_lock) states.
+    /// Removes all holds of a name and returns their number. The holders are notified of the loss, and the next waiter is
+    /// granted the lock. If possible, the store waits for a bounded time until the old holder has stopped, and grants the
+    /// lock after that. Otherwise the next holder may start before the old one stops, as
+    /// [`Inspect::break_lock`](crate::Inspect::break_lock) states.
     fn break_lock(&self, name: &Name) -> BoxFuture<'_, Result<usize>>;
 
-    /// Waits until something may have changed. Like [`Claim::changed`], a hint: a store without
-    /// notices returns a future that is never ready.
+    /// Waits until a lock of the store may have changed. A hint, like [`Claim::changed`]: a store without notifications
+    /// returns a future that is never ready.
     fn changed(&self) -> BoxFuture<'_, ()>;
 }
 
-/// What a store can do. What is off answers [`Unsupported`](crate::ErrorKind::Unsupported).
+/// What a store supports. Operations that it does not support fail with [`Unsupported`](crate::ErrorKind::Unsupported).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[expect(clippy::struct_excessive_bools, reason = "each is an independent yes or no")]
+#[expect(clippy::struct_excessive_bools, reason = "the capabilities are independent")]
 pub struct Capabilities {
-    /// A hold ends in the store by itself when its ttl passes without renewal. A store without
-    /// leases keeps a hold for as long as a session lives, and knows no tickets.
+    /// A hold expires in the store when its TTL passes without renewal. On a store without leases a hold ends with its
+    /// session, and tickets are not supported.
     pub leases: bool,
-    /// Waiters enter in the order in which they asked, and no try overtakes them. (A try for permits
-    /// made of [`Slots`](crate::Slots) may.)
+    /// Waiters are granted the lock in the order of their first attempts, and no try overtakes them. Exception: a try for
+    /// permits of [`Slots`](crate::Slots) may overtake waiters.
     pub fair: bool,
-    /// Waiters are told when their turn comes. Without it the engine asks again, with growing pauses.
+    /// The store notifies the waiter that is next when the lock is free for it. Without `push`, the engine polls with
+    /// backoff; a notification then only makes it poll sooner.
     pub push: bool,
     /// [`Mode::Shared`].
     pub shared: bool,
@@ -161,46 +172,45 @@ pub enum Fences {
     /// None.
     #[default]
     None,
-    /// Each exclusive grant of a name has a higher one than any before.
+    /// Each exclusive grant of a name has a higher fence than every exclusive grant before it.
     Rising,
     /// The same, and [`Claim::attempt`] honours its `floor`.
     Raisable,
 }
 
-/// What a claim asks for.
+/// The parameters of a claim.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct ClaimSpec {
-    /// The name to lock. Combinators derive names from it, which may then contain NUL and be longer
-    /// than a user's name may be: encode, do not refuse.
+    /// The name to lock. Stores that wrap others, such as [`Slots`](crate::Slots), derive longer names that contain NUL. A
+    /// store must accept these.
     pub name: Name,
-    /// Who asks: what the store compares. New for every claim.
+    /// The owner id that the store compares. New for every claim.
     pub owner: Owner,
-    /// Who that is, for people.
+    /// The human-readable name of the holder or waiter.
     pub label: Label,
-    /// How much of it.
+    /// The mode.
     pub mode: Mode,
-    /// How long a grant, and a place in the queue, lasts without renewal.
+    /// How long a grant, and a queue entry, lasts without renewal.
     pub ttl: Duration,
-    /// Whether a contended ask takes a place in the queue.
+    /// Whether a contended attempt joins the queue.
     pub queue: bool,
-    /// Refuse an attempt, with [`Unavailable`](crate::ErrorKind::Unavailable), while the store may have lost its data less
-    /// than this long ago. [`Quorum`](crate::Quorum) sets it for its nodes; `None` everywhere else. A store that never
-    /// loses its data, or cannot know, ignores it.
+    /// The minimum time since the store may last have lost its data, for example in a restart. Before that, the store
+    /// refuses attempts with [`Unavailable`](crate::ErrorKind::Unavailable). A store that never loses its data, or cannot
+    /// know, ignores it. [`Quorum`](crate::Quorum) sets it for its nodes; it is `None` everywhere else.
     pub min_uptime: Option<Duration>,
-    /// How long whoever asks is going to wait for others, from the first ask on; `None` if for ever. The
-    /// engine ends the wait: this is for a store that can also do so for a client that is gone.
+    /// How long the caller waits for other holders, counted from the first attempt; `None` means without limit. The engine
+    /// ends the wait. A server can use this to end the wait of a client that no longer exists.
     pub max_wait: Option<Duration>,
-    /// For a hold that is adopted: the fence that its ticket says it has. A store that keeps fences with its holders, and can
-    /// compare them without a further request, answers [`Renewal::Lost`] if it has another.
+    /// For a hold that is adopted, the fence in its ticket. If the store can compare it with the fence of the hold without
+    /// a further request, it returns [`Renewal::Lost`] if the two differ.
     pub ticket: Option<Fence>,
-    /// Where a store may run what must outlive a call; [`Keeper::close`](crate::Keeper::close) waits
-    /// for it.
+    /// Where a store runs work that outlives a call. [`Keeper::close`](crate::Keeper::close) waits for it.
     pub background: Background,
 }
 
 impl ClaimSpec {
-    /// A claim by a new owner, exclusive, unqueued and unlabelled: a start for tests and combinators.
+    /// Creates an exclusive claim of a new owner, with the default label and without a queue.
     pub fn new(name: Name, ttl: Duration, background: Background) -> Self {
         let (owner, label) = (Owner::random(), Label::default());
         let (mode, queue) = (Mode::Exclusive, false);
@@ -209,33 +219,33 @@ impl ClaimSpec {
     }
 }
 
-/// How much of a name a claim asks for.
+/// The mode of a claim.
 ///
-/// Exclusive and shared claims of a name meet each other. Permits are a thing of their own: a
-/// semaphore and a mutex of the same name never meet.
+/// Exclusive and shared claims of a name exclude each other. Permits are separate: a semaphore and a mutex of the same
+/// name are two locks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 pub enum Mode {
-    /// All of it: a mutex, or a writer.
+    /// Exclusive: a mutex, or a writer.
     Exclusive,
-    /// Beside other shared claims: a reader.
+    /// Shared with other shared claims: a reader.
     Shared,
     /// `take` of `of` permits of a semaphore.
     ///
-    /// Clients may disagree about `of`: a claim enters only if the permits in use, with its own, stay
-    /// within the smallest `of` of all who hold and of itself. ([`Slots`](crate::Slots) can promise only
-    /// the largest.)
+    /// Clients may use different values of `of`. A claim is granted only if all permits in use, including its own, do not
+    /// exceed the smallest `of` among the holders and itself. Exception: with [`Slots`](crate::Slots) the limit is the
+    /// largest `of`.
     Permits {
-        /// How many this claim takes.
+        /// The number of permits this claim takes.
         take: u32,
-        /// How many there are, as far as this claim knows.
+        /// The number of permits of the semaphore, as this claim knows it.
         of: u32,
     },
 }
 
 impl Mode {
-    /// Which of a name's two things the mode is for.
+    /// Returns the kind of lock that the mode belongs to.
     pub fn kind(self) -> Kind {
         match self {
             Mode::Exclusive | Mode::Shared => Kind::Lock,
@@ -244,7 +254,7 @@ impl Mode {
     }
 }
 
-/// The two things that a name can stand for. They never meet.
+/// The two kinds of locks that a name can have. They do not exclude each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
@@ -258,41 +268,41 @@ pub enum Kind {
 /// The answer to [`Claim::attempt`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Attempt {
-    /// The claim holds.
+    /// The claim holds the lock.
     Granted(Grant),
-    /// Another claim holds, or waits before this one.
+    /// Another claim holds the lock, or waits before this one.
     Contended {
-        /// When the engine asks again.
+        /// When the engine attempts again.
         retry: Retry,
-        /// Which claim holds, where the store can tell. [`Quorum`](crate::Quorum) needs it to tell a lock that is
-        /// taken from a vote that was split between claims that asked at the same moment.
+        /// The holder, if the store knows it. [`Quorum`](crate::Quorum) compares the holders on its nodes: if none has a
+        /// majority, the vote was split between concurrent attempts.
         holder: Holder,
     },
-    /// The store could not decide: as far as it knows no claim has the lock, and this one has not got it either, because
-    /// several asked at the same moment and none got a majority, or all of its permits. Nothing of this attempt is left
-    /// in the store. The engine asks again after a random pause.
+    /// Concurrent attempts refused each other: none got a majority, or all permits that it needs. As far as the store
+    /// knows, no claim holds the lock. The attempt has left no state in the store. The engine attempts again after a random
+    /// pause.
     Undecided,
 }
 
-/// When to repeat an attempt that was contended.
+/// When to repeat a contended attempt.
 ///
-/// On a store without [`push`](Capabilities::push) the engine polls with growing pauses in any case, and takes only
-/// [`After`](Self::After) as a hint to poll sooner.
+/// On a store without [`push`](Capabilities::push) the engine always polls with backoff, and [`After`](Self::After) only
+/// makes it poll sooner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Retry {
-    /// The store notifies this claim through [`Claim::changed`]. The engine still refreshes the claim's place in the
-    /// queue every third of the ttl.
+    /// The store notifies this claim through [`Claim::changed`]. The engine still refreshes the queue entry every third
+    /// of the TTL.
     #[default]
     OnNotify,
-    /// As `OnNotify`, and it is worth asking again after this time even without a notice: the remaining lease of the
-    /// holder, as far as it matters to this claim.
+    /// As `OnNotify`, but the engine attempts again after this time at the latest. Usually the remaining lease of the
+    /// holder.
     After(Duration),
-    /// The store cannot notify this claim, and knows no time: the engine polls with growing pauses.
+    /// The store can neither notify this claim nor name a time: the engine polls with backoff.
     Poll,
 }
 
 impl Retry {
-    /// Combines the answers of several stores: polls if one of them needs it, and takes the earliest time.
+    /// Combines the answers of several stores: `Poll` if either is `Poll`, otherwise the earlier time.
     #[must_use]
     pub fn sooner(self, other: Self) -> Self {
         match (self, other) {
@@ -303,102 +313,105 @@ impl Retry {
     }
 }
 
-/// Who holds what an attempt did not get.
+/// The holder of a contended lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Holder {
     /// One claim, exclusively.
     Owner(Owner),
-    /// One or more shared claims. They do not exclude each other, so a store that is asked by a writer
-    /// need not tell them apart.
+    /// One or more shared claims. They do not exclude each other, so a store need not distinguish them.
     Readers,
-    /// The store cannot tell. `Quorum` takes all such refusals for those of one holder.
+    /// The store does not know. `Quorum` treats all such refusals as caused by one holder.
     Unknown,
 }
 
-/// What the store gave.
+/// A grant of the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Grant {
-    /// The fencing token. An exclusive grant's is higher than that of any exclusive grant of the name
-    /// before it; any other grant's is not lower.
+    /// The fencing token. The fence of an exclusive grant is higher than that of every earlier exclusive grant of the
+    /// name. The fence of a shared grant, or of permits, is not lower than these.
     pub fence: Option<Fence>,
-    /// How long the store keeps it without renewal; `None` if for as long as the session lives. Then
-    /// only [`Renewal::Lost`] or [`Change::Lost`] end it: a session that the store may end because this
-    /// side has gone silent should say `Some` here, else its holder would never learn of it.
+    /// Whether the store takes its fences from a clock, in microseconds, which had reached this fence when the store answered.
+    /// If the lease expires, that clock is then past the fence by at least the TTL. [`Quorum`](crate::Quorum) needs one
+    /// round less for such grants. `false` if the store does not know.
+    pub fence_is_past: bool,
+    /// How long the store keeps the hold without renewal, or `None` if the hold lasts as long as its session. With `None`,
+    /// the engine learns of a loss only from [`Renewal::Lost`] and [`Change::Lost`]. A store that ends the session of a
+    /// silent client must use `Some`: a client that is cut off receives neither.
     pub valid_for: Option<Duration>,
 }
 
-/// What [`Claim::changed`] saw.
+/// The result of [`Claim::changed`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
-    /// Whoever released handed the lock to this claim: no need to ask. The engine counts its validity
-    /// from when this claim last sent an attempt that was answered "contended", so this may only be
-    /// said of a grant that was made after that answer. If that is not certain, say `LookAgain`.
+    /// Another claim released the lock, and the store handed it off to this one. The engine counts the validity of the
+    /// grant from when it sent the last attempt that was answered with `Contended`. So the store must have made the grant
+    /// after that answer. If this is not certain, return `LookAgain`.
     Granted(Grant),
-    /// Something happened: a waiter asks again, a holder renews at once to find out.
+    /// The state of the lock may have changed. A waiter attempts again, and a holder renews at once.
     LookAgain,
-    /// The hold is gone, for the reason that the store knows.
+    /// The hold is lost, for this reason.
     Lost(LossReason),
 }
 
 /// The answer to [`Claim::renew`] and [`Claim::downgrade`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Renewal {
-    /// The lease now lasts this long.
+    /// The lease was renewed.
     Renewed {
-        /// Counted from before the request was sent.
+        /// How long the lease lasts. The engine counts it from before the request was sent.
         valid_for: Duration,
     },
-    /// Held, without a lease to renew.
+    /// The hold exists, and has no lease to renew.
     Held,
-    /// The hold is gone, for the reason that the store knows: [`SessionEnded`](LossReason::SessionEnded) if its session
-    /// is over, [`Broken`](LossReason::Broken) if there is no record of the hold. The engine reports `Expired` instead
-    /// if the deadline has passed.
+    /// The hold is lost: [`SessionEnded`](LossReason::SessionEnded) if its session has ended,
+    /// [`Broken`](LossReason::Broken) if the store has no record of the hold. The engine reports `Expired` instead if
+    /// the deadline has passed.
     Lost(LossReason),
 }
 
 /// The answer to [`Claim::release`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Release {
-    /// This owner held, and no longer does.
+    /// This owner held the lock, and no longer does.
     Released,
-    /// This owner did not hold (it may have been waiting), and does not.
+    /// This owner did not hold the lock. It may have been waiting.
     WasNotHeld,
 }
 
-/// What inspection knows of one lock or semaphore.
+/// The state of one lock or semaphore, as inspection reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct LockInfo {
     /// Its name.
     pub name: Name,
-    /// Which of the name's two things.
+    /// Its kind.
     pub kind: Kind,
-    /// Who holds it, the oldest first.
+    /// The holders, the oldest first.
     pub holders: Vec<Participant>,
-    /// Who waits, in the order of the queue.
+    /// The waiters, in the order of the queue.
     pub waiters: Vec<Participant>,
 }
 
-/// A holder or a waiter, as inspection sees it. What a store cannot tell is `None`.
+/// A holder or a waiter, as inspection reports it. A field that the store does not know is `None`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Participant {
     /// Its owner id.
     pub owner: Option<Owner>,
-    /// Who that is, for people. `None` for a client that left no label, or one that cannot be shown.
+    /// Its label. `None` if the client set none, or an invalid one.
     pub label: Option<Label>,
-    /// How much it holds or asks for.
+    /// The mode of its claim.
     pub mode: Mode,
-    /// A holder's fencing token.
+    /// The fencing token of a holder.
     pub fence: Option<Fence>,
     /// How long it has held or waited.
     pub age: Option<Duration>,
-    /// What is left of its lease or of its place in the queue.
+    /// The remaining time of its lease or queue entry.
     pub remaining: Option<Duration>,
 }
 
 impl Participant {
-    /// Returns the label, or `(unknown)` without one.
+    /// Returns the label, or `(unknown)` if there is none.
     pub fn who(&self) -> &str {
         Label::or_unknown(self.label.as_ref())
     }

@@ -1,42 +1,42 @@
-//! What an examination of a store finds.
+//! Findings of a store's diagnosis.
 
-/// Whether something is well.
+/// The severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 pub enum Severity {
-    /// It is well.
+    /// No problem.
     Ok,
-    /// Locks work, and may go wrong in a way that somebody should have decided to accept.
+    /// Locks work, with a risk that an operator should accept or remove.
     Warn,
-    /// Locks do not work, or go wrong.
+    /// Locks do not work, or are not safe.
     Fail,
 }
 
-/// One thing that was looked at.
+/// The result of one check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Finding {
-    /// Whether it is well.
+    /// Its severity.
     pub severity: Severity,
     /// What was found.
     pub what: String,
-    /// What to do, where something is to be done.
+    /// What to do about it.
     pub advice: Option<String>,
 }
 
 impl Finding {
-    /// It is well.
+    /// Creates a finding without a problem.
     pub fn ok(what: impl Into<String>) -> Self {
         Self { severity: Severity::Ok, what: what.into(), advice: None }
     }
 
-    /// It may go wrong.
+    /// Creates a warning.
     pub fn warn(what: impl Into<String>, advice: impl Into<String>) -> Self {
         Self { severity: Severity::Warn, what: what.into(), advice: Some(advice.into()) }
     }
 
-    /// It is wrong.
+    /// Creates a finding of a failure.
     pub fn fail(what: impl Into<String>, advice: impl Into<String>) -> Self {
         Self { severity: Severity::Fail, what: what.into(), advice: Some(advice.into()) }
     }

@@ -1,19 +1,16 @@
-//! The engine: acquire, wait, hold, renew, release or lose. Written once, for every store.
+//! The engine drives a claim on any store: attempt, wait, hold, renew, release or loss.
 //!
-//! Imports within it point downwards: `acquire` → `claim_handle` → `claim_driver` → `hold` → `context` → `maintenance` →
-//! `pending` → `maintained`, and all of them may report to `observe`. `tests/layers.rs` checks that there is no cycle.
+//! Its modules import each other in one direction: `acquire` → `claim_driver` → `hold` → `context` → `maintenance`. All
+//! of them may report to `observe`. `tests/layers.rs` checks that there is no cycle.
 
 pub(crate) mod acquire;
 pub(crate) mod claim_driver;
-pub(crate) mod claim_handle;
 pub(crate) mod context;
 mod floors;
 pub(crate) mod hold;
-mod maintained;
 mod maintenance;
 pub(crate) mod observe;
 pub(crate) mod outcome;
-mod pending;
 mod shared_future;
 mod sync;
 pub(crate) mod while_held;

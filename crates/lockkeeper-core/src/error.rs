@@ -1,4 +1,4 @@
-//! The one error type.
+//! The error type of all crates.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -8,16 +8,16 @@ use std::time::Duration;
 use crate::loss::LossReason;
 use crate::text::visible;
 
-/// The result of everything that can fail here.
+/// A result with [`Error`] as the default error type.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong, where, and with which lock.
+/// An error of a store, an operation and a lock.
 ///
-/// Cheap to clone and one word wide. The message is one line in the order store, operation, name,
-/// cause: `redis: renew "orders/42": connection refused`. Control characters and invisible characters in it, which a
-/// server may have sent, are shown escaped: `\u{1b}`.
+/// Cheap to clone, and the size of a pointer. The message is one line in the order store, operation, name, cause:
+/// `redis: renew "orders/42": connection refused`. Control characters and invisible characters, which a server may have
+/// sent, are escaped: `\u{1b}`.
 ///
-/// Contention is not an error: `try_` methods answer `None`. Only running out of `max_wait` is one. A quorum whose vote
+/// Contention is not an error: `try_` methods return `None`. Only the end of `max_wait` is an error. A quorum whose vote
 /// stays split has not found contention: that is [`ErrorKind::Undecided`].
 #[derive(Clone)]
 pub struct Error(Arc<Inner>);
@@ -33,49 +33,49 @@ struct Inner {
     source: Option<Arc<dyn StdError + Send + Sync>>,
 }
 
-/// What kind of thing went wrong: what to match on.
+/// The kind of an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The store did not answer, or answered that it cannot.
+    /// The store did not answer, or cannot serve the request at present.
     Unavailable,
-    /// Others held the lock for all of `max_wait`.
+    /// Other clients held the lock for all of `max_wait`.
     TimedOut,
-    /// The store could not decide who gets the lock: several clients asked at the same moment, and none was seen to get
-    /// it in repeated rounds. A quorum answers so if votes stay split (a holder may still have a majority if one of its
-    /// nodes did not answer), and [`Slots`](crate::Slots) if a process died while it tried for several permits.
+    /// The store could not decide which client gets the lock: several attempted at the same time, and in repeated rounds
+    /// none was granted the lock. Returned by a quorum if votes stay split (a holder may still have a majority if one of
+    /// its nodes did not answer), and by [`Slots`](crate::Slots) if a process died while it acquired several permits.
     Undecided,
-    /// The lock was held and is no more.
+    /// The lock was held, and was lost.
     Lost,
-    /// The store cannot do this.
+    /// The store does not support the operation.
     Unsupported,
     /// The name is empty, too long or contains NUL.
     InvalidName,
-    /// An option is out of its range, or contradicts another.
+    /// An option is out of range, or contradicts another.
     InvalidOption,
-    /// The surroundings are wrong: a bad URL, a missing feature, no runtime.
+    /// The configuration or the environment is wrong: a bad URL, a missing feature, no runtime.
     Config,
-    /// The keeper has been closed, or its runtime shut down.
+    /// The keeper has been closed, or its runtime has been shut down.
     Closed,
 }
 
 impl Error {
-    /// An error of a kind, with its cause in words: lower case, one line, and what to do where
-    /// something can be done. The engine adds store, operation and name.
+    /// Creates an error. The message states the cause and, if possible, the remedy, on one line in lower case. The engine
+    /// adds store, operation and name.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         let message = message.into();
         let (place, name, waited, loss, source) = (None, None, None, None, None);
         Self(Arc::new(Inner { kind, place, name, message, waited, loss, source }))
     }
 
-    /// The error that caused this one. Its text should stand in the message already.
+    /// Sets the error that caused this one. The message should already contain its text.
     #[must_use]
     pub fn with_source(mut self, source: impl StdError + Send + Sync + 'static) -> Self {
         Arc::make_mut(&mut self.0).source = Some(Arc::new(source));
         self
     }
 
-    /// Says where it happened, unless that was said before.
+    /// Adds the store, the operation and the name, unless the error has them already.
     #[must_use]
     pub(crate) fn at(
         mut self,
@@ -91,8 +91,8 @@ impl Error {
         self
     }
 
-    /// Names the store and the operation that failed, unless the error names them already. For operations on no lock in
-    /// particular, such as connecting.
+    /// Adds the store and the operation, unless the error has them already. For operations without a lock, such as
+    /// connecting.
     #[must_use]
     pub fn during(mut self, store: &'static str, operation: &'static str) -> Self {
         if self.0.place.is_none() {
@@ -102,7 +102,7 @@ impl Error {
     }
 
     pub(crate) fn timed_out(waited: Duration) -> Self {
-        let message = format!("not acquired within {waited:.1?}: others hold it");
+        let message = format!("not acquired within {waited:.1?}: other clients hold it");
         let mut error = Self::new(ErrorKind::TimedOut, message);
         Arc::make_mut(&mut error.0).waited = Some(waited);
         error
@@ -110,7 +110,7 @@ impl Error {
 
     pub(crate) fn undecided(after: Duration) -> Self {
         let message = format!(
-            "undecided after {after:.1?}: several clients asked at the same moment, and none was seen to get the lock; \
+            "undecided after {after:.1?}: several clients attempted at the same time, and none was granted the lock; \
              try again"
         );
         Self::new(ErrorKind::Undecided, message)
@@ -122,9 +122,9 @@ impl Error {
         error
     }
 
-    /// A ticket that could not be adopted. The store has no hold that matches it, and cannot say since when.
+    /// Creates the error of a ticket without a matching hold in the store. The reason is unknown.
     pub(crate) fn no_such_hold() -> Self {
-        let message = "the lock is lost: its lease expired, or the ticket is not that of a hold";
+        let message = "the lock is lost: its lease expired, or the ticket does not match a hold";
         Self::new(ErrorKind::Lost, message)
     }
 
@@ -134,32 +134,32 @@ impl Error {
     }
 
     pub(crate) fn unsupported(what: &str) -> Self {
-        Self::new(ErrorKind::Unsupported, format!("this store has no {what}"))
+        Self::new(ErrorKind::Unsupported, format!("this store does not support {what}"))
     }
 
-    /// What kind of thing went wrong.
+    /// Returns the kind of the error.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }
 
-    /// Whether the same call may succeed later without anything being changed.
+    /// Returns whether the same call may succeed later.
     pub fn is_retryable(&self) -> bool {
         let kind = self.0.kind;
         matches!(kind, ErrorKind::Unavailable | ErrorKind::TimedOut | ErrorKind::Undecided)
     }
 
-    /// How long was waited, if the kind is [`ErrorKind::TimedOut`].
+    /// Returns how long the acquire waited, if the kind is [`ErrorKind::TimedOut`].
     pub fn waited(&self) -> Option<Duration> {
         self.0.waited
     }
 
-    /// Why the lock was lost, if the kind is [`ErrorKind::Lost`]. `None` if a ticket could not be adopted: the store
-    /// does not know whether its lease expired or was broken, or whether there ever was such a hold.
+    /// Returns why the lock was lost, if the kind is [`ErrorKind::Lost`]. `None` if a ticket could not be adopted: the
+    /// store does not know whether the hold expired, was broken or ever existed.
     pub fn loss_reason(&self) -> Option<LossReason> {
         self.0.loss
     }
 
-    /// The lock that it was about, where there is one.
+    /// Returns the name of the lock, if the error is about one.
     pub fn name(&self) -> Option<&str> {
         self.0.name.as_deref()
     }
@@ -172,7 +172,7 @@ impl fmt::Display for Error {
             (Some((store, operation)), None) => write!(f, "{store}: {operation}: ")?,
             (None, _) => {}
         }
-        // A server's own words may stand in it, and a terminal would obey them.
+        // The message may contain text from a server, which a terminal would interpret.
         f.write_str(&visible(&self.0.message))
     }
 }

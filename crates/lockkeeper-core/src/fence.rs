@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use crate::error::{Error, ErrorKind};
 
-/// A fencing token: a number, from 1 and below 2^63, that grows with every exclusive grant of a name.
+/// A fencing token: a number from 1 to 2^63 - 1 that rises with every exclusive grant of a name.
 ///
-/// Send it along with each write to the thing the lock protects, and let that thing refuse a write
-/// whose fence is lower than the highest it has seen: then even a holder that was paused past its
-/// lease, and does not know it, can do no harm.
+/// Send it with each write to the resource that the lock protects, and let the resource reject a write whose fence is
+/// lower than the highest it has seen. Then a holder that was paused past its lease, and does not know it, cannot
+/// overwrite newer data.
 ///
 /// It fits a signed 64-bit column in any database.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -19,24 +19,24 @@ use crate::error::{Error, ErrorKind};
 pub struct Fence(NonZeroU64);
 
 impl Fence {
-    /// The highest fence there is.
+    /// The highest fence.
     pub const MAX: Fence = Fence(NonZeroU64::new((1 << 63) - 1).expect("is not zero"));
 
     /// How far a fence may be ahead of the clock that a store takes its fences from.
     ///
-    /// A fence is ahead of it after the clock was set back, or after a failover to a server whose clock is behind. That
-    /// is seconds, or minutes without time synchronisation; what is more than an hour is a mistake, which must
-    /// not spread. So a store refuses a floor that is further ahead, unless it has granted such a fence itself, and
-    /// remembers a fence that is ahead for no longer than this after its last use.
+    /// A fence is ahead of that clock after the clock was set back, or after a failover to a server whose clock is behind:
+    /// by seconds, or by minutes without time synchronization. More than an hour is a mistake that must not spread. So a
+    /// store refuses a floor that is further ahead, unless it has granted such a fence itself. It remembers a fence that
+    /// is ahead for no longer than this after its last use.
     pub const MAX_AHEAD: Duration = Duration::from_secs(60 * 60);
 
-    /// A fence from its number; `None` for 0 and from 2^63 up.
+    /// Creates a fence from its number. Returns `None` for 0 and for 2^63 or more.
     pub fn new(number: u64) -> Option<Self> {
         NonZeroU64::new(number).map(Self).filter(|fence| *fence <= Self::MAX)
     }
 
-    /// The error of a store that refuses a floor because it is more than [`MAX_AHEAD`](Self::MAX_AHEAD) ahead of the
-    /// clock it takes its fences from. Both are in microseconds since 1970.
+    /// Returns the error of a store that refuses this floor because it is more than [`MAX_AHEAD`](Self::MAX_AHEAD) ahead of
+    /// the clock it takes its fences from. Both are in microseconds since 1970.
     pub fn refused(self, clock: u64) -> Error {
         let ahead = Duration::from_micros(self.get().saturating_sub(clock)).as_secs();
         let message = format!(
@@ -47,19 +47,19 @@ impl Fence {
         Error::new(ErrorKind::Config, message)
     }
 
-    /// The error of a store that has no fence left above this one.
+    /// Returns the error of a store that has no fence left above this one.
     pub fn exhausted(self) -> Error {
         let message =
-            format!("no fence is left above {self}: an attempt fails rather than repeat one");
+            format!("no fence is left above {self}: the attempt fails rather than repeat a fence");
         Error::new(ErrorKind::Config, message)
     }
 
-    /// Its number.
+    /// Returns its number.
     pub fn get(self) -> u64 {
         self.0.get()
     }
 
-    /// The next higher fence; `MAX` stays `MAX`.
+    /// Returns the next higher fence; `MAX` for `MAX`.
     #[must_use]
     pub fn next(self) -> Self {
         Self(self.0.saturating_add(1)).min(Self::MAX)

@@ -5,7 +5,7 @@ use std::task::Poll;
 use crate::clock::{Moment, sleep_until};
 use crate::contract::BoxFuture;
 
-/// All outputs, in the order of the futures.
+/// Returns all outputs, in the order of the futures.
 pub(crate) async fn join_all<T>(mut futures: Vec<BoxFuture<'_, T>>) -> Vec<T> {
     let mut outputs: Vec<Option<T>> = futures.iter().map(|_| None).collect();
     std::future::poll_fn(|cx| {
@@ -22,7 +22,7 @@ pub(crate) async fn join_all<T>(mut futures: Vec<BoxFuture<'_, T>>) -> Vec<T> {
     outputs.into_iter().flatten().collect()
 }
 
-/// The first output; for ever pending if there is no future.
+/// Returns the first output. Never ready if there is no future.
 pub(crate) async fn first<T>(mut futures: Vec<BoxFuture<'_, T>>) -> T {
     std::future::poll_fn(|cx| {
         for future in &mut futures {
@@ -35,13 +35,12 @@ pub(crate) async fn first<T>(mut futures: Vec<BoxFuture<'_, T>>) -> T {
     .await
 }
 
-/// Boxes a step that is rarely taken, so that the future of a hold does not reserve memory for it: ten thousand holds
-/// are ten thousand such futures.
+/// Boxes a future that is rarely needed, so that the future of each claim does not reserve memory for it.
 pub(crate) fn boxed<'a, T>(step: impl Future<Output = T> + Send + 'a) -> BoxFuture<'a, T> {
     Box::pin(step)
 }
 
-/// Returns the output of a future that is ready at its first poll: then no timer is created.
+/// Polls a future once, and returns its output if it is ready. A caller that gets the output needs no timer.
 pub(crate) async fn at_once<T>(future: &mut BoxFuture<'_, T>) -> Option<T> {
     std::future::poll_fn(|cx| match future.as_mut().poll(cx) {
         Poll::Ready(output) => Poll::Ready(Some(output)),

@@ -1,16 +1,17 @@
 //! The contract, the engine and the memory store of Lockkeeper.
 //!
-//! Users take the `lockkeeper` crate, which re-exports all of this. Authors of stores depend on this
-//! one and implement [`Backend`] and [`Claim`].
+//! Applications use the `lockkeeper` crate, which re-exports this one. Authors of stores depend on this crate and
+//! implement [`Backend`] and [`Claim`].
 //!
-//! Layers, top to bottom; each knows only the one below:
+//! Layers, from top to bottom. Imports point downwards only:
 //!
-//! - locks: [`Keeper`], [`Mutex`], [`RwLock`], [`Semaphore`], [`LockAll`], for async and for [`blocking`] code; on top of
-//!   them [`Election`];
-//! - the engine (private): ask, wait, hold, renew, release or lose;
+//! - recipes: [`Election`], [`scope`], [`plugin`], [`FenceRegister`];
+//! - locks: [`Keeper`], [`Mutex`], [`RwLock`], [`Semaphore`], [`LockAll`], for async and [`blocking`] code;
+//! - the engine (private): acquire, wait, hold, renew, release or lose;
+//! - stores: [`Memory`], the combinators [`Prefixed`], [`Slots`], [`LocalQueue`] and [`Quorum`]; one crate for each
+//!   external store;
 //! - the contract: [`Backend`], [`Claim`], [`Inspector`];
-//! - stores: [`Memory`] here, the others in crates of their own;
-//! - around them: [`Prefixed`], [`Slots`], [`LocalQueue`], [`Quorum`].
+//! - base types: [`Error`], [`Name`], [`Owner`], [`Fence`], [`coalescer`].
 
 mod background;
 mod backoff;
@@ -36,27 +37,26 @@ pub mod text;
 
 /// Locks in code that is not async.
 ///
-/// Every type is used by both kinds of code. A method that waits has a counterpart that blocks its thread instead, with
-/// the prefix `blocking_`: [`Mutex::lock`] and [`Mutex::blocking_lock`], [`Guard::release`] and
-/// [`Guard::blocking_release`]. The two kinds exclude each other, as any two claims do.
+/// Async and blocking code use the same types. Each async method that waits has a counterpart that blocks its thread,
+/// with the prefix `blocking_`: [`Mutex::lock`] and [`Mutex::blocking_lock`], [`Guard::release`] and
+/// [`Guard::blocking_release`]. Locks of both kinds exclude each other.
 ///
 /// # Where they may be called
 ///
-/// On a plain thread, inside of `spawn_blocking`, and inside of an async task. There they block the thread of that task, as
-/// any blocking call does. They do not panic inside of a runtime. Locks of `blocking_` methods are renewed and released by
-/// a thread of Lockkeeper's own, the blocking runtime, so a blocked thread holds up none of that: they work on the only
-/// thread of a runtime, too.
+/// On a plain thread, inside `spawn_blocking`, and inside an async task, whose thread they block. They do not panic
+/// inside a runtime. A thread of Lockkeeper, the blocking runtime, renews and releases the locks of `blocking_` methods.
+/// So these methods work even on the only thread of a runtime.
 ///
 /// # What still depends on another runtime
 ///
-/// - A store that was opened in an async runtime may have its connections there. If the only thread of that runtime is
-///   blocked, the store does not answer. Open the store from blocking code (`lockkeeper::blocking::open`) if blocking
-///   methods are called on threads of an async runtime: the keeper works in async code as well.
-/// - A guard of an async method belongs to the keeper's runtime, in whatever way it is released. While all threads of that
-///   runtime are blocked, the lock is not renewed, and is reported as lost in time.
-///   If the store does not answer for that reason, `blocking_` methods of the guard end with an error.
-/// - [`Keeper::blocking_close`] waits for the releases of async guards, which the keeper's runtime sends. On the only thread
-///   of that runtime it would wait for itself: await [`Keeper::close`] there.
+/// - The connections of a store that was opened in an async runtime may belong to that runtime. If its only thread is
+///   blocked, the store does not answer. If blocking methods are called on threads of an async runtime, open the store
+///   with `lockkeeper::blocking::open`: the keeper works in async code as well.
+/// - A guard of an async method belongs to the keeper's runtime, even if a blocking method releases it. While all threads
+///   of that runtime are blocked, the lock is not renewed, and is reported as lost in time. If the store does not answer
+///   for that reason, `blocking_` methods of the guard return an error.
+/// - [`Keeper::blocking_close`] waits for the releases of async guards, which the keeper's runtime sends. On the only
+///   thread of that runtime it would deadlock: await [`Keeper::close`] there.
 ///
 /// # Examples
 ///

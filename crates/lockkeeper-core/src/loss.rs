@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-/// Why a hold ended against the will of its holder.
+/// Why a hold was lost.
 ///
-/// Stores report what they know (`SessionEnded`, `Broken`); the engine reports the rest. The `Display` text is the one
-/// in errors and logs, [`as_str`](Self::as_str) the one in metric labels.
+/// Stores report `SessionEnded` and `Broken`; the engine reports the others. Errors and logs use the `Display` text,
+/// metric labels use [`as_str`](Self::as_str).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
@@ -13,10 +13,10 @@ use std::fmt;
 pub enum LossReason {
     /// No renewal succeeded before the deadline: the store did not answer, or the process or the machine was stopped.
     Expired,
-    /// The session that held the lock is over: its connection was closed, or the server ended it.
+    /// The session that held the lock has ended: its connection was closed, or the server ended it.
     SessionEnded,
-    /// The store no longer has the hold, although its lease had not expired: it was broken, evicted or forgotten, or
-    /// its lock file was removed.
+    /// The store no longer has the hold although its lease had not expired: it was broken or evicted, its lock file was
+    /// removed, or the store lost its data.
     Broken,
     /// It was held for `max_hold`.
     MaxHold,

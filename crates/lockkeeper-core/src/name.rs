@@ -1,4 +1,4 @@
-//! Names of locks, and labels of those who hold them.
+//! Names of locks and labels of holders.
 
 use std::fmt;
 use std::ops::Deref;
@@ -6,24 +6,24 @@ use std::sync::{Arc, OnceLock};
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// The name of a lock: any UTF-8 text from 1 byte to 1 KiB without NUL.
+/// The name of a lock: UTF-8 text of 1 byte to 1 KiB without NUL.
 ///
-/// Every such name works on every store, and two names never meet: stores that cannot take a name as
-/// it is encode it. Names are compared byte by byte; `Orders` and `orders` are two.
+/// Every name works on every store, and two names are two locks: a store that does not accept a name encodes it.
+/// Names are compared byte by byte; `Orders` and `orders` are different.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(try_from = "String"))]
 pub struct Name(Arc<str>);
 
 impl Name {
-    /// The longest name that is taken, in bytes.
+    /// The maximum length in bytes.
     pub const MAX_LEN: usize = 1024;
 
-    /// A name, if the text may be one.
+    /// Creates a name from text.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidName`] if it is empty, longer than 1 KiB or contains NUL.
+    /// [`ErrorKind::InvalidName`] if the text is empty, longer than 1 KiB or contains NUL.
     pub fn new(text: impl Into<Arc<str>>) -> Result<Self> {
         let text = text.into();
         let fault = if text.is_empty() {
@@ -38,13 +38,13 @@ impl Name {
         Err(Error::new(ErrorKind::InvalidName, fault))
     }
 
-    /// A name that a combinator makes from a user's, or that a store reads back. It may be longer than a
-    /// user's, and a NUL in it keeps it apart from every user's.
+    /// Creates a name that a combinator derives from a user's name, or that a store reads back. It may be longer than a
+    /// user's name. A NUL distinguishes it from every user's name.
     pub fn derived(text: String) -> Self {
         Self(text.into())
     }
 
-    /// The name as text.
+    /// Returns the name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -64,41 +64,21 @@ impl From<&Name> for Arc<str> {
     }
 }
 
-impl fmt::Display for Name {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl fmt::Debug for Name {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&self.0, f)
-    }
-}
-
-impl TryFrom<String> for Name {
-    type Error = Error;
-
-    fn try_from(text: String) -> Result<Self> {
-        Self::new(text)
-    }
-}
-
-/// Who holds or waits, for people to read: by default host, process id and program.
+/// The human-readable label of a holder or waiter: host, process id and program by default.
 #[derive(Clone, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(try_from = "String"))]
 pub struct Label(Arc<str>);
 
 impl Label {
-    /// The longest label that is taken, in bytes.
+    /// The maximum length in bytes.
     pub const MAX_LEN: usize = 256;
 
-    /// A label, if the text may be one.
+    /// Creates a label from text.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidOption`] if it is longer than 256 bytes or contains a control character.
+    /// [`ErrorKind::InvalidOption`] if the text is longer than 256 bytes or contains a control character.
     pub fn new(text: impl Into<Arc<str>>) -> Result<Self> {
         let text = text.into();
         let fault = if text.len() > Self::MAX_LEN {
@@ -111,12 +91,12 @@ impl Label {
         Err(Error::new(ErrorKind::InvalidOption, fault))
     }
 
-    /// The label as text.
+    /// Returns the label as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// A label as text, and what is shown of a client without one.
+    /// Returns a label as text, or `(unknown)` if there is none.
     pub(crate) fn or_unknown(label: Option<&Self>) -> &str {
         label.map_or("(unknown)", Self::as_str)
     }
@@ -155,22 +135,30 @@ fn host_name() -> String {
     std::env::var("COMPUTERNAME").unwrap_or_else(|_| "?".into())
 }
 
-impl fmt::Display for Label {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
+/// The traits that names and labels have in common.
+macro_rules! impl_text {
+    ($text:ident) => {
+        impl fmt::Display for $text {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+
+        impl fmt::Debug for $text {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Debug::fmt(&self.0, f)
+            }
+        }
+
+        impl TryFrom<String> for $text {
+            type Error = Error;
+
+            fn try_from(text: String) -> Result<Self> {
+                Self::new(text)
+            }
+        }
+    };
 }
 
-impl fmt::Debug for Label {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&self.0, f)
-    }
-}
-
-impl TryFrom<String> for Label {
-    type Error = Error;
-
-    fn try_from(text: String) -> Result<Self> {
-        Self::new(text)
-    }
-}
+impl_text!(Name);
+impl_text!(Label);

@@ -6,23 +6,23 @@ use std::str::FromStr;
 
 use crate::error::{Error, ErrorKind};
 
-/// A random 128-bit id, new for every claim: what a store compares to know whose a lock is.
+/// The random 128-bit id of a claim, by which a store identifies its holder.
 ///
-/// Two guards never share one, even from clones of one `Mutex`: so two holds are always two owners.
-/// Whoever knows an owner id can renew and release its hold, so treat it like a ticket.
+/// Every claim has a new one, even of clones of one `Mutex`, so two holds never have the same owner. A client that knows
+/// an owner id can renew and release its hold: treat it as a secret, like a ticket.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Owner(u128);
 
 impl Owner {
-    /// A new owner, from the operating system's random source.
+    /// Creates an owner from the operating system's random source.
     ///
     /// # Panics
     ///
-    /// If the operating system has no randomness to give, which on a running system it always has.
-    /// A weaker source would let two owners be the same, which lets two in.
+    /// If the operating system's random source fails. A weaker source could create equal owners, and equal owners hold
+    /// one lock at the same time.
     pub fn random() -> Self {
         let drawn = POOL.try_with(|pool| pool.borrow_mut().draw());
-        // A thread that is ending has no pool any more.
+        // The pool of a thread that is ending no longer exists.
         drawn.unwrap_or_else(|_| Pool { process: 0, drawn: Vec::new() }.draw())
     }
 }
@@ -31,8 +31,7 @@ thread_local! {
     static POOL: RefCell<Pool> = const { RefCell::new(Pool { process: 0, drawn: Vec::new() }) };
 }
 
-/// Owners drawn in advance: a call to the operating system for each would be a sixth of the cost of a
-/// lock on the memory store.
+/// Owners drawn in advance, so that not every lock makes a system call.
 struct Pool {
     process: u32,
     drawn: Vec<Owner>,
@@ -40,7 +39,7 @@ struct Pool {
 
 impl Pool {
     fn draw(&mut self) -> Owner {
-        // A fork copies the pool, and parent and child would then draw the same owners.
+        // A fork copies the pool: parent and child would draw the same owners.
         let process = std::process::id();
         if self.process != process {
             self.process = process;
@@ -49,10 +48,9 @@ impl Pool {
         if let Some(owner) = self.drawn.pop() {
             return owner;
         }
-        // Straight from the operating system, and not from a seeded generator: there is nothing to
-        // guess and nothing to seed badly.
+        // From the operating system and not from a seeded generator, whose state could be guessed.
         let mut bytes = [0; 16 * 32];
-        getrandom::fill(&mut bytes).expect("the operating system has no randomness");
+        getrandom::fill(&mut bytes).expect("the operating system's random source failed");
         let owners = bytes.as_chunks().0.iter().map(|id| Owner(u128::from_ne_bytes(*id)));
         self.drawn.extend(owners);
         self.drawn.pop().expect("just filled")
@@ -74,12 +72,12 @@ impl fmt::Debug for Owner {
 impl FromStr for Owner {
     type Err = Error;
 
-    /// Reads what `Display` writes: 32 hexadecimal digits.
+    /// Parses the `Display` form: 32 hexadecimal digits.
     fn from_str(text: &str) -> Result<Self, Error> {
         let digits = text.len() == 32 && text.bytes().all(|b| b.is_ascii_hexdigit());
         match u128::from_str_radix(text, 16) {
             Ok(id) if digits => Ok(Self(id)),
-            _ => Err(Error::new(ErrorKind::Config, "an owner id is 32 hexadecimal digits")),
+            _ => Err(Error::new(ErrorKind::Config, "an owner id has 32 hexadecimal digits")),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What is built from locks: elections, re-entrant scopes, `#[locked]`, plugins, fence registers.
+//! Recipes built on locks: elections, re-entrant scopes, `#[locked]`, plugins, fence registers.
 
 pub(crate) mod election;
 pub(crate) mod fence_register;

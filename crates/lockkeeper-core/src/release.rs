@@ -1,4 +1,4 @@
-//! Releases that are repeated until the store confirms them, and the bounded waits that this takes.
+//! Releases that are retried until the store confirms them, and their timeouts.
 
 use std::time::Duration;
 
@@ -8,36 +8,36 @@ use crate::contract::{Claim, Release};
 use crate::error::Error;
 use crate::futures::{at_once, boxed, within};
 
-/// How long "not acquired" may be held up until the store has confirmed that nothing of the attempt is left.
-/// Longer than a round trip to another continent, and short beside any wait that is worth a queue.
+/// How long an acquire that timed out waits for the store to confirm that it has left the queue. Longer than a round trip
+/// to another continent, and short compared to a wait in a queue.
 pub(crate) const LEAVE_WITHIN: Duration = Duration::from_millis(100);
 
-/// How long the answer to one release is awaited.
-pub(crate) fn release_patience(ttl: Duration) -> Duration {
+/// Returns the timeout of one release.
+pub(crate) fn release_timeout(ttl: Duration) -> Duration {
     ttl.clamp(Duration::from_secs(1), Duration::from_secs(10))
 }
 
-/// Releases a claim until the store confirms it or any lease must have expired. Reports each failure to `failed`.
+/// Sends releases until the store confirms one, or until any lease must have expired. Calls `failed` with each failure.
 ///
-/// A release that gets no answer is sent again: it is idempotent, and the store may be back.
+/// Releases are idempotent, so one without an answer is sent again.
 pub(crate) async fn release_until_confirmed(
     claim: &mut dyn Claim,
     ttl: Duration,
     failed: impl Fn(&Error),
 ) -> Option<Release> {
-    let patience = release_patience(ttl);
+    let timeout = release_timeout(ttl);
     let mut pauses = Backoff::new(Duration::from_millis(50), Duration::from_secs(10).min(ttl));
     let mut end = None;
     loop {
         let mut release = claim.release();
         let answer = match at_once(&mut release).await {
             Some(answer) => Some(answer),
-            None => boxed(within(&mut release, Moment::now().add(patience))).await,
+            None => boxed(within(&mut release, Moment::now().add(timeout))).await,
         };
         let error = match answer {
             Some(Ok(release)) => return Some(release),
             Some(Err(error)) => error,
-            None => Error::no_answer(patience),
+            None => Error::no_answer(timeout),
         };
         drop(release);
         failed(&error);

@@ -1,4 +1,4 @@
-//! The memory store, and the combinators that make stores of stores.
+//! The memory store, and combinators that build a store from other stores.
 
 pub(crate) mod local_queue;
 pub(crate) mod memory;

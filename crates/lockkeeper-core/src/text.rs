@@ -1,10 +1,10 @@
-//! Text from other processes and servers, made safe to show.
+//! Text from other processes and servers, made safe to display.
 
 use std::borrow::Cow;
 
-/// Whether a character changes how a text is shown without being seen itself: control characters (a terminal obeys
-/// `ESC`), line and paragraph separators, bidirectional controls, zero-width and other invisible characters. Two texts
-/// that differ only in these look alike.
+/// Returns whether a character is invisible or changes how text is displayed: control characters (a terminal executes
+/// `ESC` sequences), line and paragraph separators, bidirectional controls, zero-width and other invisible characters.
+/// Two texts that differ only in these look alike.
 ///
 /// The ranges are Unicode's general categories `Cc`, `Cf`, `Zl` and `Zp`, and its property
 /// `Default_Ignorable_Code_Point`.
@@ -22,8 +22,8 @@ pub fn is_hidden(c: char) -> bool {
 
 /// Returns the text with each [hidden](is_hidden) character written as in Rust: `\n`, `\u{1b}`, `\u{202e}`.
 ///
-/// Backslashes stay as they are, so a text that was escaped before is not changed. A text that has to be read back
-/// belongs in quotes (`{:?}`) instead.
+/// Backslashes are not escaped, so escaped text does not change. The result cannot be parsed back: for that, use quotes
+/// (`{:?}`) instead.
 pub fn visible(text: &str) -> Cow<'_, str> {
     if !text.contains(is_hidden) {
         return Cow::Borrowed(text);
@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_seen_is_escaped() {
+    fn hidden_characters_are_escaped() {
         let shown = [
             ("\x1b[2J", r"\u{1b}[2J"),
             ("a\nb\tc\r", r"a\nb\tc\r"),
@@ -57,12 +57,12 @@ mod tests {
         ];
         for (text, expected) in shown {
             assert_eq!(visible(text), expected);
-            assert_eq!(visible(expected), expected, "once is enough");
+            assert_eq!(visible(expected), expected, "escaped text does not change");
         }
     }
 
     #[test]
-    fn what_can_be_seen_is_left_alone() {
+    fn visible_text_is_not_changed() {
         for text in ["", "orders/42", r"C:\temp", "Über 日本語 🔒", "e\u{301}", "नमस्ते", "שלום"]
         {
             assert!(matches!(visible(text), Cow::Borrowed(_)), "{text}");

@@ -1,4 +1,4 @@
-//! Bad input is a typed error at once, and never a panic.
+//! Invalid input is a typed error and never a panic.
 #![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 
 use std::time::Duration;
@@ -11,7 +11,7 @@ fn runtime() -> tokio::runtime::Runtime {
 }
 
 #[tokio::test(start_paused = true)]
-async fn invalid_names_are_refused() {
+async fn invalid_names_are_rejected() {
     let keeper = Keeper::new(Memory::new());
     let long = "x".repeat(1025);
     for bad in ["", "a\0b", "\0", long.as_str()] {
@@ -32,7 +32,7 @@ async fn invalid_names_are_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn options_out_of_range_are_refused() {
+async fn options_out_of_range_are_rejected() {
     let keeper = Keeper::new(Memory::new());
     let mutex = keeper.mutex("a");
     let bad = [
@@ -64,7 +64,7 @@ fn owners_parse_only_their_own_format() {
 }
 
 #[test]
-fn the_default_label_is_a_label() {
+fn the_default_label_is_valid_and_names_the_process() {
     let label = Label::default();
     assert_eq!(Label::new(label.as_str()).unwrap(), label);
     assert!(label.as_str().contains(&std::process::id().to_string()));
@@ -72,7 +72,7 @@ fn the_default_label_is_a_label() {
 
 proptest! {
     #[test]
-    fn every_name_is_accepted_or_refused_with_a_reason(name in any::<String>()) {
+    fn every_name_is_accepted_or_rejected_with_invalid_name(name in any::<String>()) {
         let good = !name.is_empty() && name.len() <= 1024 && !name.contains('\0');
         prop_assert_eq!(Name::new(name.clone()).is_ok(), good);
         let lock = runtime().block_on(async {
@@ -82,7 +82,7 @@ proptest! {
             drop((guard, other));
             keeper.close().await;
             let left = keeper.inspect().unwrap().list("").await.unwrap();
-            assert_eq!(left, [], "left behind");
+            assert_eq!(left, []);
             Ok(())
         });
         let expected = if good { Ok(()) } else { Err(ErrorKind::InvalidName) };
@@ -90,7 +90,7 @@ proptest! {
     }
 
     #[test]
-    fn every_duration_is_accepted_or_refused_without_overflow(
+    fn every_duration_is_accepted_or_rejected_without_overflow(
         ttl in any::<Duration>(),
         max_wait in any::<Duration>(),
         max_hold in any::<Duration>(),

@@ -13,7 +13,7 @@ use lockkeeper_core::{
 };
 use tokio::runtime::Builder;
 
-/// Does everything that a blocking lock can do.
+/// Calls every blocking method.
 fn exercise(keeper: &Keeper) {
     let mutex = keeper.mutex("a");
     let guard = mutex.blocking_lock().unwrap();
@@ -83,7 +83,7 @@ fn keeper() -> Keeper {
     Keeper::new(Memory::new()).ttl(Duration::from_secs(10))
 }
 
-/// Runs something on a thread of its own, which it may block for ever.
+/// Calls `work` on a separate thread. Panics if it takes more than a minute.
 fn in_time(work: impl FnOnce() + Send + 'static) {
     let (done, is_done) = mpsc::channel::<()>();
     let thread = std::thread::spawn(move || {
@@ -91,7 +91,7 @@ fn in_time(work: impl FnOnce() + Send + 'static) {
         drop(done);
     });
     let ended = is_done.recv_timeout(Duration::from_secs(60));
-    assert_ne!(ended, Err(mpsc::RecvTimeoutError::Timeout), "it hangs");
+    assert_ne!(ended, Err(mpsc::RecvTimeoutError::Timeout), "the thread hangs");
     thread.join().unwrap();
 }
 
@@ -128,7 +128,7 @@ fn works_inside_spawn_blocking_with_a_keeper_of_the_runtime() {
 }
 
 #[test]
-fn works_in_a_task_with_a_keeper_that_was_made_outside_of_every_runtime() {
+fn works_in_a_task_with_a_keeper_created_outside_a_runtime() {
     in_time(|| {
         let keeper = keeper();
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
@@ -137,9 +137,9 @@ fn works_in_a_task_with_a_keeper_that_was_made_outside_of_every_runtime() {
 }
 
 #[tokio::test]
-async fn works_beyond_the_budget_of_a_task() {
+async fn works_beyond_the_coop_budget_of_a_task() {
     let keeper = keeper();
-    // A task of tokio may use its primitives 128 times before it has to yield.
+    // tokio's coop budget lets a task use 128 of its primitives before it must yield.
     for _ in 0..1000 {
         let guard = keeper.mutex("a").blocking_lock().unwrap();
         guard.blocking_extend(Duration::from_secs(60)).unwrap();
@@ -165,7 +165,7 @@ fn async_and_blocking_locks_exclude_each_other() {
 }
 
 #[test]
-fn a_guard_of_async_code_is_extended_and_released_by_a_blocked_runtime() {
+fn an_async_guard_can_be_extended_and_released_on_a_blocked_runtime() {
     in_time(|| {
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
@@ -179,14 +179,14 @@ fn a_guard_of_async_code_is_extended_and_released_by_a_blocked_runtime() {
     });
 }
 
-/// A task that blocks its worker may itself have woken the task of the store, which then waits in a slot of that worker.
+/// A task that blocks its worker may have woken the store's task, which then waits in the LIFO slot of that worker.
 #[test]
-fn another_worker_runs_a_task_of_the_store_that_a_blocked_one_has_woken() {
+fn the_stores_task_runs_on_another_worker_if_its_worker_is_blocked() {
     in_time(|| {
         let runtime = Builder::new_multi_thread().worker_threads(4).enable_all().build().unwrap();
         let task = runtime.spawn(async {
             let keeper = Keeper::new(Remote::new(Memory::new())).ttl(Duration::from_secs(1));
-            // The task of the store waits for requests by now.
+            // Lets the store's task start to wait for requests.
             tokio::task::yield_now().await;
             for _ in 0..100 {
                 let guard = keeper.mutex("a").blocking_lock().unwrap();
@@ -198,9 +198,9 @@ fn another_worker_runs_a_task_of_the_store_that_a_blocked_one_has_woken() {
     });
 }
 
-/// The store and the timers of an async guard are on the runtime whose only thread is blocked.
+/// The store and the timers of the guard run on the runtime whose only thread is blocked.
 #[test]
-fn a_blocking_request_of_an_async_guard_ends_if_the_store_cannot_answer() {
+fn a_blocking_call_on_an_async_guard_fails_if_the_store_cannot_respond() {
     in_time(|| {
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
@@ -218,7 +218,7 @@ fn a_blocking_request_of_an_async_guard_ends_if_the_store_cannot_answer() {
 }
 
 #[test]
-fn a_keeper_first_used_by_blocking_code_outlives_every_runtime() {
+fn a_keeper_first_used_by_blocking_code_outlives_any_runtime() {
     let keeper = keeper();
     let held = keeper.mutex("a").blocking_lock().unwrap();
     let guard = {
@@ -231,7 +231,7 @@ fn a_keeper_first_used_by_blocking_code_outlives_every_runtime() {
 }
 
 #[test]
-fn a_keeper_that_several_runtimes_use_one_after_the_other_goes_on() {
+fn a_keeper_works_on_several_runtimes_in_sequence() {
     let keeper = keeper();
     for _ in 0..3 {
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
@@ -248,7 +248,7 @@ fn a_keeper_that_several_runtimes_use_one_after_the_other_goes_on() {
 }
 
 #[tokio::test(flavor = "current_thread")]
-async fn closing_ends_async_and_blocking_waits() {
+async fn close_ends_async_and_blocking_waits() {
     let keeper = keeper();
     let held = keeper.mutex("a").lock().await.unwrap();
     let mutex = keeper.mutex("a");
@@ -262,7 +262,7 @@ async fn closing_ends_async_and_blocking_waits() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(30), both_wait).await.expect("both wait");
+    tokio::time::timeout(Duration::from_secs(30), both_wait).await.expect("two waiters");
     keeper.close().await;
     assert_eq!(waiting.await.unwrap().unwrap_err().kind(), ErrorKind::Closed);
     assert_eq!(blocked.join().unwrap().unwrap_err().kind(), ErrorKind::Closed);
@@ -270,7 +270,7 @@ async fn closing_ends_async_and_blocking_waits() {
 }
 
 #[test]
-fn blocking_work_of_a_leader_is_done_again_if_the_leadership_was_lost_meanwhile() {
+fn blocking_work_of_a_leader_is_repeated_if_the_leadership_was_lost_during_it() {
     in_time(|| {
         let keeper = keeper();
         let inspect = keeper.inspect().unwrap();
@@ -288,12 +288,12 @@ fn blocking_work_of_a_leader_is_done_again_if_the_leadership_was_lost_meanwhile(
         });
         assert_eq!(output.unwrap(), 2);
         assert!(terms[0] < terms[1], "{terms:?}");
-        assert_eq!(election.blocking_leader().unwrap(), None, "it has resigned");
+        assert_eq!(election.blocking_leader().unwrap(), None, "the leader has resigned");
     });
 }
 
 #[test]
-fn blocking_work_under_a_lock_that_is_lost_is_an_error() {
+fn blocking_with_lock_fails_if_the_lock_is_lost() {
     in_time(|| {
         let keeper = keeper();
         let inspect = keeper.inspect().unwrap();
@@ -308,7 +308,7 @@ fn blocking_work_under_a_lock_that_is_lost_is_an_error() {
 }
 
 #[test]
-fn fences_are_checked_in_blocking_code() {
+fn a_fence_register_can_be_checked_by_blocking_code() {
     let register = FenceRegister::in_memory();
     let fence = |number| Fence::new(number).unwrap();
     assert!(register.blocking_check("a", fence(7)).unwrap().is_passed());
@@ -316,7 +316,7 @@ fn fences_are_checked_in_blocking_code() {
 }
 
 #[test]
-fn threads_exclude_each_other_and_all_get_their_turn() {
+fn threads_exclude_each_other_and_all_are_granted_the_lock() {
     let keeper = keeper();
     let (inside, total) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let threads: Vec<_> = (0..8)
@@ -340,7 +340,7 @@ fn threads_exclude_each_other_and_all_get_their_turn() {
 }
 
 #[test]
-fn a_lock_is_renewed_while_its_thread_is_busy() {
+fn a_lock_is_renewed_while_the_thread_of_its_holder_is_busy() {
     let keeper = keeper().ttl(Duration::from_millis(300));
     let guard = keeper.mutex("a").blocking_lock().unwrap();
     let start = Instant::now();

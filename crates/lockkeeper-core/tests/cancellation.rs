@@ -1,42 +1,29 @@
-//! Dropping any future after any number of polls leaves nothing in the store.
+//! Dropping any future after any number of polls leaves no state in the store.
 #![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 
 mod common;
 
 use std::future::Future;
 use std::pin::pin;
-use std::task::Poll;
 use std::time::Duration;
 
-use common::{Pair, pair, secs};
+use common::{Pair, pair, poll_times, secs};
 use lockkeeper_core::{Keeper, Mode};
 use lockkeeper_testkit::{Fault, Op};
 use tokio::time::sleep;
 
-/// Polls a future this many times, whenever it is woken, lets it lie for a while, and drops it.
-async fn polled<F: Future>(future: F, times: usize, lies: Duration) -> Option<F::Output> {
+/// Polls a future up to `times` times, each time it is woken. Then keeps it unpolled for a while and drops it.
+async fn polled<F: Future>(future: F, times: usize, unpolled: Duration) -> Option<F::Output> {
     let mut future = pin!(future);
-    let mut left = times;
-    let output = std::future::poll_fn(|cx| {
-        if left == 0 {
-            return Poll::Ready(None);
-        }
-        left -= 1;
-        match future.as_mut().poll(cx) {
-            Poll::Ready(output) => Poll::Ready(Some(output)),
-            Poll::Pending if left == 0 => Poll::Ready(None),
-            Poll::Pending => Poll::Pending,
-        }
-    })
-    .await;
+    let output = poll_times(future.as_mut(), times).await;
     if output.is_none() {
-        sleep(lies).await;
+        sleep(unpolled).await;
     }
     output
 }
 
-/// How a step of the engine may fail.
-const DAYS: [Option<Fault>; 5] = [
+/// The faults that are injected, `None` for a healthy store.
+const FAULTS: [Option<Fault>; 5] = [
     None,
     Some(Fault::SlowRequest(common::SECOND)),
     Some(Fault::SlowAnswer(common::SECOND)),
@@ -52,59 +39,58 @@ fn inject_faults(pair: &Pair, ops: &[Op], fault: Option<Fault>) {
     }
 }
 
-/// Runs a use of a keeper, dropped after n polls, for every n until it runs to its end; each time the
-/// store must be empty afterwards.
+/// Runs `run` and drops it after n polls, for every n until it completes. The store must be empty each time.
 async fn drop_everywhere<F: Future>(
     what: &str,
     prepare: impl Fn(&Pair),
     run: impl Fn(Keeper) -> F,
 ) {
-    for lies in [Duration::ZERO, secs(36)] {
-        drop_after_each_poll(what, lies, &prepare, &run).await;
+    for unpolled in [Duration::ZERO, secs(36)] {
+        drop_after_each_poll(what, unpolled, &prepare, &run).await;
     }
 }
 
 async fn drop_after_each_poll<F: Future>(
     what: &str,
-    lies: Duration,
+    unpolled: Duration,
     prepare: impl Fn(&Pair),
     run: impl Fn(Keeper) -> F,
 ) {
     for n in 0.. {
         let pair = pair();
         prepare(&pair);
-        // The ttl is so long that nothing goes away by itself.
-        let ended = polled(run(pair.faulty.clone().ttl(secs(36_000))), n, lies).await.is_some();
-        // What is under way may still meet the fault, and others are done; then all is well again.
+        // The TTL is so long that no lease expires during the test.
+        let ended = polled(run(pair.faulty.clone().ttl(secs(36_000))), n, unpolled).await.is_some();
+        // Requests in flight still meet the fault, and the other holder releases its lock. Then the store is healthy.
         sleep(secs(40)).await;
         pair.faults.none();
         pair.faulty.close().await;
         pair.healthy.close().await;
-        assert_eq!(pair.left().await, [], "{what}: left behind when dropped after {n} polls");
+        assert_eq!(pair.left().await, [], "{what}: dropped after {n} polls");
         if ended {
             break;
         }
-        assert!(n < 1000, "{what}: never ends");
+        assert!(n < 1000, "{what}: never completes");
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_dropped_acquire_leaves_no_holder() {
-    for fault in DAYS {
-        let bad = |pair: &Pair| inject_faults(pair, &[Op::Attempt], fault);
-        drop_everywhere(&format!("lock, {fault:?}"), bad, async |keeper| {
+    for fault in FAULTS {
+        let prepare = |pair: &Pair| inject_faults(pair, &[Op::Attempt], fault);
+        drop_everywhere(&format!("lock, {fault:?}"), prepare, async |keeper| {
             let _ = keeper.mutex("a").lock().await;
         })
         .await;
-        drop_everywhere(&format!("try_lock, {fault:?}"), bad, async |keeper| {
+        drop_everywhere(&format!("try_lock, {fault:?}"), prepare, async |keeper| {
             let _ = keeper.mutex("a").try_lock().await;
         })
         .await;
-        drop_everywhere(&format!("semaphore, {fault:?}"), bad, async |keeper| {
+        drop_everywhere(&format!("semaphore, {fault:?}"), prepare, async |keeper| {
             let _ = keeper.semaphore("a", 4).acquire_many(3).await;
         })
         .await;
-        drop_everywhere(&format!("lock_all, {fault:?}"), bad, async |keeper| {
+        drop_everywhere(&format!("lock_all, {fault:?}"), prepare, async |keeper| {
             let _ = keeper.lock_all(["a", "b", "c"]).lock().await;
         })
         .await;
@@ -113,7 +99,7 @@ async fn a_dropped_acquire_leaves_no_holder() {
 
 #[tokio::test(start_paused = true)]
 async fn a_cancelled_waiter_leaves_the_queue() {
-    for fault in DAYS {
+    for fault in FAULTS {
         let prepare = |pair: &Pair| {
             let mutex = pair.healthy.mutex("a");
             tokio::spawn(async move {
@@ -125,7 +111,7 @@ async fn a_cancelled_waiter_leaves_the_queue() {
         };
         for mode in [Mode::Exclusive, Mode::Shared] {
             drop_everywhere(&format!("waiting for {mode:?}, {fault:?}"), prepare, async |keeper| {
-                // Lets the other one get it first.
+                // Lets the other task acquire it first.
                 tokio::task::yield_now().await;
                 let lock = keeper.rw_lock("a");
                 let _ = match mode {
@@ -138,11 +124,11 @@ async fn a_cancelled_waiter_leaves_the_queue() {
     }
 }
 
-/// Dropped before its time is up, while it leaves the queue, or while a set is given back.
+/// Dropped before the deadline, while the waiter leaves the queue, or while a set of locks is released.
 #[tokio::test(start_paused = true)]
 async fn a_cancelled_bounded_wait_leaves_the_queue() {
     for (op, fault) in
-        [Op::Attempt, Op::Release].into_iter().flat_map(|op| DAYS.map(|day| (op, day)))
+        [Op::Attempt, Op::Release].into_iter().flat_map(|op| FAULTS.map(|fault| (op, fault)))
     {
         let prepare = |pair: &Pair| {
             let mutex = pair.healthy.mutex("b");
@@ -155,7 +141,7 @@ async fn a_cancelled_bounded_wait_leaves_the_queue() {
         };
         let what = format!("{op:?}, {fault:?}");
         drop_everywhere(&format!("try_lock_for, {what}"), prepare, async |keeper| {
-            // Lets the other one get it first.
+            // Lets the other task acquire it first.
             tokio::task::yield_now().await;
             let _ = keeper.mutex("b").try_lock_for(secs(2)).await;
         })
@@ -174,12 +160,12 @@ async fn a_cancelled_bounded_wait_leaves_the_queue() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dropped_release_releases() {
-    for fault in DAYS {
-        let bad = |pair: &Pair| inject_faults(pair, &[Op::Release], fault);
-        drop_everywhere(&format!("release, {fault:?}"), bad, async |keeper| {
+async fn a_dropped_release_still_releases_the_lock() {
+    for fault in FAULTS {
+        let prepare = |pair: &Pair| inject_faults(pair, &[Op::Release], fault);
+        drop_everywhere(&format!("release, {fault:?}"), prepare, async |keeper| {
             let guard = keeper.mutex("a").lock().await.unwrap();
-            // Once with a background task, once without.
+            // With a background task, then without.
             tokio::task::yield_now().await;
             let _ = guard.release().await;
             let guard = keeper.mutex("b").lock().await.unwrap();
@@ -190,17 +176,17 @@ async fn a_dropped_release_releases() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hold_is_released_whichever_of_its_futures_is_dropped() {
-    for fault in DAYS {
-        let bad = |pair: &Pair| inject_faults(pair, &[Op::Renew, Op::Downgrade], fault);
-        drop_everywhere(&format!("extend and downgrade, {fault:?}"), bad, async |keeper| {
+async fn a_hold_is_released_after_any_of_its_futures_is_dropped() {
+    for fault in FAULTS {
+        let prepare = |pair: &Pair| inject_faults(pair, &[Op::Renew, Op::Downgrade], fault);
+        drop_everywhere(&format!("extend and downgrade, {fault:?}"), prepare, async |keeper| {
             let guard = keeper.rw_lock("a").write().await.unwrap();
             let _ = guard.extend(secs(60)).await;
             let _ = guard.downgrade().await;
             let _ = guard.while_held(sleep(secs(100))).await;
         })
         .await;
-        drop_everywhere(&format!("with_lock, {fault:?}"), bad, async |keeper| {
+        drop_everywhere(&format!("with_lock, {fault:?}"), prepare, async |keeper| {
             let _ = keeper.with_lock("a", async |_| sleep(secs(100)).await).await;
         })
         .await;
@@ -208,7 +194,7 @@ async fn a_hold_is_released_whichever_of_its_futures_is_dropped() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cancelled_adopt_leaves_the_lock_until_its_lease_ends() {
+async fn a_cancelled_adopt_leaves_the_lock_until_its_lease_expires() {
     for n in 0..5 {
         let pair = pair();
         let ticket = pair.faulty.mutex("a").lock().await.unwrap().detach().unwrap();
@@ -224,7 +210,7 @@ async fn a_cancelled_adopt_leaves_the_lock_until_its_lease_ends() {
         sleep(secs(31)).await;
         assert_eq!(pair.left().await, []);
     }
-    panic!("never adopted");
+    panic!("the adopt never completed");
 }
 
 #[tokio::test(start_paused = true)]

@@ -6,12 +6,12 @@ mod common;
 use std::sync::Arc;
 
 use common::unordered::Unordered;
-use common::{Uncounting, millis};
+use common::{WithoutPermits, millis};
 use lockkeeper_core::{Backend, Inspector, LocalQueue, Memory, Name, Prefixed, Quorum, Slots};
 use lockkeeper_testkit::conformance::{Held, Subject};
 use lockkeeper_testkit::{Fault, Faulty, Op};
 
-/// A subject whose holds are severed by breaking them in each of these stores.
+/// Returns a subject whose holds are severed by breaking them in each of the stores.
 fn subject(backend: impl Backend, stores: Vec<Memory>, prefix: &'static str) -> Subject {
     Subject::new(Arc::new(backend), move |held: Held| {
         let stores = stores.clone();
@@ -21,7 +21,7 @@ fn subject(backend: impl Backend, stores: Vec<Memory>, prefix: &'static str) -> 
             for store in &stores {
                 broken += store.break_lock(&name).await.unwrap();
             }
-            assert!(broken > stores.len() / 2, "it was held");
+            assert!(broken > stores.len() / 2, "the lock was held");
         }
     })
 }
@@ -47,22 +47,23 @@ async fn quorum() -> Subject {
     subject.another(move || std::future::ready(Arc::new(open(&stores)) as Arc<dyn Backend>))
 }
 
-async fn uncounting() -> Subject {
+async fn without_permits() -> Subject {
     let store = Memory::new();
-    subject(Uncounting(store.clone()), vec![store], "")
+    subject(WithoutPermits(store.clone()), vec![store], "")
 }
 
 async fn slots() -> Subject {
     let store = Memory::new();
-    let subject = subject(Slots::new(Arc::new(Uncounting(store.clone()))), vec![store.clone()], "");
-    // Clients at different distances, which change from request to request.
+    let subject =
+        subject(Slots::new(Arc::new(WithoutPermits(store.clone()))), vec![store.clone()], "");
+    // The latency of each request is random.
     subject.another(move || {
-        let (link, faults) = Faulty::new(Uncounting(store.clone()));
+        let (node, faults) = Faulty::new(WithoutPermits(store.clone()));
         for _ in 0..500 {
             faults.once(Op::Attempt, Fault::SlowRequest(millis(fastrand::u64(..4))));
         }
         faults.always(Op::Release, Fault::SlowRequest(millis(1)));
-        std::future::ready(Arc::new(Slots::new(Arc::new(link))) as Arc<dyn Backend>)
+        std::future::ready(Arc::new(Slots::new(Arc::new(node))) as Arc<dyn Backend>)
     })
 }
 
@@ -76,13 +77,13 @@ async fn local_queue_one_by_one() -> Subject {
     subject(LocalQueue::one_by_one(Arc::new(store.clone())), vec![store], "")
 }
 
-/// A store that does not hand over by itself.
+/// Returns a subject on a store without hand-offs.
 fn unordered_subject(backend: impl Backend, store: Unordered) -> Subject {
     Subject::new(Arc::new(backend), move |held: Held| {
         let store = store.clone();
         async move {
             let broken = store.break_lock(&Name::new(held.name).unwrap()).await.unwrap();
-            assert_eq!(broken, 1, "it was held");
+            assert_eq!(broken, 1, "the lock was held");
         }
     })
 }
@@ -115,8 +116,8 @@ mod on_quorum {
     lockkeeper_testkit::conformance!(super::quorum);
 }
 
-mod on_uncounting {
-    lockkeeper_testkit::conformance!(super::uncounting);
+mod on_store_without_permits {
+    lockkeeper_testkit::conformance!(super::without_permits);
 }
 
 mod on_slots {

@@ -1,4 +1,4 @@
-//! Registers of fences, on the memory store, and when their store does not answer.
+//! Fence registers in memory, and on a store that does not respond.
 #![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 
 use lockkeeper_core::{
@@ -7,7 +7,7 @@ use lockkeeper_core::{
 use lockkeeper_testkit::fences::check_register;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_register_in_memory_conforms() {
+async fn a_register_in_memory_passes_the_conformance_check() {
     let register = FenceRegister::in_memory();
     check_register(&[register.clone(), register]).await;
 }
@@ -19,6 +19,7 @@ async fn two_registers_in_memory_are_independent() {
     assert!(other.check("a", Fence::new(1).unwrap()).await.unwrap().is_passed());
 }
 
+/// A store that never responds.
 #[derive(Debug)]
 struct Silent;
 

@@ -9,10 +9,10 @@ const LAYERS: [Layer<'_>; 7] = [
         below: &["locks", "engine", "stores", "support", "contract", "base"],
     },
     Layer { name: "locks", modules: &["locks"], below: &["engine", "support", "contract", "base"] },
-    // Neither of these two imports the other.
+    // Engine and stores do not import each other.
     Layer { name: "engine", modules: &["engine"], below: &["support", "contract", "base"] },
     Layer { name: "stores", modules: &["stores"], below: &["support", "contract", "base"] },
-    // What both need, and what needs the contract.
+    // Helpers of engine and stores that need the contract.
     Layer { name: "support", modules: &["futures", "release"], below: &["contract", "base"] },
     Layer { name: "contract", modules: &["contract"], below: &["base"] },
     Layer {

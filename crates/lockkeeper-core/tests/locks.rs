@@ -1,14 +1,14 @@
-//! What the locks promise their users, on the memory store in paused time.
+//! The guarantees of the locks, on the memory store in paused time.
 #![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 
 mod common;
 
 use std::time::Duration;
 
-use common::{pair, secs};
+use common::{pair, secs, spawn_lock};
 use lockkeeper_core::{
     Error, ErrorKind, EventKind, Guard, Keeper, Kind, Memory, Mode, Owner, Participant,
-    ReleaseOutcome, State,
+    ReleaseOutcome,
 };
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
@@ -18,7 +18,7 @@ fn keeper() -> Keeper {
 }
 
 #[tokio::test(start_paused = true)]
-async fn two_guards_of_one_mutex_are_two_owners() {
+async fn guards_of_one_mutex_have_different_owners_and_exclude_each_other() {
     let mutex = keeper().mutex("a");
     let guard = mutex.lock().await.unwrap();
     assert!(mutex.try_lock().await.unwrap().is_none());
@@ -30,39 +30,39 @@ async fn two_guards_of_one_mutex_are_two_owners() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_keeper_finds_its_own_acquires_among_those_who_wait() {
+async fn a_keeper_lists_the_owners_of_its_own_waiters() {
     let pair = pair();
     let (keeper, other) = (&pair.healthy, &pair.faulty);
     let first = keeper.mutex("a").lock().await.unwrap();
     assert_eq!(keeper.waiting(), [], "a guard does not wait");
     let start = |keeper: &Keeper| {
-        let mutex = keeper.mutex("a").label("the same");
+        let mutex = keeper.mutex("a").label("same");
         tokio::spawn(async move { mutex.lock().await })
     };
     let ahead = start(other);
     pair.until_queued("a", 1).await;
     let ours = start(keeper);
     pair.until_queued("a", 2).await;
-    let given_up = start(keeper);
+    let cancelled = start(keeper);
     pair.until_queued("a", 3).await;
 
     let waiters = keeper.inspect().unwrap().show("a").await.unwrap().remove(0).waiters;
     let owners: Vec<Owner> = waiters.iter().map(|waiter| waiter.owner.unwrap()).collect();
-    assert_eq!(keeper.waiting(), owners[1..], "in the order in which they asked");
+    assert_eq!(keeper.waiting(), owners[1..], "in arrival order");
     assert_eq!(other.waiting(), owners[..1]);
 
-    given_up.abort();
+    cancelled.abort();
     pair.until_queued("a", 2).await;
-    assert_eq!(keeper.waiting(), [owners[1]], "whoever has gone does not wait");
+    assert_eq!(keeper.waiting(), [owners[1]], "a cancelled acquire does not wait");
     drop(first);
     drop(ahead.await.unwrap().unwrap());
     let guard = ours.await.unwrap().unwrap();
     assert_eq!(guard.owner(), owners[1]);
-    assert_eq!((keeper.waiting(), other.waiting()), (vec![], vec![]), "nor do guards");
+    assert_eq!((keeper.waiting(), other.waiting()), (vec![], vec![]), "a guard does not wait");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stale_guard_does_not_touch_the_next_holders_lock() {
+async fn a_stale_guard_does_not_release_the_lock_of_the_next_holder() {
     let pair = pair();
     let stale = pair.faulty.mutex("a").lock().await.unwrap();
     pair.healthy.inspect().unwrap().break_lock("a").await.unwrap();
@@ -74,7 +74,7 @@ async fn a_stale_guard_does_not_touch_the_next_holders_lock() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn waiters_enter_in_the_order_in_which_they_asked() {
+async fn waiters_are_granted_the_lock_in_arrival_order() {
     let pair = pair();
     let mutex = pair.healthy.mutex("a");
     let guard = mutex.lock().await.unwrap();
@@ -91,8 +91,8 @@ async fn waiters_enter_in_the_order_in_which_they_asked() {
     drop(guard);
     let mut last = None;
     for i in 0..20 {
-        let (who, fence) = order.recv().await.unwrap();
-        assert_eq!(who, i);
+        let (number, fence) = order.recv().await.unwrap();
+        assert_eq!(number, i);
         assert!(Some(fence) > last);
         last = Some(fence);
     }
@@ -114,16 +114,16 @@ async fn a_try_does_not_overtake_a_waiter() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn adjacent_readers_enter_together_and_nobody_starves() {
+async fn adjacent_readers_are_granted_together_and_no_waiter_starves() {
     let pair = pair();
     let lock = pair.healthy.rw_lock("a");
     let first = lock.write().await.unwrap();
     let (entered, mut order) = mpsc::unbounded_channel();
-    for (i, who) in ["read", "read", "write", "read", "read", "write"].into_iter().enumerate() {
+    for (i, mode) in ["read", "read", "write", "read", "read", "write"].into_iter().enumerate() {
         let (lock, entered) = (lock.clone(), entered.clone());
         tokio::spawn(async move {
-            let guard = if who == "read" { lock.read().await } else { lock.write().await };
-            entered.send((who, guard.unwrap())).unwrap();
+            let guard = if mode == "read" { lock.read().await } else { lock.write().await };
+            entered.send((mode, guard.unwrap())).unwrap();
         });
         pair.until_queued("a", i + 1).await;
     }
@@ -131,13 +131,13 @@ async fn adjacent_readers_enter_together_and_nobody_starves() {
     for wave in [&["read", "read"][..], &["write"], &["read", "read"], &["write"]] {
         let mut guards: Vec<Guard> = Vec::new();
         for expected in wave {
-            let (who, guard) = order.recv().await.unwrap();
-            assert_eq!(who, *expected);
+            let (mode, guard) = order.recv().await.unwrap();
+            assert_eq!(mode, *expected);
             guards.push(guard);
         }
         assert!(guards.iter().all(|guard| guard.fence() == guards[0].fence()));
         sleep(secs(1)).await;
-        assert!(order.try_recv().is_err(), "somebody entered beside {wave:?}");
+        assert!(order.try_recv().is_err(), "another waiter was granted the lock beside {wave:?}");
     }
 }
 
@@ -166,7 +166,7 @@ async fn readers_do_not_starve_under_constant_writers() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_failed_try_write_leaves_no_trace() {
+async fn a_failed_try_write_leaves_no_queue_entry() {
     let pair = pair();
     let lock = pair.healthy.rw_lock("a");
     let _reader = lock.read().await.unwrap();
@@ -179,7 +179,7 @@ async fn a_failed_try_write_leaves_no_trace() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn downgrade_lets_readers_in_and_no_writer() {
+async fn after_a_downgrade_readers_are_granted_the_lock_and_writers_are_not() {
     let pair = pair();
     let lock = pair.healthy.rw_lock("a");
     let guard = lock.write().await.unwrap();
@@ -218,7 +218,7 @@ async fn downgrade_of_permits_or_a_lost_lock_is_an_error() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_semaphore_admits_as_many_as_it_has_permits() {
+async fn a_semaphore_grants_at_most_its_permits() {
     let pair = pair();
     let gpus = pair.healthy.semaphore("gpu", 4);
     let three = gpus.acquire_many(3).await.unwrap();
@@ -232,7 +232,7 @@ async fn a_semaphore_admits_as_many_as_it_has_permits() {
     pair.until_queued("gpu", 1).await;
     drop(one);
     sleep(secs(1)).await;
-    assert!(gpus.try_acquire().await.unwrap().is_none(), "overtook one who waits for two");
+    assert!(gpus.try_acquire().await.unwrap().is_none(), "a try overtook a waiter for two permits");
     drop(three);
     let two = two.await.unwrap();
     assert_eq!(two.mode(), Mode::Permits { take: 2, of: 4 });
@@ -242,11 +242,11 @@ async fn a_semaphore_admits_as_many_as_it_has_permits() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn asking_for_no_permits_or_too_many_is_an_error_at_once() {
+async fn an_acquire_of_zero_or_too_many_permits_fails_at_once() {
     let keeper = keeper();
-    for (asked, of) in [(0, 4), (5, 4), (1, 0), (u32::MAX, 4)] {
-        let error = keeper.semaphore("s", of).acquire_many(asked).await.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::InvalidOption, "{asked} of {of}: {error}");
+    for (take, of) in [(0, 4), (5, 4), (1, 0), (u32::MAX, 4)] {
+        let error = keeper.semaphore("s", of).acquire_many(take).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidOption, "{take} of {of}: {error}");
     }
     let all = keeper.semaphore("s", u32::MAX);
     let _all = all.acquire_many(u32::MAX).await.unwrap();
@@ -255,21 +255,21 @@ async fn asking_for_no_permits_or_too_many_is_an_error_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn clients_that_disagree_about_the_permits_stay_within_the_smallest() {
+async fn clients_with_different_permit_counts_stay_within_the_smallest() {
     let keeper = keeper();
     let (four, two) = (keeper.semaphore("s", 4), keeper.semaphore("s", 2));
     let a = two.acquire().await.unwrap();
     let _b = four.acquire().await.unwrap();
-    assert!(four.try_acquire().await.unwrap().is_none(), "one who holds believes in two");
+    assert!(four.try_acquire().await.unwrap().is_none(), "a holder was granted its permit of two");
     drop(a);
-    let c = four.try_acquire_for(secs(1)).await.unwrap().expect("nobody believes in two now");
+    let c = four.try_acquire_for(secs(1)).await.unwrap().expect("only holders of four are left");
     let _d = four.acquire().await.unwrap();
     assert!(two.try_acquire().await.unwrap().is_none());
     drop(c);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_semaphore_and_a_mutex_of_one_name_do_not_meet() {
+async fn a_semaphore_and_a_mutex_of_the_same_name_are_independent() {
     let keeper = keeper();
     let _mutex = keeper.mutex("a").lock().await.unwrap();
     let _permit = keeper.semaphore("a", 1).acquire().await.unwrap();
@@ -282,7 +282,7 @@ async fn a_semaphore_and_a_mutex_of_one_name_do_not_meet() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_short_ttl_peer_does_not_evict_a_long_ttl_reader() {
+async fn a_reader_with_a_short_ttl_does_not_evict_one_with_a_long_ttl() {
     let keeper = keeper();
     let long = keeper.rw_lock("a").ttl(secs(3600)).read().await.unwrap();
     let short = keeper.rw_lock("a").ttl(Duration::from_millis(50));
@@ -295,13 +295,13 @@ async fn a_short_ttl_peer_does_not_evict_a_long_ttl_reader() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn lock_all_takes_all_or_nothing_in_one_order() {
+async fn lock_all_acquires_all_or_none_in_sorted_order() {
     let keeper = keeper();
     let guards = keeper.lock_all(["c", "a", "b", "a"]).lock().await.unwrap();
     let names: Vec<_> = guards.iter().map(Guard::name).collect();
     assert_eq!(names, ["a", "b", "c"]);
     assert!(keeper.lock_all(["b", "z"]).try_lock().await.unwrap().is_none());
-    assert!(keeper.mutex("z").try_lock().await.unwrap().is_some(), "z is given back");
+    assert!(keeper.mutex("z").try_lock().await.unwrap().is_some(), "`z` is still held");
     let error = keeper.lock_all(["0", "b"]).max_wait(secs(3)).lock().await.unwrap_err();
     assert_eq!((error.kind(), error.name()), (ErrorKind::TimedOut, Some("b")));
     assert!(error.waited().unwrap() >= secs(3));
@@ -317,7 +317,7 @@ async fn lock_all_takes_all_or_nothing_in_one_order() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn those_who_lock_the_same_names_in_different_orders_do_not_deadlock() {
+async fn sets_of_the_same_names_in_different_orders_do_not_deadlock() {
     let keeper = keeper();
     let mut tasks = Vec::new();
     for i in 0..30 {
@@ -336,7 +336,7 @@ async fn those_who_lock_the_same_names_in_different_orders_do_not_deadlock() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn lock_all_gives_up_when_one_is_lost_while_it_waits_for_another() {
+async fn lock_all_fails_when_one_lock_is_lost_while_it_waits_for_another() {
     let pair = pair();
     let _b = pair.healthy.mutex("b").lock().await.unwrap();
     let waiter = tokio::spawn({
@@ -351,7 +351,7 @@ async fn lock_all_gives_up_when_one_is_lost_while_it_waits_for_another() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn with_lock_gives_the_lock_back_in_every_way_out() {
+async fn with_lock_releases_the_lock_after_success_error_panic_and_loss() {
     let keeper = keeper();
     let sum = keeper.with_lock("a", async |guard| guard.name().len() + 1).await.unwrap();
     assert_eq!(sum, 2);
@@ -373,51 +373,6 @@ async fn with_lock_gives_the_lock_back_in_every_way_out() {
         sleep(secs(100)).await;
     });
     assert_eq!(lost.await.unwrap_err().kind(), ErrorKind::Lost);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_ticket_carries_a_hold_to_another_keeper() {
-    let memory = Memory::new();
-    let (one, two) = (Keeper::new(memory.clone()), Keeper::new(memory));
-    let guard = one.mutex("a").label("first").lock().await.unwrap();
-    let (fence, owner) = (guard.fence(), guard.owner());
-    let ticket = guard.detach().unwrap();
-    sleep(secs(20)).await;
-    assert!(one.mutex("a").try_lock().await.unwrap().is_none(), "still held");
-    let guard = two.adopt(ticket.clone()).await.unwrap();
-    assert_eq!((guard.fence(), guard.owner(), guard.name()), (fence, owner, "a"));
-    assert_eq!(guard.label().as_str(), "first");
-    sleep(secs(100)).await;
-    assert_eq!(guard.state(), State::Held, "renewed again");
-    guard.release().await.unwrap();
-    assert_eq!(two.adopt(ticket).await.unwrap_err().kind(), ErrorKind::Lost);
-
-    let ticket = one.mutex("a").lock().await.unwrap().detach().unwrap();
-    sleep(secs(31)).await;
-    assert_eq!(two.adopt(ticket).await.unwrap_err().kind(), ErrorKind::Lost);
-    assert!(one.mutex("a").try_lock().await.unwrap().is_some());
-}
-
-#[cfg(feature = "serde")]
-#[tokio::test(start_paused = true)]
-async fn a_ticket_can_be_written_and_read() {
-    let keeper = keeper();
-    for ticket in [
-        keeper.mutex("a\"{}🔒").lock().await.unwrap().detach().unwrap(),
-        keeper.semaphore("s", 4).acquire_many(2).await.unwrap().detach().unwrap(),
-    ] {
-        let text = serde_json::to_string(&ticket).unwrap();
-        let read = serde_json::from_str(&text).unwrap();
-        assert_eq!(ticket, read);
-        assert!(keeper.adopt(read).await.unwrap().is_held());
-        for bad in
-            [text.replace(ticket.name.as_str(), ""), text.replace("\"owner\":\"", "\"owner\":\"x")]
-        {
-            if bad != text {
-                assert!(serde_json::from_str::<lockkeeper_core::Ticket>(&bad).is_err(), "{bad}");
-            }
-        }
-    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -446,11 +401,11 @@ async fn inspection_shows_holders_and_waiters_in_order() {
     let waiters: Vec<_> = info.waiters.iter().map(Participant::who).collect();
     assert_eq!(waiters, ["x", "y"]);
     assert_eq!(info.waiters[0].age, Some(secs(2)));
-    assert!(keeper.inspect().unwrap().show("nobody").await.unwrap().is_empty());
+    assert!(keeper.inspect().unwrap().show("unused").await.unwrap().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_sees_who_comes_and_goes() {
+async fn a_watch_reports_holders_and_waiters_that_arrive_and_leave() {
     let pair = pair();
     let keeper = pair.healthy.clone();
     let mut watch = keeper.inspect().unwrap().watch("a").await.unwrap();
@@ -461,34 +416,28 @@ async fn a_watch_sees_who_comes_and_goes() {
     let guard = keeper.mutex("a").label("first").lock().await.unwrap();
     let _elsewhere = keeper.mutex("b").lock().await.unwrap();
     seen(EventKind::Acquired, "first").await;
-    let second = tokio::spawn({
-        let mutex = keeper.mutex("a").label("second");
-        async move { mutex.lock().await.unwrap() }
-    });
+    let second = spawn_lock(keeper.mutex("a").label("second"));
     seen(EventKind::Queued, "second").await;
-    let third = tokio::spawn({
-        let mutex = keeper.mutex("a").label("third");
-        async move { mutex.lock().await.unwrap() }
-    });
+    let third = spawn_lock(keeper.mutex("a").label("third"));
     seen(EventKind::Queued, "third").await;
     third.abort();
     seen(EventKind::Left, "third").await;
     guard.release().await.unwrap();
     seen(EventKind::Freed, "first").await;
     seen(EventKind::Acquired, "second").await;
-    second.await.unwrap().release().await.unwrap();
+    second.await.unwrap().unwrap().release().await.unwrap();
     seen(EventKind::Freed, "second").await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn errors_say_store_operation_name_and_cause() {
+async fn errors_name_store_operation_lock_and_cause() {
     let keeper = keeper();
     let error: Error = keeper.mutex("").lock().await.unwrap_err();
     assert_eq!(error.to_string(), "a name must not be empty");
     let error = keeper.mutex("a\"b").ttl(Duration::ZERO).lock().await.unwrap_err();
     assert_eq!(
         error.to_string(),
-        r#"memory: lock "a\"b": a ttl of 0ns is too short: 10ms is the least"#
+        r#"memory: lock "a\"b": a ttl of 0ns is too short: the minimum is 10ms"#
     );
     assert_eq!(size_of::<Error>(), size_of::<usize>());
     assert!(!error.is_retryable());
@@ -496,7 +445,7 @@ async fn errors_say_store_operation_name_and_cause() {
 }
 
 #[test]
-fn guards_and_futures_can_be_sent() {
+fn guards_and_futures_are_send() {
     fn sendable<T: Send>(_: &T) {}
     fn owned<T: Send + Sync + 'static>() {}
     let keeper = keeper();
@@ -511,7 +460,7 @@ fn guards_and_futures_can_be_sent() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn with_lock_can_be_spawned_with_work_that_borrows() {
+async fn with_lock_can_be_spawned_although_its_work_borrows() {
     let keeper = keeper();
     let spawned = tokio::spawn(async move {
         let list = vec![1, 2, 3];

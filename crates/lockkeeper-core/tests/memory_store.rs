@@ -1,14 +1,13 @@
-//! The memory store: queue positions that expire, dead holders, and claims that change.
+//! The memory store: expired queue positions, dead holders, and claims that change their mode or TTL.
 #![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 
 mod common;
 
-use std::future::Future;
 use std::time::Duration;
 
-use common::{millis, pair, secs};
+use common::{millis, pair, poll_once, secs, spawn_lock, spec};
 use lockkeeper_core::{
-    Attempt, Backend, Background, Claim, ClaimSpec, Inspector, Keeper, Memory, Mode, Name, Release,
+    Attempt, Backend, Claim, ClaimSpec, Inspector, Keeper, Memory, Mode, Name, Release,
 };
 use lockkeeper_testkit::{Fault, Op};
 use tokio::time::{Instant, sleep, timeout};
@@ -17,10 +16,9 @@ fn name(name: &str) -> Name {
     Name::new(name).unwrap()
 }
 
-/// A claim on "a", made by hand.
+/// Returns a claim on "a" that no engine drives.
 fn claim(store: &Memory, ttl: Duration, change: impl FnOnce(&mut ClaimSpec)) -> Box<dyn Claim> {
-    let background = Background::new(tokio::runtime::Handle::current());
-    let mut spec = ClaimSpec::new(name("a"), ttl, background);
+    let mut spec = spec("a", ttl);
     change(&mut spec);
     store.claim(spec).unwrap()
 }
@@ -34,7 +32,7 @@ async fn waiters(store: &Memory) -> usize {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_release_of_an_expired_waiter_keeps_other_queue_positions() {
+async fn the_release_of_an_expired_waiter_keeps_other_queue_positions() {
     let store = Memory::new();
     let mut holder = claim(&store, secs(30), |_| {});
     assert!(is_granted(&mut holder).await);
@@ -49,7 +47,7 @@ async fn a_release_of_an_expired_waiter_keeps_other_queue_positions() {
     assert!(!is_granted(&mut waiter).await);
     assert_eq!(waiters(&store).await, 1);
     assert_eq!(stale.release().await.unwrap(), Release::WasNotHeld);
-    assert_eq!(waiters(&store).await, 1, "thrown out of the queue by another's release");
+    assert_eq!(waiters(&store).await, 1, "removed from the queue by the release of another claim");
 }
 
 #[tokio::test(start_paused = true)]
@@ -57,32 +55,25 @@ async fn a_cancelled_acquire_of_an_expired_waiter_keeps_other_queue_positions() 
     let store = Memory::new();
     let mutex = Keeper::new(store.clone()).mutex("a");
     let holder = mutex.lock().await.unwrap();
-    // Polled only once: its queue position is not refreshed.
+    // Polled only once, so its queue position is not refreshed.
     let mut stale = Box::pin(mutex.lock());
-    std::future::poll_fn(|cx| {
-        assert!(stale.as_mut().poll(cx).is_pending());
-        std::task::Poll::Ready(())
-    })
-    .await;
+    assert!(poll_once(stale.as_mut()).await.is_pending());
     sleep(secs(31)).await;
     holder.release().await.unwrap();
 
     let next = mutex.lock().await.unwrap();
-    let waiter = tokio::spawn({
-        let mutex = mutex.clone();
-        async move { mutex.lock().await.unwrap() }
-    });
+    let waiter = spawn_lock(mutex.clone());
     while waiters(&store).await != 1 {
         tokio::task::yield_now().await;
     }
     drop(stale);
     sleep(millis(10)).await;
     next.release().await.unwrap();
-    let _guard = timeout(secs(1), waiter).await.expect("handed over").unwrap();
+    let _guard = timeout(secs(1), waiter).await.expect("a hand-off").unwrap().unwrap();
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_takes_over_from_a_dead_holder_even_if_the_head_of_the_queue_has_left() {
+async fn a_waiter_is_granted_the_lock_of_a_dead_holder_after_the_head_of_the_queue_has_left() {
     let keeper = Keeper::new(Memory::new());
     let start = Instant::now();
     let _dead = keeper.mutex("a").ttl(secs(30)).lock().await.unwrap().detach().unwrap();
@@ -91,17 +82,14 @@ async fn a_waiter_takes_over_from_a_dead_holder_even_if_the_head_of_the_queue_ha
         async move { mutex.try_lock_for(secs(5)).await.unwrap() }
     });
     sleep(millis(10)).await;
-    let waiter = tokio::spawn({
-        let mutex = keeper.mutex("a").ttl(secs(600));
-        async move { mutex.lock().await.unwrap() }
-    });
+    let waiter = spawn_lock(keeper.mutex("a").ttl(secs(600)));
     assert!(head.await.unwrap().is_none());
-    let _guard = waiter.await.unwrap();
-    assert!(start.elapsed() < secs(32), "a lease of 30 s, entered after {:?}", start.elapsed());
+    let _guard = waiter.await.unwrap().unwrap();
+    assert!(start.elapsed() < secs(32), "a lease of 30 s, granted after {:?}", start.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_takes_over_after_two_consecutive_holders_die() {
+async fn a_waiter_is_granted_the_lock_after_two_consecutive_holders_have_died() {
     let keeper = Keeper::new(Memory::new());
     let start = Instant::now();
     let _dead = keeper.mutex("a").ttl(secs(3)).lock().await.unwrap().detach().unwrap();
@@ -110,17 +98,14 @@ async fn a_waiter_takes_over_after_two_consecutive_holders_die() {
         async move { mutex.lock().await.unwrap().detach().unwrap() }
     });
     sleep(millis(10)).await;
-    let waiter = tokio::spawn({
-        let mutex = keeper.mutex("a").ttl(secs(600));
-        async move { mutex.lock().await.unwrap() }
-    });
+    let waiter = spawn_lock(keeper.mutex("a").ttl(secs(600)));
     let _dead = dies.await.unwrap();
-    let _guard = waiter.await.unwrap();
-    assert!(start.elapsed() < secs(8), "two leases of 3 s, entered after {:?}", start.elapsed());
+    let _guard = waiter.await.unwrap().unwrap();
+    assert!(start.elapsed() < secs(8), "two leases of 3 s, granted after {:?}", start.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hold_that_was_downgraded_is_never_exclusive_again() {
+async fn a_downgraded_hold_is_never_exclusive_again() {
     let pair = pair();
     let writer = pair.faulty.rw_lock("a").write().await.unwrap();
     pair.faults.once(Op::Downgrade, Fault::LostAnswer);
@@ -128,9 +113,9 @@ async fn a_hold_that_was_downgraded_is_never_exclusive_again() {
     let reader = pair.healthy.rw_lock("a").try_read().await.unwrap().expect("downgraded");
     assert!(
         !writer.is_held() || writer.mode() != Mode::Exclusive,
-        "says that it is exclusive beside a reader"
+        "the writer reports an exclusive hold beside a reader"
     );
-    // Neither is it when a renewal or an adoption names the mode again.
+    // An adoption that states the old mode does not restore it.
     let ticket = writer.detach().unwrap();
     let adopted = pair.healthy.adopt(ticket).await;
     let shown = pair.healthy.inspect().unwrap().show("a").await.unwrap();
@@ -142,7 +127,7 @@ async fn a_hold_that_was_downgraded_is_never_exclusive_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lease_shortened_by_a_repeated_attempt_ends_in_time() {
+async fn a_lease_shortened_by_a_repeated_attempt_expires_in_time() {
     let store = Memory::new();
     let mut holder = claim(&store, secs(1), |_| {});
     assert!(is_granted(&mut holder).await);
@@ -155,7 +140,7 @@ async fn a_lease_shortened_by_a_repeated_attempt_ends_in_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn names_of_dead_holders_are_freed_while_other_names_are_used() {
+async fn locks_of_dead_holders_are_removed_while_other_names_are_used() {
     let store = Memory::new();
     let keeper = Keeper::new(store.clone());
     for i in 0..1000 {
@@ -172,7 +157,7 @@ async fn names_of_dead_holders_are_freed_while_other_names_are_used() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_try_for_more_permits_than_exist_leaves_nothing() {
+async fn a_try_for_more_permits_than_exist_leaves_no_state() {
     let store = Memory::new();
     let too_many = |spec: &mut ClaimSpec| spec.mode = Mode::Permits { take: 4, of: 3 };
     assert!(!is_granted(&mut claim(&store, secs(30), too_many)).await);
@@ -180,12 +165,12 @@ async fn a_try_for_more_permits_than_exist_leaves_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_downgrade_of_permits_frees_none() {
+async fn a_downgrade_of_permits_releases_none() {
     let store = Memory::new();
     let only = |spec: &mut ClaimSpec| spec.mode = Mode::Permits { take: 1, of: 1 };
     let (mut one, mut two) = (claim(&store, secs(600), only), claim(&store, secs(600), only));
     assert!(is_granted(&mut one).await);
     assert!(!is_granted(&mut two).await);
-    let answer = one.downgrade(secs(600)).await;
-    assert!(!is_granted(&mut two).await, "two have the only permit, after {answer:?}");
+    let downgraded = one.downgrade(secs(600)).await;
+    assert!(!is_granted(&mut two).await, "two claims hold the only permit after {downgraded:?}");
 }

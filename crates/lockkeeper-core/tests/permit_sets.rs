@@ -1,30 +1,29 @@
-//! Tries for several permits at the same moment, on a store whose semaphores are made of slots.
+//! Simultaneous tries for several permits, on a store whose semaphores are built from slots.
 #![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 
 mod common;
 
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
-use common::{Uncounting, millis};
+use common::{WithoutPermits, millis, poll_once};
 use lockkeeper_core::{
     Backend as _, Background, ClaimSpec, ErrorKind, Guard, Inspector, Keeper, Memory, Name, Slots,
 };
 use lockkeeper_testkit::{Fault, Faults, Faulty, Op};
 
-/// Keepers of processes that share a store.
+/// Returns the keepers of processes that share a store, and the faults that count their requests.
 fn processes(store: &Memory, count: usize) -> Vec<(Keeper, Faults)> {
     let process = |_| {
-        let (link, faults) = Faulty::new(Uncounting(store.clone()));
-        // Not before the requests of others that are on their way.
+        let (node, faults) = Faulty::new(WithoutPermits(store.clone()));
+        // A release must not overtake the attempts of other processes that are in flight.
         faults.always(Op::Release, Fault::SlowRequest(millis(1)));
-        (Keeper::new(Slots::new(Arc::new(link))), faults)
+        (Keeper::new(Slots::new(Arc::new(node))), faults)
     };
     (0..count).map(process).collect()
 }
 
-/// Delays the requests for the slots, which are sent in the order of their numbers.
+/// Delays the attempts on the slots, which are sent in the order of their numbers.
 fn delay(faults: &Faults, delays: &[u64]) {
     for delay in delays {
         faults.once(Op::Attempt, Fault::SlowRequest(millis(*delay)));
@@ -39,7 +38,7 @@ async fn assert_empty(store: &Memory, keepers: &[(Keeper, Faults)]) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn two_sets_that_each_get_one_slot_first_do_not_both_fail() {
+async fn exactly_one_of_two_tries_that_each_get_one_slot_first_succeeds() {
     let store = Memory::new();
     let processes = processes(&store, 2);
     for round in 0..100 {
@@ -58,9 +57,9 @@ async fn two_sets_that_each_get_one_slot_first_do_not_both_fail() {
     assert_empty(&store, &processes).await;
 }
 
-/// The sets of one process do not meet by chance: each knows which slots the other asks for.
+/// Tries of one process know which slots the other requests.
 #[tokio::test(start_paused = true)]
-async fn two_sets_of_one_process_do_not_both_fail() {
+async fn exactly_one_of_two_tries_of_one_process_succeeds() {
     let store = Memory::new();
     let processes = processes(&store, 2);
     let [(other, _), (keeper, faults)] = &processes[..] else { unreachable!() };
@@ -77,7 +76,7 @@ async fn two_sets_of_one_process_do_not_both_fail() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_many_sets_of_random_sizes_at_random_distances_one_always_gets_its_permits() {
+async fn exactly_one_of_several_tries_of_random_size_and_latency_succeeds() {
     const PERMITS: u32 = 5;
     let store = Memory::new();
     let processes = processes(&store, 4);
@@ -98,14 +97,14 @@ async fn of_many_sets_of_random_sizes_at_random_distances_one_always_gets_its_pe
         for one in tries.collect::<Vec<_>>() {
             got.extend(one.await.unwrap());
         }
-        assert_eq!(got.len(), 1, "round {round}: any two of them are more than there are");
+        assert_eq!(got.len(), 1, "round {round}: any two tries exceed the permits");
         got.remove(0).release().await.unwrap();
     }
     assert_empty(&store, &processes).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_set_is_refused_without_delay_if_others_hold_what_it_lacks() {
+async fn a_try_for_more_permits_than_are_free_is_refused_without_delay() {
     let store = Memory::new();
     let processes = processes(&store, 2);
     let [(one, _), (two, faults)] = &processes[..] else { unreachable!() };
@@ -113,16 +112,16 @@ async fn a_set_is_refused_without_delay_if_others_hold_what_it_lacks() {
     let start = tokio::time::Instant::now();
     assert!(two.semaphore("gpu", 2).try_acquire_many(2).await.unwrap().is_none());
     assert!(start.elapsed() <= millis(20), "{:?}", start.elapsed());
-    let asked = faults.asked(Op::Attempt);
-    assert!(asked <= 5, "{asked} questions: the slots twice, and once whose turn it is");
-    // What the try got is free when it returns.
+    let attempts = faults.asked(Op::Attempt);
+    assert!(attempts <= 5, "{attempts} attempts: both slots twice, and the turn");
+    // The try has released its slot when it returns.
     assert!(one.semaphore("gpu", 2).try_acquire().await.unwrap().is_some());
     held.release().await.unwrap();
     assert_empty(&store, &processes).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_free_set_costs_one_request_per_slot() {
+async fn a_try_for_free_permits_costs_one_request_per_slot() {
     let store = Memory::new();
     let processes = processes(&store, 1);
     let (keeper, faults) = &processes[0];
@@ -145,7 +144,7 @@ async fn the_turn_of_a_try_is_shown_neither_as_a_holder_nor_as_a_waiter() {
     let inspect = keeper.inspect().unwrap();
     assert_eq!(inspect.list("").await.unwrap(), []);
     assert_eq!(inspect.show("gpu").await.unwrap(), []);
-    // While another has the turn, it is not known who gets the permits. One that is free is not affected.
+    // While another claim holds the turn, a try for both permits is undecided. A try for one free permit succeeds.
     let semaphore = keeper.semaphore("gpu", 2).ttl(millis(900));
     let one = semaphore.try_acquire().await.unwrap().unwrap();
     let error = semaphore.try_acquire_many(2).await.unwrap_err();
@@ -154,14 +153,15 @@ async fn the_turn_of_a_try_is_shown_neither_as_a_holder_nor_as_a_waiter() {
     semaphore.try_acquire_many(2).await.unwrap().unwrap().release().await.unwrap();
 }
 
-/// A process that has one of two permits, and one that tries for both: so it gets one, and asks again.
+/// Returns two processes. The first holds one of two permits, so a try of the second for both gets one and needs a
+/// second round.
 async fn half_taken(store: &Memory) -> (Vec<(Keeper, Faults)>, Guard) {
     let processes = processes(store, 2);
     let held = processes[0].0.semaphore("gpu", 2).try_acquire().await.unwrap().unwrap();
     (processes, held)
 }
 
-/// All that is left is the slot of the other process.
+/// Asserts that only the slot of the other process is held.
 async fn assert_only_one_left(store: &Memory, keeper: &Keeper, what: &str) {
     keeper.close().await;
     let left = store.list("").await.unwrap();
@@ -169,9 +169,9 @@ async fn assert_only_one_left(store: &Memory, keeper: &Keeper, what: &str) {
     assert!(left[0].name.contains("slot"), "{what}: {left:?}");
 }
 
-/// Dropped after so many polls, in whichever step it is.
+/// Dropped after each number of polls.
 #[tokio::test(start_paused = true)]
-async fn a_set_cancelled_during_its_second_round_leaves_nothing() {
+async fn a_try_cancelled_during_its_second_round_leaves_no_state() {
     for polls in 0..60 {
         let store = Memory::new();
         let (processes, _held) = half_taken(&store).await;
@@ -180,8 +180,7 @@ async fn a_set_cancelled_during_its_second_round_leaves_nothing() {
         let semaphore = keeper.semaphore("gpu", 2);
         let mut attempt = Box::pin(semaphore.try_acquire_many(2));
         for _ in 0..polls {
-            let polled = std::future::poll_fn(|cx| Poll::Ready(attempt.as_mut().poll(cx)));
-            if polled.await.is_ready() {
+            if poll_once(attempt.as_mut()).await.is_ready() {
                 break;
             }
             tokio::time::sleep(Duration::from_micros(300)).await;
@@ -191,9 +190,9 @@ async fn a_set_cancelled_during_its_second_round_leaves_nothing() {
     }
 }
 
-/// A fault of each kind meets each of the requests: for the slots, for the turn, for the slots again.
+/// Injects each fault into each request: the slots, the turn, and the slots again.
 #[tokio::test(start_paused = true)]
-async fn a_set_whose_second_round_fails_leaves_nothing() {
+async fn a_try_whose_second_round_fails_leaves_no_state() {
     for fault in [Fault::Refused, Fault::LostAnswer, Fault::NoAnswer, Fault::Hangs] {
         for (op, number) in (0..6).flat_map(|number| [(Op::Attempt, number), (Op::Release, number)])
         {
@@ -205,7 +204,7 @@ async fn a_set_whose_second_round_fails_leaves_nothing() {
             }
             faults.once(op, fault);
             let got = keeper.semaphore("gpu", 2).try_acquire_many(2).await;
-            assert!(!matches!(got, Ok(Some(_))), "there is only one");
+            assert!(!matches!(got, Ok(Some(_))), "only one permit is free");
             let what = format!("{fault:?} of {op:?} {number}");
             assert_only_one_left(&store, keeper, &what).await;
         }

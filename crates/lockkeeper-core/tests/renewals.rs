@@ -1,4 +1,4 @@
-//! Renewals, extensions and leases on stores that renew slowly, late or not at all.
+//! Renewals and extensions on stores that renew slowly, late or not at all.
 #![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 
 mod common;
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use common::{Pair, millis, pair, secs};
+use common::{Pair, millis, pair, poll_once, secs};
 use lockkeeper_core::{
     Attempt, Backend, BoxFuture, Capabilities, Change, Claim, ClaimSpec, Error, ErrorKind, Fence,
     Grant, Inspector, Keeper, Memory, Release, Renewal, Result, State,
@@ -20,7 +20,7 @@ type Renew = dyn for<'a> Fn(&'a mut dyn Claim, &ClaimSpec, Duration) -> BoxFutur
     + Send
     + Sync;
 
-/// A memory store that renews in its own way, and sends no notices.
+/// A memory store with a custom `renew` and without notifications.
 struct Renews {
     memory: Memory,
     leases: bool,
@@ -42,7 +42,7 @@ impl Renews {
         Self { memory, leases: true, renew: Arc::new(renew) }
     }
 
-    /// A store whose holds last for as long as a session does.
+    /// Returns a store without leases, whose holds last as long as a session.
     fn sessions() -> Self {
         let renew = Self::new(Memory::new(), |claim, spec, _| {
             let renewal = claim.renew(spec.ttl);
@@ -119,6 +119,10 @@ impl Claim for RenewsClaim {
         self.claim.downgrade(ttl)
     }
 
+    fn set_fence(&mut self, fence: Fence) {
+        self.claim.set_fence(fence);
+    }
+
     fn release(&mut self) -> BoxFuture<'_, Result<Release>> {
         self.claim.release()
     }
@@ -126,7 +130,7 @@ impl Claim for RenewsClaim {
 
 #[tokio::test(start_paused = true)]
 async fn a_failed_renewal_after_a_shorter_extend_is_retried() {
-    // Pauses are random: once may be luck.
+    // The backoff is random, so one round could pass by chance.
     for round in 0..20 {
         let Pair { faulty, faults, .. } = pair();
         let guard = faulty.mutex("a").ttl(secs(3600)).lock().await.unwrap();
@@ -149,17 +153,6 @@ async fn a_shorter_extend_whose_response_is_lost_is_corrected_by_the_next_renewa
     }
 }
 
-/// One poll of a future, which is then kept and not polled.
-async fn poll_once(future: std::pin::Pin<&mut impl Future>) {
-    let mut future = Some(future);
-    std::future::poll_fn(|cx| {
-        let pending = future.take().is_none_or(|future| future.poll(cx).is_pending());
-        assert!(pending, "the store has not answered yet");
-        std::task::Poll::Ready(())
-    })
-    .await;
-}
-
 #[tokio::test(start_paused = true)]
 async fn an_extend_that_is_neither_polled_nor_dropped_does_not_stop_renewals() {
     let pair = pair();
@@ -168,7 +161,7 @@ async fn an_extend_that_is_neither_polled_nor_dropped_does_not_stop_renewals() {
     sleep(millis(500)).await;
     pair.faults.always(Op::Renew, Fault::SlowRequest(millis(100)));
     let mut extend = std::pin::pin!(guard.extend(secs(6)));
-    poll_once(extend.as_mut()).await;
+    assert!(poll_once(extend.as_mut()).await.is_pending());
     sleep(secs(60)).await;
     assert_eq!(guard.state(), State::Held);
     assert_eq!(guard.loss_reason(), None);
@@ -183,33 +176,37 @@ async fn a_loss_is_reported_while_an_extend_is_neither_polled_nor_dropped() {
     sleep(millis(500)).await;
     pair.faults.always(Op::Renew, Fault::SlowRequest(secs(1_000)));
     let mut extend = std::pin::pin!(guard.extend(secs(6)));
-    poll_once(extend.as_mut()).await;
+    assert!(poll_once(extend.as_mut()).await.is_pending());
     timeout(secs(3), guard.lost()).await.expect("the loss is reported in time");
     assert_eq!(guard.state(), State::Lost);
-    assert_eq!(extend.await.unwrap_err().kind(), ErrorKind::Unavailable, "what was found first");
+    assert_eq!(
+        extend.await.unwrap_err().kind(),
+        ErrorKind::Unavailable,
+        "the timeout of the renewal precedes the loss"
+    );
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_extend_is_served_although_a_later_one_is_neither_polled_nor_dropped() {
+async fn an_extend_completes_although_a_later_one_is_neither_polled_nor_dropped() {
     let pair = pair();
     let keeper = pair.faulty.clone().ttl(secs(30));
     let guard = Arc::new(keeper.mutex("a").lock().await.unwrap());
     sleep(millis(500)).await;
     pair.faults.always(Op::Renew, Fault::SlowRequest(millis(100)));
     let mut first = std::pin::pin!(guard.extend(secs(60)));
-    poll_once(first.as_mut()).await;
+    assert!(poll_once(first.as_mut()).await.is_pending());
     let second = tokio::spawn({
         let guard = guard.clone();
         async move {
             let mut second = std::pin::pin!(guard.extend(secs(90)));
-            poll_once(second.as_mut()).await;
+            assert!(poll_once(second.as_mut()).await.is_pending());
             sleep(secs(10)).await;
             second.await
         }
     });
     let start = Instant::now();
-    timeout(secs(5), first).await.expect("it is served").unwrap();
-    assert!(start.elapsed() < secs(1), "served after {:?}", start.elapsed());
+    timeout(secs(5), first).await.expect("the extend completes").unwrap();
+    assert!(start.elapsed() < secs(1), "completed after {:?}", start.elapsed());
     second.await.unwrap().unwrap();
 }
 
@@ -223,7 +220,7 @@ async fn renewals_that_take_a_fifth_of_the_ttl_keep_the_lock() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_ttl_is_either_refused_or_long_enough_to_renew() {
+async fn every_accepted_ttl_is_long_enough_to_renew() {
     for ttl in 1..10 {
         let mutex = Keeper::new(Memory::new()).mutex("a").ttl(millis(ttl));
         assert_eq!(mutex.lock().await.unwrap_err().kind(), ErrorKind::InvalidOption, "{ttl} ms");
@@ -232,7 +229,7 @@ async fn a_ttl_is_either_refused_or_long_enough_to_renew() {
         let keeper = Keeper::new(Memory::new());
         let guard = keeper.mutex("a").ttl(millis(ttl)).lock().await.unwrap();
         sleep(secs(1)).await;
-        assert!(guard.is_held(), "{ttl} ms, on a perfect store");
+        assert!(guard.is_held(), "{ttl} ms, on a store without latency");
     }
 }
 
@@ -253,20 +250,20 @@ async fn a_session_survives_failed_renewals_with_and_without_max_hold() {
 
 #[tokio::test(start_paused = true)]
 async fn unsupported_renewals_are_not_retried_in_a_loop() {
-    let asked = Arc::new(AtomicUsize::new(0));
+    let renewals = Arc::new(AtomicUsize::new(0));
     let store = Renews::new(Memory::new(), {
-        let asked = asked.clone();
+        let renewals = renewals.clone();
         move |_, _, _| {
-            let asked = asked.fetch_add(1, Ordering::SeqCst);
-            // Paused time does not pass in a loop.
-            assert!(asked < 1000, "asked in a loop");
+            let renewals = renewals.fetch_add(1, Ordering::SeqCst);
+            // Paused time does not advance in a busy loop.
+            assert!(renewals < 1000, "renewed in a loop");
             Box::pin(async { Err(Error::new(ErrorKind::Unsupported, "on purpose")) })
         }
     });
     let guard = Keeper::new(store).mutex("a").ttl(secs(1)).lock().await.unwrap();
-    timeout(millis(1001), guard.lost()).await.expect("told when the lease ends");
-    let asked = asked.load(Ordering::SeqCst);
-    assert!(asked < 100, "{asked} renewals in a second");
+    timeout(millis(1001), guard.lost()).await.expect("the loss at the end of the lease");
+    let renewals = renewals.load(Ordering::SeqCst);
+    assert!(renewals < 100, "{renewals} renewals in a second");
 }
 
 #[tokio::test(start_paused = true)]
@@ -295,7 +292,7 @@ async fn a_late_shorter_renewal_does_not_lead_to_two_holders() {
         let both = other.try_lock().await.unwrap();
         assert!(
             both.is_none() || !guard.is_held(),
-            "two holders: the first believes in {:?} more",
+            "two holders: the first is valid for {:?} more",
             guard.remaining()
         );
         sleep(millis(100)).await;
@@ -303,7 +300,7 @@ async fn a_late_shorter_renewal_does_not_lead_to_two_holders() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn adopt_checks_max_hold() {
+async fn adopt_rejects_an_invalid_max_hold() {
     let keeper = Keeper::new(Memory::new());
     let ticket = keeper.mutex("a").lock().await.unwrap().detach().unwrap();
     let error = keeper.clone().max_hold(Duration::ZERO).adopt(ticket).await.unwrap_err();
@@ -311,7 +308,7 @@ async fn adopt_checks_max_hold() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_loss_names_the_store_that_panicked_and_the_hold_expires_with_its_lease() {
+async fn after_a_store_panic_the_loss_names_it_and_the_hold_expires_with_its_lease() {
     let memory = Memory::new();
     let keeper = Keeper::new(Renews::new(memory.clone(), |_, _, _| panic!("on purpose")));
     let guard = keeper.mutex("a").ttl(secs(600)).lock().await.unwrap();
@@ -319,7 +316,67 @@ async fn a_loss_names_the_store_that_panicked_and_the_hold_expires_with_its_leas
     assert_eq!(error.kind(), ErrorKind::Lost);
     assert!(error.to_string().contains("the store panicked"), "{error}");
     assert_eq!(guard.state(), State::Lost);
-    timeout(secs(100), keeper.close()).await.expect("closes");
+    timeout(secs(100), keeper.close()).await.expect("the keeper closes");
     sleep(secs(600)).await;
     assert!(Keeper::new(memory).mutex("a").try_lock().await.unwrap().is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn extend_changes_the_lease_and_later_renewals_keep_it() {
+    let Pair { faulty, .. } = pair();
+    let guard = faulty.mutex("a").lock().await.unwrap();
+    guard.extend(secs(300)).await.unwrap();
+    assert!(guard.remaining().unwrap() > secs(290));
+    sleep(secs(1000)).await;
+    assert!(guard.remaining().unwrap() > secs(190));
+    guard.extend(secs(3)).await.unwrap();
+    assert!(guard.remaining().unwrap() < secs(3));
+    sleep(secs(100)).await;
+    assert!(guard.is_held());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_extend_keeps_the_hold() {
+    let Pair { faulty, faults, .. } = pair();
+    let guard = faulty.mutex("a").lock().await.unwrap();
+    for (fault, ttl) in [(Fault::Refused, 300), (Fault::LostAnswer, 300), (Fault::Hangs, 60)] {
+        faults.once(Op::Renew, fault);
+        let error = guard.extend(secs(ttl)).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        assert!(guard.is_held());
+    }
+    sleep(secs(100)).await;
+    assert_eq!(guard.state(), State::Held);
+    for bad in [Duration::ZERO, millis(2), Duration::MAX] {
+        assert_eq!(guard.extend(bad).await.unwrap_err().kind(), ErrorKind::InvalidOption);
+    }
+    assert_eq!(guard.state(), State::Held);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shorter_lease_applies_even_if_its_response_is_lost() {
+    let Pair { faulty, faults, .. } = pair();
+    let guard = faulty.mutex("a").lock().await.unwrap();
+    // The store shortens the lease to 3 s and its response is lost, so the client can rely on 3 s only.
+    faults.always(Op::Renew, Fault::LostAnswer);
+    guard.extend(secs(3)).await.unwrap_err();
+    assert!(guard.remaining().unwrap() < secs(3));
+}
+
+#[tokio::test(start_paused = true)]
+async fn extend_of_a_lost_lock_is_an_error() {
+    let Pair { faulty, healthy, .. } = pair();
+    let guard = faulty.mutex("a").lock().await.unwrap();
+    healthy.inspect().unwrap().break_lock("a").await.unwrap();
+    let error = guard.extend(secs(60)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Lost);
+    assert_eq!(guard.state(), State::Lost);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_extend_beyond_max_hold_is_rejected() {
+    let Pair { faulty, .. } = pair();
+    let guard = faulty.mutex("a").max_hold(secs(60)).lock().await.unwrap();
+    assert_eq!(guard.extend(secs(61)).await.unwrap_err().kind(), ErrorKind::InvalidOption);
+    guard.extend(secs(50)).await.unwrap();
 }

@@ -1,4 +1,4 @@
-//! Re-entrancy within a scope, and only there.
+//! Re-entrancy within a scope.
 #![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use lockkeeper_core::{
 };
 use lockkeeper_testkit::wait::soon;
 
-/// A keeper that does not wait: what would be a deadlock is an error.
+/// Returns a keeper that does not wait, so that a deadlock becomes an error.
 fn keeper() -> Keeper {
     Keeper::new(Memory::new()).max_wait(Duration::ZERO)
 }
@@ -19,12 +19,12 @@ async fn is_free(keeper: &Keeper) -> bool {
 }
 
 #[track_caller]
-fn refused(answer: lockkeeper_core::Result<ScopedGuard>, kind: ErrorKind) {
-    assert_eq!(answer.unwrap_err().kind(), kind);
+fn assert_error(result: lockkeeper_core::Result<ScopedGuard>, kind: ErrorKind) {
+    assert_eq!(result.unwrap_err().kind(), kind);
 }
 
 #[tokio::test]
-async fn the_inner_one_counts_up_with_the_same_fence_and_the_outermost_gives_back() {
+async fn an_inner_guard_shares_the_fence_and_the_outermost_releases_the_lock() {
     let keeper = keeper();
     scope(async {
         let outer = keeper.lock_scoped("a").await.unwrap();
@@ -32,7 +32,7 @@ async fn the_inner_one_counts_up_with_the_same_fence_and_the_outermost_gives_bac
         let innermost = keeper.lock_scoped("a").await.unwrap();
         assert!(outer.fence().is_some());
         assert_eq!((inner.fence(), innermost.fence()), (outer.fence(), outer.fence()));
-        assert!(inner.remaining().unwrap() > Duration::from_secs(1), "the outer's ttl");
+        assert!(inner.remaining().unwrap() > Duration::from_secs(1), "the TTL of the outer guard");
         drop(innermost);
         assert_eq!(inner.release().await.unwrap(), None);
         assert!(outer.is_held() && !is_free(&keeper).await);
@@ -43,7 +43,7 @@ async fn the_inner_one_counts_up_with_the_same_fence_and_the_outermost_gives_bac
 }
 
 #[tokio::test]
-async fn whichever_guard_is_the_last_gives_back() {
+async fn the_last_guard_in_any_order_releases_the_lock() {
     let keeper = keeper();
     scope(async {
         let outer = keeper.lock_scoped("a").await.unwrap();
@@ -62,29 +62,29 @@ async fn whichever_guard_is_the_last_gives_back() {
 }
 
 #[tokio::test]
-async fn a_guard_that_leaves_its_scope_still_holds() {
+async fn a_guard_that_outlives_its_scope_still_holds_the_lock() {
     let keeper = keeper();
     let guard = scope(keeper.lock_scoped("a")).await.unwrap();
     assert!(guard.is_held() && !is_free(&keeper).await);
-    scope(async { refused(keeper.lock_scoped("a").await, ErrorKind::TimedOut) }).await;
+    scope(async { assert_error(keeper.lock_scoped("a").await, ErrorKind::TimedOut) }).await;
     drop(guard);
     assert!(is_free(&keeper).await);
 }
 
 #[tokio::test]
-async fn without_a_scope_there_is_no_re_entrancy() {
+async fn a_lock_is_not_re_entrant_outside_a_scope() {
     let keeper = keeper();
     let guard = keeper.lock_scoped("a").await.unwrap();
-    refused(keeper.lock_scoped("a").await, ErrorKind::TimedOut);
+    assert_error(keeper.lock_scoped("a").await, ErrorKind::TimedOut);
     assert_eq!(guard.release().await.unwrap(), Some(ReleaseOutcome::Released));
 }
 
 #[tokio::test]
-async fn a_plain_lock_is_not_re_entrant_in_a_scope_either() {
+async fn a_plain_lock_is_not_re_entrant_in_a_scope() {
     let keeper = keeper();
     scope(async {
         let plain = keeper.mutex("a").lock().await.unwrap();
-        refused(keeper.lock_scoped("a").await, ErrorKind::TimedOut);
+        assert_error(keeper.lock_scoped("a").await, ErrorKind::TimedOut);
         drop(plain);
         let scoped = keeper.lock_scoped("a").await.unwrap();
         assert!(keeper.mutex("a").try_lock().await.unwrap().is_none());
@@ -94,7 +94,7 @@ async fn a_plain_lock_is_not_re_entrant_in_a_scope_either() {
 }
 
 #[tokio::test]
-async fn other_names_and_semaphores_are_other_locks() {
+async fn scoped_locks_of_different_names_are_independent() {
     let keeper = keeper();
     scope(async {
         let a = keeper.lock_scoped("a").await.unwrap();
@@ -108,7 +108,7 @@ async fn other_names_and_semaphores_are_other_locks() {
 }
 
 #[tokio::test]
-async fn keepers_on_one_store_object_are_one_and_others_are_not() {
+async fn only_keepers_on_the_same_store_object_share_holds() {
     let memory = Memory::new();
     let store: Arc<dyn Backend> = Arc::new(memory.clone());
     let one = Keeper::from_backend(store.clone()).max_wait(Duration::ZERO);
@@ -118,8 +118,8 @@ async fn keepers_on_one_store_object_are_one_and_others_are_not() {
     scope(async {
         let guard = one.lock_scoped("a").await.unwrap();
         assert_eq!(same.lock_scoped("a").await.unwrap().fence(), guard.fence());
-        // Nobody can know that it is the same: it waits, as for anybody.
-        refused(same_store.lock_scoped("a").await, ErrorKind::TimedOut);
+        // A different store object on the same data: the keeper cannot know, so it waits like any other client.
+        assert_error(same_store.lock_scoped("a").await, ErrorKind::TimedOut);
         let other = other_store.lock_scoped("a").await.unwrap();
         drop(guard);
         assert!(other.is_held() && !is_free(&other_store).await && is_free(&one).await);
@@ -128,18 +128,18 @@ async fn keepers_on_one_store_object_are_one_and_others_are_not() {
 }
 
 #[tokio::test]
-async fn a_lost_lock_is_lost_for_all_who_count_on_it_and_cannot_be_counted_on() {
+async fn a_loss_is_reported_by_all_guards_and_blocks_further_re_entrancy() {
     let keeper = keeper();
     scope(async {
         let outer = keeper.lock_scoped("a").await.unwrap();
         let inner = keeper.lock_scoped("a").await.unwrap();
         let work = inner.while_held(std::future::pending::<()>());
-        let taken = async { keeper.inspect().unwrap().break_lock("a").await.unwrap() };
-        let (ended, _) = tokio::join!(soon("the loss", work), taken);
+        let broken = async { keeper.inspect().unwrap().break_lock("a").await.unwrap() };
+        let (ended, _) = tokio::join!(soon("the loss", work), broken);
         assert_eq!(ended.unwrap_err().kind(), ErrorKind::Lost);
         assert_eq!((outer.state(), inner.state()), (State::Lost, State::Lost));
-        // Not a new hold with a new fence, behind the back of the outer.
-        refused(keeper.lock_scoped("a").await, ErrorKind::Lost);
+        // Not a new hold with a new fence while the outer guard exists.
+        assert_error(keeper.lock_scoped("a").await, ErrorKind::Lost);
         drop(inner);
         assert_eq!(outer.release().await.unwrap(), Some(ReleaseOutcome::AlreadyLost));
         keeper.lock_scoped("a").await.unwrap().release().await.unwrap();
@@ -154,12 +154,12 @@ async fn a_spawned_task_is_not_in_the_scope() {
         let guard = keeper.lock_scoped("a").await.unwrap();
         let other = keeper.clone();
         let plain = tokio::spawn(async move { other.lock_scoped("a").await });
-        refused(plain.await.unwrap(), ErrorKind::TimedOut);
-        // A scope belongs to the task that polls it, not to the one that makes it.
+        assert_error(plain.await.unwrap(), ErrorKind::TimedOut);
+        // A scope belongs to the task that polls it, not to the task that creates it.
         let other = keeper.clone();
         let scoped = tokio::spawn(scope(async move { other.lock_scoped("a").await }));
-        refused(scoped.await.unwrap(), ErrorKind::TimedOut);
-        // But a guard may be moved there.
+        assert_error(scoped.await.unwrap(), ErrorKind::TimedOut);
+        // A guard may be moved to another task.
         let held = tokio::spawn(async move { guard.is_held() });
         assert!(held.await.unwrap());
         assert!(is_free(&keeper).await);
@@ -168,7 +168,7 @@ async fn a_spawned_task_is_not_in_the_scope() {
 }
 
 #[tokio::test]
-async fn an_inner_scope_knows_what_the_outer_has_and_not_the_other_way_round() {
+async fn an_inner_scope_shares_holds_of_the_outer_scope_and_not_vice_versa() {
     let keeper = keeper();
     scope(async {
         let outer = keeper.lock_scoped("a").await.unwrap();
@@ -176,14 +176,14 @@ async fn an_inner_scope_knows_what_the_outer_has_and_not_the_other_way_round() {
         assert_eq!(inner.fence(), outer.fence());
         drop((outer, inner));
         let inner = scope(keeper.lock_scoped("a")).await.unwrap();
-        refused(keeper.lock_scoped("a").await, ErrorKind::TimedOut);
+        assert_error(keeper.lock_scoped("a").await, ErrorKind::TimedOut);
         drop(inner);
     })
     .await;
 }
 
 #[tokio::test]
-async fn branches_with_scopes_of_their_own_exclude_each_other() {
+async fn branches_with_separate_scopes_exclude_each_other() {
     let keeper = Keeper::new(Memory::new());
     let branch = async || {
         let guard = keeper.lock_scoped("a").await.unwrap();
@@ -197,9 +197,9 @@ async fn branches_with_scopes_of_their_own_exclude_each_other() {
     assert!(one < two && two < three, "{one:?} {two:?} {three:?}");
 }
 
-/// The documented limit: without scopes of their own, branches are one.
+/// A documented limit.
 #[tokio::test]
-async fn branches_without_scopes_of_their_own_count_up_on_each_other() {
+async fn branches_without_separate_scopes_share_holds() {
     let keeper = keeper();
     scope(async {
         let (one, two) = tokio::join!(keeper.lock_scoped("a"), async {
@@ -212,7 +212,7 @@ async fn branches_without_scopes_of_their_own_count_up_on_each_other() {
 }
 
 #[tokio::test]
-async fn a_scope_that_is_dropped_gives_back_what_it_holds() {
+async fn a_dropped_scope_releases_its_locks() {
     let keeper = Keeper::new(Memory::new());
     let other = keeper.clone();
     let (send, started) = tokio::sync::oneshot::channel();
@@ -228,7 +228,7 @@ async fn a_scope_that_is_dropped_gives_back_what_it_holds() {
 }
 
 #[test]
-fn a_blocking_scope_is_a_scope_and_one_with_async_ones() {
+fn blocking_and_async_scopes_share_holds() {
     let keeper = keeper();
     blocking::scope(|| {
         let outer = keeper.blocking_lock_scoped("a").unwrap();
@@ -246,7 +246,7 @@ fn a_blocking_scope_is_a_scope_and_one_with_async_ones() {
 }
 
 #[tokio::test(flavor = "current_thread")]
-async fn a_blocking_lock_inside_of_an_async_scope_counts_up() {
+async fn a_blocking_lock_in_an_async_scope_shares_its_holds() {
     let keeper = keeper();
     scope(async {
         let guard = keeper.lock_scoped("a").await.unwrap();

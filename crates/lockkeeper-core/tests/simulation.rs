@@ -1,8 +1,8 @@
-//! Random clients under random faults, in paused time: each seed is reproducible.
+//! Random clients under random faults, in paused time. Each seed is reproducible.
 //!
-//! The seeds are new each time, and a failure names its own. `LOCKKEEPER_SEED=<seed>` runs that one again, and the ones
-//! after it. What is checked is what the documentation of `Quorum` promises: nodes restart without their data, in any
-//! number and at any time, and their clocks differ by less than `min_uptime`.
+//! Each run draws new seeds, and a failure names its seed. `LOCKKEEPER_SEED=<seed>` repeats that seed and the ones
+//! after it. The test checks the promises in the documentation of `Quorum`: any number of nodes may restart without
+//! their data at any time, and their clocks differ by less than `min_uptime`.
 #![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 
 mod common;
@@ -15,17 +15,17 @@ use lockkeeper_core::{Backend, Guard, Keeper, Memory, Mode, Quorum, Result, Slot
 use lockkeeper_testkit::{Fault, Faults, Faulty, Op};
 use tokio::time::{Instant, sleep, timeout};
 
-/// How many worlds each test runs.
-const WORLDS: u64 = 40;
+/// The number of seeds that each test runs.
+const SEEDS: u64 = 40;
 const TTL: Duration = Duration::from_secs(3);
-/// How far apart the clocks of the nodes may be, in milliseconds: less than the ttl, for which a node that has restarted
-/// does not vote.
+/// The largest difference between the clocks of the nodes, in milliseconds. It is below the TTL, during which a
+/// restarted node does not vote.
 const MAX_SKEW: u64 = 2_900;
 const CLIENTS: usize = 4;
 const PERMITS: u32 = 3;
 const OPS: [Op; 5] = [Op::Attempt, Op::Changed, Op::Renew, Op::Downgrade, Op::Release];
 
-/// What the clients of a world use.
+/// The kind of lock that the clients use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     QuorumMutex,
@@ -44,7 +44,7 @@ fn any_fault(random: &mut fastrand::Rng) -> Fault {
     }
 }
 
-/// Who believes that it holds, and the highest fence so far.
+/// The guard of each client, and the highest fence so far.
 struct HolderRecord {
     seed: u64,
     guards: Mutex<Vec<Option<Arc<Guard>>>>,
@@ -52,13 +52,13 @@ struct HolderRecord {
 }
 
 impl HolderRecord {
-    /// Those who hold may hold together.
+    /// Panics if the held guards are incompatible.
     fn check(&self) {
         let seed = self.seed;
         let guards = self.guards.lock().unwrap();
         let held: Vec<_> = guards.iter().flatten().filter(|guard| guard.is_held()).collect();
         let alone = held.iter().any(|guard| guard.mode() == Mode::Exclusive);
-        assert!(!alone || held.len() == 1, "seed {seed}: two hold: {held:?}");
+        assert!(!alone || held.len() == 1, "seed {seed}: two holders: {held:?}");
         let permits = held.iter().map(|guard| match guard.mode() {
             Mode::Permits { take, .. } => take,
             _ => 0,
@@ -94,14 +94,14 @@ impl HolderRecord {
     }
 }
 
-/// Asks for something, for so long.
-async fn ask(
+/// Acquires a lock of a kind within `wait`.
+async fn acquire(
     keeper: &Keeper,
     kind: Kind,
     wait: Duration,
     random: &mut fastrand::Rng,
 ) -> Option<Guard> {
-    let got: Result<Result<Guard>, _> = match kind {
+    let acquired: Result<Result<Guard>, _> = match kind {
         Kind::QuorumMutex => timeout(wait, keeper.mutex("x").lock()).await,
         Kind::QuorumRwLock if random.bool() => timeout(wait, keeper.rw_lock("x").read()).await,
         Kind::QuorumRwLock => timeout(wait, keeper.rw_lock("x").write()).await,
@@ -113,14 +113,14 @@ async fn ask(
             timeout(wait, semaphore.acquire_many(take)).await
         }
     };
-    got.ok()?.ok()
+    acquired.ok()?.ok()
 }
 
 async fn client(id: usize, keeper: Keeper, kind: Kind, record: Arc<HolderRecord>, seed: u64) {
     let mut random = fastrand::Rng::with_seed(seed);
     for _ in 0..25 {
         let wait = millis(random.u64(..3000));
-        let Some(guard) = ask(&keeper, kind, wait, &mut random).await else {
+        let Some(guard) = acquire(&keeper, kind, wait, &mut random).await else {
             sleep(millis(random.u64(..100))).await;
             continue;
         };
@@ -165,7 +165,7 @@ async fn inject_faults(
 }
 
 async fn run_seed(kind: Kind, seed: u64) {
-    // The engine's pauses are random too.
+    // The engine's backoff is random, too.
     fastrand::seed(seed);
     let mut random = fastrand::Rng::with_seed(seed);
     let count = if kind == Kind::Semaphore { 1 } else { 3 + 2 * random.usize(..2) };
@@ -177,7 +177,7 @@ async fn run_seed(kind: Kind, seed: u64) {
         servers.push(server);
     }
     if kind == Kind::Semaphore {
-        // Locks on one store do not outlive its data.
+        // Locks on a single store do not survive the loss of its data.
         servers.clear();
     }
     let guards = Mutex::new((0..CLIENTS).map(|_| None).collect());
@@ -185,7 +185,7 @@ async fn run_seed(kind: Kind, seed: u64) {
     let (mut faults, mut keepers, mut tasks) = (Vec::new(), Vec::<Keeper>::new(), Vec::new());
     for (id, salt) in (0..CLIENTS).zip(0..) {
         if kind == Kind::Semaphore && id % 2 == 1 {
-            // Two tasks of one process: each knows which slots the other has or asks for.
+            // Two tasks of one process: each knows which slots the other holds or requests.
             let keeper = keepers[keepers.len() - 1].clone();
             tasks.push(tokio::spawn(client(id, keeper, kind, record.clone(), seed * 31 + salt)));
             continue;
@@ -204,12 +204,12 @@ async fn run_seed(kind: Kind, seed: u64) {
         keepers.push(keeper.clone());
         tasks.push(tokio::spawn(client(id, keeper, kind, record.clone(), seed * 31 + salt)));
     }
-    let chaos = tokio::spawn(inject_faults(faults.clone(), servers, record.clone(), random));
+    let injector = tokio::spawn(inject_faults(faults.clone(), servers, record.clone(), random));
     for task in tasks {
         task.await.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
     }
-    assert!(!chaos.is_finished(), "seed {seed}: chaos never ends but by a failed check");
-    chaos.abort();
+    assert!(!injector.is_finished(), "seed {seed}: a check failed during the run");
+    injector.abort();
     for faults in &faults {
         faults.none();
     }
@@ -229,7 +229,7 @@ fn run(kind: Kind) {
         Ok(seed) => seed.parse().expect("LOCKKEEPER_SEED is a number"),
         Err(_) => fastrand::u64(..1 << 40),
     };
-    for seed in first..first + WORLDS {
+    for seed in first..first + SEEDS {
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
         runtime.unwrap().block_on(async {
@@ -240,16 +240,16 @@ fn run(kind: Kind) {
 }
 
 #[test]
-fn under_random_faults_a_mutex_of_a_quorum_has_one_holder_and_leaves_nothing() {
+fn a_quorum_mutex_has_at_most_one_holder_and_leaves_no_state_under_random_faults() {
     run(Kind::QuorumMutex);
 }
 
 #[test]
-fn under_random_faults_a_lock_of_a_quorum_has_readers_or_a_writer_and_leaves_nothing() {
+fn a_quorum_rw_lock_has_readers_or_a_writer_and_leaves_no_state_under_random_faults() {
     run(Kind::QuorumRwLock);
 }
 
 #[test]
-fn under_random_faults_slots_stay_within_their_permits_and_leave_nothing() {
+fn a_semaphore_of_slots_stays_within_its_permits_and_leaves_no_state_under_random_faults() {
     run(Kind::Semaphore);
 }

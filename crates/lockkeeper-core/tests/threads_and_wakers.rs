@@ -9,25 +9,15 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 
-use common::{Pair, millis, pair, secs};
-use lockkeeper_core::{Backend, Guard, Keeper, Memory, blocking};
+use common::{Pair, keeper_on, millis, pair, secs, threads};
+use lockkeeper_core::{Guard, Keeper, Memory, blocking};
 use lockkeeper_testkit::{Fault, Faulty, Op};
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::Builder;
 use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 
-fn threads(count: usize) -> Runtime {
-    Builder::new_multi_thread().worker_threads(count).enable_all().build().unwrap()
-}
-
-/// A keeper that lives on a runtime.
-fn keeper_on(runtime: &Runtime, store: impl Backend) -> Keeper {
-    let _entered = runtime.enter();
-    Keeper::new(store)
-}
-
 #[tokio::test]
-async fn locks_dropped_in_a_loop_are_released_while_the_loop_runs() {
+async fn guards_dropped_in_a_loop_are_released_while_the_loop_runs() {
     let keeper = Keeper::new(Memory::new());
     let other = tokio::spawn(async {});
     for i in 0..10_000 {
@@ -62,14 +52,14 @@ fn a_nested_blocking_wait_loses_no_wake_up() {
         is_inside.recv().unwrap();
         wake_outer.send(()).unwrap();
         wake_inner.send(()).unwrap();
-        is_done.recv_timeout(secs(30)).expect("woken");
+        is_done.recv_timeout(secs(30)).expect("the outer wait is woken");
     }
 }
 
-/// A waker that drops a guard right where it is woken.
-struct Drops(Mutex<Option<Guard>>);
+/// A waker that drops a guard inside `wake`.
+struct DropOnWake(Mutex<Option<Guard>>);
 
-impl Wake for Drops {
+impl Wake for DropOnWake {
     fn wake(self: Arc<Self>) {
         let guard = self.0.lock().unwrap().take();
         drop(guard);
@@ -86,18 +76,18 @@ fn a_guard_may_be_dropped_by_the_waker_that_reports_its_loss() {
             let guard = faulty.mutex("a").lock().await.unwrap();
             faults.always(Op::Renew, Fault::Refused);
             let mut lost = Box::pin(guard.lost());
-            let drops = Arc::new(Drops(Mutex::new(Some(guard))));
-            let waker = Waker::from(drops.clone());
+            let drop_on_wake = Arc::new(DropOnWake(Mutex::new(Some(guard))));
+            let waker = Waker::from(drop_on_wake.clone());
             assert!(lost.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
             sleep(secs(100)).await;
-            assert!(drops.0.lock().unwrap().is_none(), "the waker was woken");
+            assert!(drop_on_wake.0.lock().unwrap().is_none(), "the waker was not called");
         });
         done.send(()).unwrap();
     });
-    is_done.recv_timeout(secs(30)).expect("neither a panic nor a deadlock");
+    is_done.recv_timeout(secs(30)).expect("no panic and no deadlock");
 }
 
-/// What the tasks of the stress test share.
+/// State shared by the tasks of the stress test.
 #[derive(Default)]
 struct Stress {
     inside: AtomicUsize,
@@ -110,7 +100,8 @@ impl Stress {
         self.threads.lock().unwrap().push(std::thread::spawn(work));
     }
 
-    async fn give_back(&self, guard: Guard, random: &mut fastrand::Rng) {
+    /// Releases a guard in one of several ways.
+    async fn release(&self, guard: Guard, random: &mut fastrand::Rng) {
         match random.u32(..5) {
             0 => drop(guard),
             1 => self.on_a_thread(move || drop(guard)),
@@ -140,7 +131,7 @@ impl Stress {
                 mutex.lock().await.unwrap()
             };
             if name == "a" {
-                assert_eq!(self.inside.fetch_add(1, Ordering::SeqCst), 0, "two are inside");
+                assert_eq!(self.inside.fetch_add(1, Ordering::SeqCst), 0, "two holders");
             }
             match random.u32(..3) {
                 0 => tokio::task::yield_now().await,
@@ -152,13 +143,13 @@ impl Stress {
             if name == "a" {
                 self.inside.fetch_sub(1, Ordering::SeqCst);
             }
-            self.give_back(guard, &mut random).await;
+            self.release(guard, &mut random).await;
         }
     }
 }
 
 #[test]
-fn many_tasks_on_many_threads_exclude_each_other_and_leave_nothing() {
+fn many_tasks_on_many_threads_exclude_each_other_and_leave_no_state() {
     let runtime = threads(2);
     let memory = Memory::new();
     let (store, faults) = Faulty::new(memory.clone());
@@ -184,7 +175,7 @@ fn many_tasks_on_many_threads_exclude_each_other_and_leave_nothing() {
         thread.join().unwrap();
     }
     runtime.block_on(async {
-        timeout(secs(30), keeper.close()).await.expect("closes");
+        timeout(secs(30), keeper.close()).await.expect("the keeper closes");
         let left = Keeper::new(memory).inspect().unwrap().list("").await.unwrap();
         assert_eq!(left, []);
     });

@@ -1,4 +1,4 @@
-//! Tickets that were altered: refused, or without effect on anything but their own lock.
+//! Tickets: transfer, serialization, and tickets that were altered.
 #![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 
 mod common;
@@ -6,17 +6,19 @@ mod common;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{Uncounting, secs};
+use common::{WithoutPermits, secs};
 use lockkeeper_core::{
-    Backend, ErrorKind, Fence, Keeper, Memory, Mode, Owner, Quorum, ReleaseOutcome, Slots, Ticket,
+    Backend, ErrorKind, Fence, Keeper, Memory, Mode, Owner, Quorum, ReleaseOutcome, Slots, State,
+    Ticket,
 };
 use lockkeeper_testkit::{Faulty, Op};
+use tokio::time::sleep;
 
 async fn ticket(keeper: &Keeper) -> Ticket {
     keeper.mutex("a").lock().await.unwrap().detach().unwrap()
 }
 
-/// Adopts what an altered ticket says.
+/// Alters a copy of a ticket. Returns the kind of the error of its adoption.
 async fn altered(keeper: &Keeper, ticket: &Ticket, alter: impl FnOnce(&mut Ticket)) -> ErrorKind {
     let mut altered = ticket.clone();
     alter(&mut altered);
@@ -52,7 +54,7 @@ async fn every_altered_field_is_detected_and_the_hold_is_unchanged() {
     ] {
         assert_eq!(kind, ErrorKind::Lost);
     }
-    assert!(keeper.mutex("a").try_lock().await.unwrap().is_none(), "it is still held");
+    assert!(keeper.mutex("a").try_lock().await.unwrap().is_none(), "the lock is still held");
     keeper.adopt(ticket).await.unwrap().release().await.unwrap();
 }
 
@@ -91,7 +93,7 @@ async fn a_ticket_is_released_without_a_renewal() {
         let released = keeper.release_ticket(altered).await.unwrap();
         assert_eq!(released, ReleaseOutcome::AlreadyLost);
     }
-    assert!(keeper.mutex("a").try_lock().await.unwrap().is_none(), "it is still held");
+    assert!(keeper.mutex("a").try_lock().await.unwrap().is_none(), "the lock is still held");
     keeper.release_ticket(ticket).await.unwrap();
 }
 
@@ -164,11 +166,56 @@ async fn an_altered_fence_affects_no_other_lock_and_no_other_keeper() {
 
 #[tokio::test(start_paused = true)]
 async fn a_hold_of_several_slots_is_adopted_although_each_has_its_own_fence() {
-    let keeper = Keeper::new(Slots::new(Arc::new(Uncounting(Memory::new()))));
+    let keeper = Keeper::new(Slots::new(Arc::new(WithoutPermits(Memory::new()))));
     let ticket = keeper.semaphore("a", 3).acquire_many(2).await.unwrap().detach().unwrap();
     keeper.mutex("a").lock().await.unwrap().release().await.unwrap();
     let guard = keeper.adopt(ticket).await.unwrap();
-    tokio::time::sleep(secs(60)).await;
+    sleep(secs(60)).await;
     assert!(guard.is_held());
     guard.release().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_ticket_transfers_a_hold_to_another_keeper() {
+    let memory = Memory::new();
+    let (one, two) = (Keeper::new(memory.clone()), Keeper::new(memory));
+    let guard = one.mutex("a").label("first").lock().await.unwrap();
+    let (fence, owner) = (guard.fence(), guard.owner());
+    let ticket = guard.detach().unwrap();
+    sleep(secs(20)).await;
+    assert!(one.mutex("a").try_lock().await.unwrap().is_none(), "still held");
+    let guard = two.adopt(ticket.clone()).await.unwrap();
+    assert_eq!((guard.fence(), guard.owner(), guard.name()), (fence, owner, "a"));
+    assert_eq!(guard.label().as_str(), "first");
+    sleep(secs(100)).await;
+    assert_eq!(guard.state(), State::Held, "renewed again");
+    guard.release().await.unwrap();
+    assert_eq!(two.adopt(ticket).await.unwrap_err().kind(), ErrorKind::Lost);
+
+    let ticket = one.mutex("a").lock().await.unwrap().detach().unwrap();
+    sleep(secs(31)).await;
+    assert_eq!(two.adopt(ticket).await.unwrap_err().kind(), ErrorKind::Lost);
+    assert!(one.mutex("a").try_lock().await.unwrap().is_some());
+}
+
+#[cfg(feature = "serde")]
+#[tokio::test(start_paused = true)]
+async fn a_ticket_survives_serialization() {
+    let keeper = Keeper::new(Memory::new());
+    for ticket in [
+        keeper.mutex("a\"{}🔒").lock().await.unwrap().detach().unwrap(),
+        keeper.semaphore("s", 4).acquire_many(2).await.unwrap().detach().unwrap(),
+    ] {
+        let text = serde_json::to_string(&ticket).unwrap();
+        let read = serde_json::from_str(&text).unwrap();
+        assert_eq!(ticket, read);
+        assert!(keeper.adopt(read).await.unwrap().is_held());
+        for bad in
+            [text.replace(ticket.name.as_str(), ""), text.replace("\"owner\":\"", "\"owner\":\"x")]
+        {
+            if bad != text {
+                assert!(serde_json::from_str::<Ticket>(&bad).is_err(), "{bad}");
+            }
+        }
+    }
 }

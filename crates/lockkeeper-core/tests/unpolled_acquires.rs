@@ -1,11 +1,13 @@
-//! Acquires that are polled for a while and then neither polled nor dropped.
+//! Acquires that are polled at first and then neither polled nor dropped.
 #![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 
-use std::future::poll_fn;
+mod common;
+
 use std::pin::Pin;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Waker};
 use std::time::Duration;
 
+use common::{poll_once, spawn_lock};
 use lockkeeper_core::{ErrorKind, Guard, Keeper, Memory, Result};
 use tokio::time::{advance, sleep, timeout};
 
@@ -13,12 +15,11 @@ const TTL: Duration = Duration::from_secs(30);
 
 type Acquire = Pin<Box<dyn Future<Output = Result<Guard>> + Send>>;
 
-/// A waiting acquire that is no longer polled.
-async fn left(keeper: &Keeper) -> Acquire {
+/// Returns a waiting acquire that has been polled once.
+async fn unpolled(keeper: &Keeper) -> Acquire {
     let mutex = keeper.mutex("a");
     let mut acquire: Acquire = Box::pin(async move { mutex.lock().await });
-    let pending = poll_fn(|cx| Poll::Ready(acquire.as_mut().poll(cx).is_pending())).await;
-    assert!(pending);
+    assert!(poll_once(acquire.as_mut()).await.is_pending());
     acquire
 }
 
@@ -27,29 +28,26 @@ async fn waiters(keeper: &Keeper) -> usize {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_acquire_that_is_not_polled_for_a_ttl_is_abandoned_with_an_error() {
+async fn an_acquire_that_is_not_polled_for_one_ttl_is_abandoned_with_an_error() {
     let keeper = Keeper::new(Memory::new()).ttl(TTL);
     let guard = keeper.mutex("a").lock().await.unwrap();
-    let left = left(&keeper).await;
+    let acquire = unpolled(&keeper).await;
     sleep(TTL + Duration::from_secs(4)).await;
     assert_eq!(waiters(&keeper).await, 0);
-    let error = timeout(TTL, left).await.expect("it has been given up").unwrap_err();
+    let error = timeout(TTL, acquire).await.expect("it has been abandoned").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
-    let said = "memory: lock \"a\": abandoned: its future was not polled for 30.0s";
-    assert_eq!(error.to_string(), said);
+    let expected = "memory: lock \"a\": abandoned: its future was not polled for 30.0s";
+    assert_eq!(error.to_string(), expected);
     assert!(error.is_retryable());
     assert_eq!(guard.release().await.unwrap(), lockkeeper_core::ReleaseOutcome::Released);
     keeper.close().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_polled_acquire_is_not_abandoned_however_long_it_waits() {
+async fn an_acquire_that_is_polled_is_never_abandoned() {
     let keeper = Keeper::new(Memory::new()).ttl(TTL);
     let guard = keeper.mutex("a").lock().await.unwrap();
-    let waiting = tokio::spawn({
-        let mutex = keeper.mutex("a");
-        async move { mutex.lock().await }
-    });
+    let waiting = spawn_lock(keeper.mutex("a"));
     sleep(TTL * 20).await;
     assert_eq!(waiters(&keeper).await, 1);
     guard.release().await.unwrap();
@@ -60,30 +58,30 @@ async fn a_polled_acquire_is_not_abandoned_however_long_it_waits() {
 async fn an_acquire_that_is_polled_again_in_time_continues() {
     let keeper = Keeper::new(Memory::new()).ttl(TTL);
     let guard = keeper.mutex("a").lock().await.unwrap();
-    let mut left = left(&keeper).await;
+    let mut acquire = unpolled(&keeper).await;
     for _ in 0..10 {
         sleep(TTL * 9 / 10).await;
-        let polled = left.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        let polled = acquire.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         assert!(polled.is_pending());
     }
     guard.release().await.unwrap();
-    timeout(TTL, left).await.expect("it is free").unwrap().release().await.unwrap();
+    timeout(TTL, acquire).await.expect("it is free").unwrap().release().await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_acquire_is_not_abandoned_after_a_pause_of_the_whole_process() {
-    // In some of these the pause begins when it has been woken and is about to be given up.
+    // In some rounds the pause begins after the wake-up and before the acquire is abandoned.
     for millis in (1000..2900).step_by(100) {
         let keeper = Keeper::new(Memory::new()).ttl(TTL);
         let guard = keeper.mutex("a").lock().await.unwrap();
-        let mut left = left(&keeper).await;
+        let mut acquire = unpolled(&keeper).await;
         sleep(TTL + Duration::from_millis(millis)).await;
         advance(Duration::from_secs(20)).await;
         // The maintenance task runs first.
         sleep(Duration::from_millis(100)).await;
-        let polled = left.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        let polled = acquire.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         assert!(polled.is_pending(), "after {millis} ms");
         drop(guard);
-        timeout(TTL, left).await.expect("it is free").unwrap().release().await.unwrap();
+        timeout(TTL, acquire).await.expect("it is free").unwrap().release().await.unwrap();
     }
 }

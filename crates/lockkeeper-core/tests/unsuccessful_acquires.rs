@@ -1,4 +1,4 @@
-//! An acquire that ends without the lock returns after its cleanup, or soon after if the store does not answer.
+//! An acquire without success returns after its cleanup, or shortly after its deadline if the store does not respond.
 #![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 
 mod common;
@@ -29,7 +29,7 @@ async fn after_a_timed_out_wait_the_next_try_gets_the_released_lock() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn readers_and_permits_that_timed_out_have_left_the_queue_too() {
+async fn readers_and_permits_that_time_out_leave_the_queue_before_they_return() {
     let keeper = Keeper::new(Memory::new());
     let (lock, permits) = (keeper.rw_lock("a"), keeper.semaphore("b", 2));
     for _ in 0..20 {
@@ -46,7 +46,7 @@ async fn readers_and_permits_that_timed_out_have_left_the_queue_too() {
 #[tokio::test(start_paused = true)]
 async fn the_locks_of_a_failed_set_are_free_when_it_returns() {
     let pair = pair();
-    // Releases take a moment, as on any real store.
+    // Releases have latency, as on a real store.
     pair.faults.always(Op::Release, Fault::SlowRequest(millis(20)));
     for wait in [secs(0), millis(5)] {
         let _held = pair.healthy.mutex("d").lock().await.unwrap();
@@ -62,7 +62,7 @@ async fn the_locks_of_a_failed_set_are_free_when_it_returns() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_locks_of_a_set_that_failed_with_an_error_are_free_when_it_returns() {
+async fn the_locks_of_a_set_that_loses_one_are_free_when_it_returns() {
     let pair = pair();
     pair.faults.always(Op::Release, Fault::SlowRequest(millis(20)));
     let _held = pair.healthy.mutex("c").lock().await.unwrap();
@@ -88,7 +88,7 @@ async fn a_hung_store_delays_the_result_only_briefly() {
         assert!(pair.faulty.mutex("a").try_lock_for(secs(1)).await.unwrap().is_none());
         let took = start.elapsed();
         assert!(took <= millis(1150), "{fault:?}: after {took:?}");
-        // What is left is removed in the background.
+        // The background task removes the queue entry.
         pair.faults.none();
         pair.faulty.close().await;
         assert_eq!(pair.waiters("a").await, 0, "{fault:?}");
@@ -105,7 +105,7 @@ async fn a_hung_refresh_delays_the_result_only_briefly() {
     });
     let start = Instant::now();
     pair.until_queued("a", 1).await;
-    // The place is refreshed after a second, and the answer never comes.
+    // The queue position is refreshed after a second, without a response.
     pair.faults.everything(Fault::Hangs);
     assert!(waiting.await.unwrap());
     assert!(start.elapsed() <= millis(1750), "after {:?}", start.elapsed());
@@ -114,10 +114,10 @@ async fn a_hung_refresh_delays_the_result_only_briefly() {
     assert_eq!(pair.waiters("a").await, 0);
 }
 
-/// The lock is handed to the waiter at the moment at which its time is up.
+/// The lock is handed off around the deadline of the waiter.
 #[tokio::test(start_paused = true)]
-async fn a_lock_that_is_handed_off_at_the_deadline_is_either_held_or_free() {
-    let (mut had, mut free) = (0, 0);
+async fn a_lock_handed_off_at_the_deadline_is_either_held_or_free() {
+    let (mut held, mut free) = (0, 0);
     for offset in 0..60 {
         let pair = pair();
         let guard = pair.healthy.mutex("a").lock().await.unwrap();
@@ -130,18 +130,18 @@ async fn a_lock_that_is_handed_off_at_the_deadline_is_either_held_or_free() {
         guard.release().await.unwrap();
         if let Some(guard) = waiting.await.unwrap() {
             assert!(guard.is_held());
-            had += 1;
+            held += 1;
         } else {
             assert!(pair.healthy.mutex("a").try_lock().await.unwrap().is_some(), "at {offset}");
             free += 1;
         }
         pair.faulty.close().await;
     }
-    assert!(had > 10 && free > 10, "{had} had, {free} free");
+    assert!(held > 10 && free > 10, "{held} held, {free} free");
 }
 
 #[test]
-fn blocking_waits_leave_the_queue_before_they_return() {
+fn blocking_waits_that_time_out_leave_the_queue_before_they_return() {
     let keeper = Keeper::new(Memory::new());
     let mutex = keeper.mutex("a");
     for _ in 0..20 {

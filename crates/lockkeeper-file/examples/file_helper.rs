@@ -1,6 +1,6 @@
-//! The testkit's helper on files, and four more tasks, each until its input ends: `file_helper URL gc`
-//! tidies up, `file_helper URL permit` holds the one permit of the semaphore `gpu`, `file_helper URL start`
-//! locks `a` and starts a program, `file_helper URL read` reads `a` again and again.
+//! The testkit's helper process on the file store, with four more commands, each of which runs until its input ends:
+//! `file_helper URL gc` removes idle files, `file_helper URL permit` holds the only permit of the semaphore `gpu`,
+//! `file_helper URL start` locks `a` and starts a program, `file_helper URL read` acquires `a` for reading in a loop.
 
 use std::io::Read as _;
 use std::process::{ExitCode, Stdio};
@@ -15,10 +15,10 @@ use lockkeeper_testkit::helper;
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let done = match &arguments[..] {
-        [url, task] if task == "gc" => block_on(tidy_up(url)),
+        [url, task] if task == "gc" => block_on(remove_idle_files(url)),
         [url, task] if task == "permit" => block_on(hold_permit(url)),
         [url, task] if task == "start" => start_program(url),
-        [url, task] if task == "read" => read_on(url),
+        [url, task] if task == "read" => read_in_loop(url),
         _ => return helper::main(async |url| Ok(Keeper::new(File::from_url(url)?))),
     };
     match done {
@@ -30,9 +30,9 @@ fn main() -> ExitCode {
     }
 }
 
-/// Removes idle files without a pause, and says how many it has removed.
-#[expect(clippy::print_stdout, reason = "that is how it says so")]
-async fn tidy_up(url: &str) -> Result<()> {
+/// Removes idle files in a loop, and prints the number removed.
+#[expect(clippy::print_stdout, reason = "the tests read it")]
+async fn remove_idle_files(url: &str) -> Result<()> {
     static ENDED: AtomicBool = AtomicBool::new(false);
     std::thread::spawn(|| {
         let _ = std::io::stdin().read(&mut [0]);
@@ -50,7 +50,7 @@ async fn tidy_up(url: &str) -> Result<()> {
     Ok(())
 }
 
-#[expect(clippy::print_stdout, reason = "that is how it says so")]
+#[expect(clippy::print_stdout, reason = "the tests read it")]
 async fn hold_permit(url: &str) -> Result<()> {
     let keeper = Keeper::new(File::from_url(url)?);
     let permit = keeper.semaphore("gpu", 1).acquire().await?;
@@ -60,9 +60,9 @@ async fn hold_permit(url: &str) -> Result<()> {
     Ok(())
 }
 
-/// Reads without a pause in between, and says so each time.
-#[expect(clippy::print_stdout, reason = "that is how it says so")]
-fn read_on(url: &str) -> Result<()> {
+/// Acquires the read lock in a loop, and prints a line each time.
+#[expect(clippy::print_stdout, reason = "the tests read it")]
+fn read_in_loop(url: &str) -> Result<()> {
     let keeper = Keeper::new(File::from_url(url)?);
     let lock = keeper.ttl(Duration::from_secs(600)).rw_lock("a");
     loop {
@@ -73,8 +73,8 @@ fn read_on(url: &str) -> Result<()> {
     }
 }
 
-/// Starts a program while it holds a lock, and says which process that is.
-#[expect(clippy::print_stdout, reason = "that is how it says so")]
+/// Starts a program while it holds a lock, and prints its process id.
+#[expect(clippy::print_stdout, reason = "the tests read it")]
 fn start_program(url: &str) -> Result<()> {
     let keeper = Keeper::new(File::from_url(url)?);
     let guard = keeper.mutex("a").blocking_lock()?;

@@ -1,4 +1,4 @@
-//! The store: a directory.
+//! The public store.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,20 +13,20 @@ use crate::claim::FileClaim;
 use crate::config::{self, Options};
 use crate::dir::Dir;
 use crate::notify::Watcher;
-use crate::store::Store;
+use crate::store::{Shared, Store};
 
 /// A store in a directory: locks between the processes of one machine.
 ///
-/// A lock is a file that the operating system has locked for its holder (`flock`). It ends when it is
-/// released or when its process does, however that ends, and is not carried into programs that the
-/// process starts. Waiters are woken by inotify on Linux, and look again with growing pauses elsewhere.
+/// A lock is a file that is locked with `flock`. It ends when it is released or when its process ends, also by `kill -9`.
+/// Programs that the process starts do not inherit it, unless [`inherit`](Options::inherit) is set. On Linux, inotify wakes waiters;
+/// elsewhere they poll with backoff.
 ///
-/// Waiters of one process enter in the order in which they came; between processes there is no order. It has no leases,
-/// tickets or downgrade, and does not exclude other machines. Its calls are short calls to the file system, made in the caller's own task: the
-/// directory should be a local one.
+/// Waiters of one process acquire in FIFO order. There is no order between processes. The store has no leases,
+/// tickets or downgrade, and does not exclude other machines. It makes short file system calls in the caller's task, so
+/// the directory should be local.
 ///
-/// Clones are the same store. Each [`open`](Self::open) has a thread and an inotify instance of its own,
-/// so open a directory once and clone.
+/// Clones are the same store. Each [`open`](Self::open) starts a thread and an inotify instance, so open a directory once
+/// and clone the store.
 ///
 /// # Examples
 ///
@@ -41,7 +41,7 @@ use crate::store::Store;
 /// let store = File::open(dir)?;
 /// let keeper = Keeper::new(store.clone());
 /// keeper.with_lock("orders/42", async |guard| println!("fence {:?}", guard.fence())).await?;
-/// let removed = store.gc().await?; // files stay until somebody tidies up
+/// let removed = store.gc().await?; // files stay until `gc` removes them
 /// assert_eq!(removed, 1);
 /// # Ok(())
 /// # }
@@ -49,55 +49,54 @@ use crate::store::Store;
 #[derive(Debug, Clone)]
 pub struct File {
     pub(crate) store: Store,
-    /// Semaphores are made of exclusive locks.
+    /// Makes semaphores of exclusive locks.
     slots: Slots,
 }
 
 impl File {
-    /// Opens the store in a directory, which is created with mode 0700 if it is missing, now or later.
+    /// Opens the store in a directory. Creates the directory with mode 0700 if it is missing, now or later.
     ///
     /// # Errors
     ///
-    /// [`Config`](ErrorKind::Config) if there is something else at the path, or if other users can replace the lock
-    /// files: the directory belongs to neither this user nor root, or its group or every user may write to it and it does
-    /// not have the sticky bit. [`Unavailable`](ErrorKind::Unavailable) if the directory cannot be created or
+    /// [`Config`](ErrorKind::Config) if the path is not a directory, or if other users can replace the lock
+    /// files: the directory belongs to neither this user nor root, or its group or every user may write to it without
+    /// the sticky bit. [`Unavailable`](ErrorKind::Unavailable) if the directory cannot be created or
     /// written to.
     pub fn open(dir: impl AsRef<Path>) -> Result<Self> {
         Self::options().open(dir)
     }
 
-    /// The store that a URL names: `file:/run/lockkeeper`, `file:locks?fence=off`.
+    /// Opens the store of a URL: `file:/run/lockkeeper`, `file:locks?fence=off`.
     ///
-    /// The path is absolute, or relative to where the process is now. What has a meaning in a URL is
-    /// written in it as `%` and two hexadecimal digits: a question mark, a number sign and the percent sign itself.
-    /// Behind a question mark stand options, joined by `&`, as they are on [`Options`]: `fence=off`,
-    /// `polling=on`, `inherit=on`.
+    /// The path is absolute, or relative to the current directory. Write a question mark, a number sign or a percent sign
+    /// in it as `%` and two hexadecimal digits. The options of [`Options`] follow a question mark, joined
+    /// by `&`: `fence=off`, `polling=on`, `inherit=on`.
     ///
     /// # Errors
     ///
-    /// [`Config`](ErrorKind::Config) for a wrong URL, and as [`open`](Self::open).
+    /// [`Config`](ErrorKind::Config) for an invalid URL, and as [`open`](Self::open).
     pub fn from_url(url: &str) -> Result<Self> {
         let (options, dir) = config::parse(url)?;
         options.open(dir)
     }
 
-    /// Options for a store that is to be opened.
+    /// Returns the default options.
     pub fn options() -> Options {
         Options::default()
     }
 
-    /// The file of a lock.
+    /// Returns the path of a lock's file.
     ///
-    /// Whoever removes it while it is held takes the lock away from its holder.
+    /// If the file is removed while the lock is held, its holder loses the lock.
     pub fn path(&self, name: &str) -> PathBuf {
         self.store.path(name)
     }
 
-    /// Removes the files of locks that are not held, and returns how many those were.
+    /// Removes the files of locks that are not held, and returns their number.
     ///
-    /// May be called at any time, from any process, by several at once. A claim that waits or has just opened such a
-    /// file notices and creates a new one; a lock is never granted twice, and fences go on to rise. It need not
-    /// be called: a file that stays costs a few bytes.
+    /// May be called at any time, also by several processes concurrently. A claim that has just opened such a
+    /// file creates a new one. A lock is never granted twice, and fences continue to rise. Calling it is optional: a
+    /// file that remains costs a few bytes.
     ///
     /// # Errors
     ///
@@ -105,7 +104,7 @@ impl File {
     ///
     /// # Cancel safety
     ///
-    /// If dropped, some files have been removed and others not.
+    /// If the future is dropped, some of the files have been removed.
     pub async fn gc(&self) -> Result<usize> {
         self.store.gc().await
     }
@@ -133,8 +132,8 @@ impl Options {
         if let Some(watcher) = &watcher {
             watcher.watch_dir(dir.path());
         }
-        let (fence, inherit, watcher) = (self.fence, self.inherit, watcher.map(Arc::new));
-        let store = Store { dir: Arc::new(dir), fence, inherit, watcher };
+        let (fence, inherit) = (self.fence, self.inherit);
+        let store = Store::new(Shared { dir, fence, inherit, watcher });
         let queue = LocalQueue::new(Arc::new(store.clone()));
         Ok(File { slots: Slots::new(Arc::new(queue)), store })
     }
@@ -143,7 +142,7 @@ impl Options {
 fn watcher() -> Option<Watcher> {
     let started = Watcher::start();
     let failed = |error: &io::Error| {
-        tracing::warn!(%error, "no notices of changed files, waiters look now and then instead");
+        tracing::warn!(%error, "inotify is not available: waiters for lock files poll");
     };
     started.inspect_err(failed).ok()
 }
@@ -160,7 +159,7 @@ impl Backend for Store {
             push: self.watcher.is_some(),
             shared: true,
             permits: false,
-            // From an exclusive to a shared flock there is a moment without any.
+            // Converting an exclusive flock to a shared one is not atomic (flock(2)).
             downgrade: false,
             fences: if self.fence { Fences::Raisable } else { Fences::None },
         }

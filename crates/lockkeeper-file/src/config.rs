@@ -1,4 +1,4 @@
-//! How a store is opened: options and `file:` URLs.
+//! Options and `file:` URLs.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt as _;
@@ -8,7 +8,7 @@ use lockkeeper_core::{Error, ErrorKind, Result};
 
 use crate::names;
 
-/// How a store is opened. From [`File::options`](crate::File::options).
+/// Options of a store, created by [`File::options`](crate::File::options).
 #[derive(Debug, Clone)]
 pub struct Options {
     pub(crate) fence: bool,
@@ -23,30 +23,30 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Whether grants carry a fence, and files say who holds them (yes if not set).
+    /// Sets whether grants carry a fence and files name their holder (default: true).
     ///
-    /// Without, a lock costs less, and the store cannot be looked into. All who use a directory should
-    /// agree: a holder that writes nothing leaves the name of the one before it in the file.
+    /// If not, a lock costs less, and the store does not support inspection. All processes that use a directory should
+    /// agree: a holder that writes nothing leaves the previous holder's name in the file.
     #[must_use]
     pub fn fence(mut self, fence: bool) -> Self {
         self.fence = fence;
         self
     }
 
-    /// Whether waiters look again by themselves and do not wait for a notice (no if not set).
+    /// Sets whether waiters poll instead of waiting for notifications (default: false).
     ///
-    /// For file systems whose changes are not told, like a directory that several virtual machines
-    /// share. Where there are no notices to be had at all, it is so anyway.
+    /// For file systems that do not report all changes, such as a directory shared by virtual machines.
+    /// Without inotify, waiters poll in any case.
     #[must_use]
     pub fn polling(mut self, polling: bool) -> Self {
         self.polling = polling;
         self
     }
 
-    /// Whether programs that the process starts while it holds a lock hold it with it (no if not set).
+    /// Sets whether programs that the process starts while it holds a lock inherit it (default: false).
     ///
-    /// A release frees it all the same. But if the process dies without one, the lock stays until those
-    /// programs have ended, too. For a process that holds a lock on behalf of what it starts.
+    /// A release still frees the lock. But if the process dies without one, those programs keep the lock until they
+    /// end. For a process that holds a lock on behalf of its children.
     #[must_use]
     pub fn inherit(mut self, inherit: bool) -> Self {
         self.inherit = inherit;
@@ -54,7 +54,7 @@ impl Options {
     }
 }
 
-/// What a URL says: the options and the directory.
+/// Parses a URL into options and a directory.
 pub(crate) fn parse(url: &str) -> Result<(Options, PathBuf)> {
     let rest = match url.split_once(':') {
         Some((scheme, rest)) if scheme.eq_ignore_ascii_case("file") => rest,
@@ -67,20 +67,20 @@ pub(crate) fn parse(url: &str) -> Result<(Options, PathBuf)> {
     let path = match path.strip_prefix("//") {
         Some(local) if local.starts_with('/') => local,
         Some(_) => {
-            let message = "a file: URL names no host: write file:/a/directory, or file:a/directory \
-                           for a relative one";
+            let message = "a file: URL has no host: write file:/a/directory, or file:a/directory \
+                           for a relative path";
             return Err(config(message));
         }
         None => path,
     };
     let bytes = names::decode(path).filter(|bytes| !bytes.contains(&0));
     let Some(bytes) = bytes.filter(|_| !path.contains('#')) else {
-        let message = "the path of a file: URL has a %, # or NUL in it: write %25 for a percent \
+        let message = "the path of a file: URL contains an invalid %, # or NUL: write %25 for a percent \
                        sign, %23 for a number sign, %3F for a question mark";
         return Err(config(message));
     };
     if bytes.is_empty() {
-        return Err(config("a file: URL names a directory: write file:/a/directory"));
+        return Err(config("a file: URL needs a directory: write file:/a/directory"));
     }
     Ok((options(query)?, OsString::from_vec(bytes).into()))
 }
@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_url_names_a_directory_absolute_or_relative() {
+    fn a_url_has_an_absolute_or_relative_directory() {
         let good = [
             ("file:/run/locks", "/run/locks"),
             ("FILE:/run/locks/", "/run/locks/"),
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn options_stand_behind_a_question_mark() {
+    fn options_follow_a_question_mark() {
         let shown = |url: &str| format!("{:?}", parse(url).unwrap().0);
         let expected = |fence, polling| {
             format!("Options {{ fence: {fence}, polling: {polling}, inherit: false }}")
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_url_is_refused_with_advice_and_without_what_it_contains() {
+    fn the_error_for_an_invalid_url_does_not_contain_the_url() {
         let bad = [
             "file:",
             "file://",

@@ -1,20 +1,23 @@
-//! The directory of a store: checked when it is opened, and never left by way of a link.
+//! The directory of a store, which is checked when it is opened.
 //!
 //! Lock files are opened relative to the open directory and without following links, so that another user who can
 //! write to the directory, or to one above it, cannot make this process write to a file elsewhere. Whether a file is
-//! still the one at its path is asked of the path: two processes that have different directories open must not
-//! both believe in their locks.
+//! still in place is checked by its full path: of two processes that have different directories open, only one may hold
+//! a lock.
 
+use std::ffi::CStr;
 use std::fmt;
 use std::fs::{self, DirBuilder};
-use std::io;
+use std::io::{self, Write as _};
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
+use rustix::path::Arg;
 
 use crate::error::found;
 use crate::lock_file::{Id, LockFile};
@@ -23,7 +26,7 @@ use crate::names::temporary;
 const STICKY: u32 = 0o1000;
 const OTHERS_WRITE: u32 = 0o022;
 
-/// A directory or a file that is not safe to use, and what to do about it.
+/// A directory or file that is not safe to use, with advice.
 #[derive(Debug)]
 pub(crate) struct Unsafe {
     pub(crate) what: String,
@@ -44,7 +47,7 @@ impl From<Unsafe> for io::Error {
     }
 }
 
-/// A file that was opened, and what `fstat` says about it.
+/// An open file and its `fstat` result.
 pub(crate) struct Opened {
     pub(crate) file: LockFile,
     pub(crate) stat: Stat,
@@ -56,17 +59,17 @@ impl Opened {
     }
 }
 
-/// An open directory. It is opened again, and created if it is missing, when it is no longer the one at its path.
+/// An open directory.
 #[derive(Debug)]
 pub(crate) struct Dir {
     path: PathBuf,
-    open: Mutex<Arc<OwnedFd>>,
+    open: RwLock<OwnedFd>,
 }
 
 impl Dir {
     /// Opens a directory, creates it with mode 0700 if it is missing, and checks that it is safe and writable.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
-        // Without a slash or a dot at its end: with one, `lstat` would follow a link.
+        // Removes a trailing slash or dot, with which `lstat` would follow a link.
         let given: PathBuf = path.components().collect();
         check_link(&given)?;
         match fs::metadata(&given) {
@@ -79,7 +82,7 @@ impl Dir {
         let path = given.canonicalize()?;
         let open = open_checked(&path)?;
         check_unchanged(&given, &open)?;
-        let dir = Self { path, open: Mutex::new(Arc::new(open)) };
+        let dir = Self { path, open: RwLock::new(open) };
         let probe = temporary();
         dir.make_new(&probe)?;
         // A concurrent `gc` may have removed it already.
@@ -91,12 +94,34 @@ impl Dir {
         &self.path
     }
 
-    fn fd(&self) -> Arc<OwnedFd> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    /// Returns the path of a file.
+    pub(crate) fn path_of(&self, file: &str) -> PathBuf {
+        let mut path = PathBuf::with_capacity(self.path.as_os_str().len() + 1 + file.len());
+        path.extend([self.path.as_path(), Path::new(file)]);
+        path
     }
 
-    /// Opens the directory again if it was removed, moved or replaced, as [`open`](Self::open) did. Returns whether
-    /// that was necessary.
+    /// Returns the identity of the file at the path of `file`, without following a link.
+    pub(crate) fn id_of(&self, file: &str) -> io::Result<Option<Id>> {
+        // On the stack, because every uncontended lock makes this call.
+        let mut path = [0; 512];
+        let mut rest = &mut path[..];
+        let mut write = |bytes| rest.write_all(bytes);
+        let written = write(self.path.as_os_str().as_bytes())
+            .and_then(|()| write(b"/"))
+            .and_then(|()| write(file.as_bytes()));
+        match CStr::from_bytes_until_nul(&path) {
+            Ok(path) if written.is_ok() => id_at(path),
+            _ => id_at(self.path_of(file)),
+        }
+    }
+
+    fn fd(&self) -> RwLockReadGuard<'_, OwnedFd> {
+        self.open.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reopens the directory if it was removed, moved or replaced, and creates it if it is missing. Returns whether it was
+    /// reopened.
     pub(crate) fn refresh(&self) -> io::Result<bool> {
         match self.reopen() {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -107,29 +132,29 @@ impl Dir {
         }
     }
 
-    /// The same, for those who only look.
+    /// As [`refresh`](Self::refresh), but does not create the directory.
     ///
     /// # Errors
     ///
-    /// `NotFound` if the directory is missing: it is not created.
+    /// `NotFound` if the directory is missing.
     pub(crate) fn reopen(&self) -> io::Result<bool> {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        if id_at(&self.path)? == Some(Id::of(&rustix::fs::fstat(&**open)?)) {
+        let mut open = self.open.write().unwrap_or_else(PoisonError::into_inner);
+        if id_at(&self.path)? == Some(Id::of(&rustix::fs::fstat(&*open)?)) {
             return Ok(false);
         }
-        *open = Arc::new(open_checked(&self.path)?);
+        *open = open_checked(&self.path)?;
         let dir = self.path.display();
-        tracing::warn!(%dir, "the lock directory was removed or replaced, and is opened again");
+        tracing::warn!(%dir, "the lock directory was removed or replaced: reopened it");
         Ok(true)
     }
 
-    /// Opens the directory once more, for a lock on it.
+    /// Opens the directory again, to lock it.
     pub(crate) fn to_lock(&self) -> io::Result<LockFile> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        Ok(LockFile::new(rustix::fs::openat(self.fd(), ".", flags, Mode::empty())?))
+        Ok(LockFile::new(rustix::fs::openat(&*self.fd(), ".", flags, Mode::empty())?))
     }
 
-    /// Opens a lock file, and creates it if it is missing.
+    /// Opens a lock file. Creates it if it is missing.
     ///
     /// # Errors
     ///
@@ -142,18 +167,18 @@ impl Dir {
     ///
     /// # Errors
     ///
-    /// If there is one of that name.
+    /// `AlreadyExists` if there is a file of that name.
     pub(crate) fn make_new(&self, file: &str) -> io::Result<LockFile> {
         self.open_file(file, OFlags::CREATE | OFlags::EXCL).map(|opened| opened.file)
     }
 
-    /// Opens a lock file if there is one.
+    /// Opens a lock file, if it exists.
     pub(crate) fn find(&self, file: &str) -> io::Result<Option<Opened>> {
         found(self.open_file(file, OFlags::empty()))
     }
 
-    /// Opens for writing, because inotify reports only then that a file was closed; with mode 0600, not for
-    /// programs that this one starts, and without waiting for the other end of a FIFO.
+    /// Opens a file for writing, because inotify reports `CLOSE_WRITE` only then. A new file has mode 0600. The file is
+    /// closed on `exec`, and opening a FIFO does not block.
     fn open_file(&self, file: &str, flags: OFlags) -> io::Result<Opened> {
         let flags = flags
             | OFlags::RDWR
@@ -162,9 +187,9 @@ impl Dir {
             | OFlags::NONBLOCK
             | OFlags::NOCTTY;
         let mode = Mode::RUSR | Mode::WUSR;
-        let opened = match rustix::fs::openat(self.fd(), file, flags, mode) {
+        let opened = match rustix::fs::openat(&*self.fd(), file, flags, mode) {
             Ok(opened) => LockFile::new(opened),
-            // FreeBSD answers MLINK.
+            // FreeBSD returns `EMLINK` (open(2)).
             Err(Errno::LOOP | Errno::MLINK) => {
                 return Err(self.not_ours(file, "is a symbolic link"));
             }
@@ -183,28 +208,28 @@ impl Dir {
         let dir = self.path.display();
         Unsafe {
             what: format!("\"{dir}/{file}\" {objection}"),
-            advice: "remove it, and see who can write to the directory".to_owned(),
+            advice: "remove it, and check who can write to the directory".to_owned(),
         }
         .into()
     }
 
     pub(crate) fn remove(&self, file: &str) -> io::Result<()> {
-        Ok(rustix::fs::unlinkat(self.fd(), file, AtFlags::empty())?)
+        Ok(rustix::fs::unlinkat(&*self.fd(), file, AtFlags::empty())?)
     }
 
     pub(crate) fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         let dir = self.fd();
-        Ok(rustix::fs::renameat(&dir, from, &dir, to)?)
+        Ok(rustix::fs::renameat(&*dir, from, &*dir, to)?)
     }
 
-    /// Returns the names of all files that may be lock files, sorted. Names that are not text are not ours.
+    /// Returns the names of all files that may be lock files, sorted. Skips names that are not UTF-8.
     pub(crate) fn files(&self) -> io::Result<Vec<String>> {
         let dir = self.fd();
         let mut files = Vec::new();
-        for entry in rustix::fs::Dir::read_from(&dir)? {
+        for entry in rustix::fs::Dir::read_from(&*dir)? {
             let entry = entry?;
             let Ok(name) = entry.file_name().to_str() else { continue };
-            let stat = rustix::fs::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW);
+            let stat = rustix::fs::statat(&*dir, name, AtFlags::SYMLINK_NOFOLLOW);
             if let Some(stat) = found(stat.map_err(io::Error::from))?
                 && objection_to_file(&stat).is_none()
             {
@@ -216,8 +241,8 @@ impl Dir {
     }
 }
 
-/// Returns which file is at a path, without following a link.
-pub(crate) fn id_at(path: &Path) -> io::Result<Option<Id>> {
+/// Returns the identity of the file at a path, without following a link.
+fn id_at(path: impl Arg) -> io::Result<Option<Id>> {
     Ok(found(rustix::fs::lstat(path).map_err(io::Error::from))?.map(|stat| Id::of(&stat)))
 }
 
@@ -234,7 +259,7 @@ fn open_checked(path: &Path) -> io::Result<OwnedFd> {
     }
 }
 
-/// Refuses a path that is a symbolic link of another user, who could point it at any directory.
+/// Rejects a symbolic link of another user, who could point it at any directory.
 fn check_link(path: &Path) -> io::Result<()> {
     match fs::symlink_metadata(path) {
         Ok(link) if link.is_symlink() && !is_trusted(link.uid()) => Err(Unsafe {
@@ -246,8 +271,8 @@ fn check_link(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Refuses a path at which another user put a link between [`check_link`] and the open. One `lstat` decides: two of
-/// them could see two different things.
+/// Rejects a path that another user replaced by a link between [`check_link`] and the open. Only one `lstat` is made,
+/// because two could return different files.
 fn check_unchanged(path: &Path, open: &OwnedFd) -> io::Result<()> {
     let found = rustix::fs::lstat(path)?;
     let is_link = FileType::from_raw_mode(found.st_mode) == FileType::Symlink;
@@ -259,18 +284,17 @@ fn check_unchanged(path: &Path, open: &OwnedFd) -> io::Result<()> {
     if unchanged {
         return Ok(());
     }
-    let what = "it was replaced while it was opened".to_owned();
-    Err(Unsafe { what, advice: "see who can write to the directory above it".to_owned() }.into())
+    let what = "it was replaced while it was being opened".to_owned();
+    Err(Unsafe { what, advice: "check who can write to the directory above it".to_owned() }.into())
 }
 
-/// Whether a user may own what this process relies on: the process's own user and root may.
+/// Returns whether a user may own the files that this process relies on: its own user and root may.
 pub(crate) fn is_trusted(user: u32) -> bool {
     user == 0 || user == rustix::process::geteuid().as_raw()
 }
 
-/// Returns what is wrong with a directory: other users can replace its lock files.
-///
-/// The members of its group are other users, too.
+/// Returns why other users can replace the lock files of a directory, if they can. Members of its group count as other
+/// users.
 fn objection_to_directory(stat: &Stat, path: &Path) -> Option<Unsafe> {
     let (owner, mode) = (stat.st_uid, mode_of(stat));
     let path = path.display();
@@ -293,19 +317,19 @@ fn objection_to_directory(stat: &Stat, path: &Path) -> Option<Unsafe> {
     None
 }
 
-/// Returns what is wrong with a lock file, if anything is: a write to it would change a file elsewhere, or another
-/// user can change what is written to it.
+/// Returns why a lock file is not safe, if it is not: a write would change a file elsewhere, or another user can change
+/// its content.
 fn objection_to_file(stat: &Stat) -> Option<String> {
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
         return Some("is not a regular file".to_owned());
     }
     if stat.st_nlink > 1 {
-        return Some(format!("is also known by another name ({} hard links)", stat.st_nlink));
+        return Some(format!("has other names ({} hard links)", stat.st_nlink));
     }
     (!is_trusted(stat.st_uid)).then(|| format!("belongs to user {}", stat.st_uid))
 }
 
-/// The permission bits, with set-id and sticky.
+/// Returns the permission bits, including set-id and sticky.
 pub(crate) fn mode_of(stat: &Stat) -> u32 {
     #[allow(clippy::useless_conversion, reason = "other systems have other types")]
     let mode = u32::from(stat.st_mode);
@@ -317,7 +341,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn directories_and_files_of_root_and_of_this_user_are_trusted_and_no_others() {
+    fn only_directories_and_files_of_root_and_this_user_are_trusted() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         fs::write(&path, "").unwrap();

@@ -1,11 +1,11 @@
-//! From errors of the operating system to answers and errors of the store.
+//! Maps errors of the operating system to answers and errors of the store.
 
 use std::fs::TryLockError;
 use std::io;
 
 use lockkeeper_core::{Error, ErrorKind};
 
-/// `None` if there is no such file.
+/// Returns `None` if the file does not exist.
 pub(crate) fn found<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Ok(found) => Ok(Some(found)),
@@ -14,7 +14,7 @@ pub(crate) fn found<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     }
 }
 
-/// Whether a lock was had.
+/// Returns whether the lock was acquired.
 pub(crate) fn locked(result: Result<(), TryLockError>) -> io::Result<bool> {
     match result {
         Ok(()) => Ok(true),
@@ -24,7 +24,7 @@ pub(crate) fn locked(result: Result<(), TryLockError>) -> io::Result<bool> {
 }
 
 pub(crate) fn unavailable(error: io::Error) -> Error {
-    // A fence that was refused is an error of ours already.
+    // A rejected fence is already an `Error` of core.
     if let Some(refused) = error.get_ref().and_then(|inner| inner.downcast_ref::<Error>()) {
         return refused.clone();
     }

@@ -1,4 +1,4 @@
-//! A look into the directory: who holds, whom to throw out, what to tidy up.
+//! Inspection of the directory, breaking of locks, and garbage collection.
 
 use std::fs;
 use std::io;
@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use lockkeeper_core::{BoxFuture, Inspector, Kind, LockInfo, Mode, Name, Participant, Result};
 
-use crate::dir::{Dir, id_at};
+use crate::dir::Dir;
 use crate::error::{found, locked, unavailable};
 use crate::lock_file::LockFile;
-use crate::names::{self, Told};
+use crate::names::{self, FileName};
 use crate::record::{self, Record, Records};
-use crate::store::{Store, eventually};
+use crate::store::{Store, poll_until};
 
-/// How long a holder whose lock is broken has to let go before the next one enters.
+/// How long the holder of a broken lock has to release it before the next claim can acquire it.
 const GRACE: Duration = Duration::from_secs(1);
 
 impl Store {
@@ -22,18 +22,18 @@ impl Store {
         let mut removed = 0;
         let dir = &self.dir;
         for file in self.files().map_err(unavailable)? {
-            let Some(bystander) = self.as_bystander().await? else { break };
+            let Some(inspecting) = self.lock_for_inspection().await? else { break };
             if names::is_temporary(&file) {
-                // Made by one who held what we hold now, and died.
+                // Its creator held the same lock on the directory, and died.
                 found(dir.remove(&file)).map_err(unavailable)?;
             } else if names::is_turnstile(&file) {
-                // Left by a waiting writer that was killed.
+                // A waiting writer was killed.
                 remove_idle(dir, &file).map_err(unavailable)?;
-            } else if names::told_by(&file) != Told::Nothing {
+            } else if names::parse(&file) != FileName::Other {
                 removed += usize::from(remove_idle(dir, &file).map_err(unavailable)?);
             }
-            // Between two files others have their turn, in this process and in the directory.
-            drop(bystander);
+            // Between two files, other tasks and other processes can proceed.
+            drop(inspecting);
             tokio::task::yield_now().await;
         }
         Ok(removed)
@@ -45,13 +45,13 @@ fn remove_idle(dir: &Dir, name: &str) -> io::Result<bool> {
     if !locked(opened.file.try_lock())? {
         return Ok(false);
     }
-    // The next file's fences begin with the time. One that is ahead of it would be forgotten.
+    // The fences of the next file start at the time, so a file with a fence ahead of it must stay.
     let last = Records::read(&opened.file)?.last;
     if last.is_some_and(|last| last.fence.get() >= record::now()) {
         return Ok(false);
     }
-    let is_in_place = id_at(&dir.path().join(name))? == Some(opened.id());
-    // Unlinked while it is locked: whoever gets this lock next finds that it is no longer in place.
+    let is_in_place = dir.id_of(name)? == Some(opened.id());
+    // Removed while it is locked: the next claim that locks this file finds that it is no longer in place.
     Ok(is_in_place && found(dir.remove(name))?.is_some())
 }
 
@@ -59,28 +59,28 @@ impl Store {
     fn files(&self) -> io::Result<Vec<String>> {
         match found(self.reopen_dir())? {
             Some(()) => self.dir.files(),
-            // Nobody has had a lock since it was removed.
+            // No lock was acquired since it was removed.
             None => Ok(Vec::new()),
         }
     }
 
-    /// The name of the lock that a file is of, if it is of one.
+    /// Returns the name of the lock of a file, if it is a lock file.
     fn name_of(&self, file: &str) -> io::Result<Option<Name>> {
-        let name = match names::told_by(file) {
-            Told::Name(name) => Some(name),
-            Told::Cut => match self.dir.find(file)? {
+        let name = match names::parse(file) {
+            FileName::Lock(name) => Some(name),
+            FileName::HashedLock => match self.dir.find(file)? {
                 Some(opened) => {
                     record::read_name(&opened.file)?.filter(|name| names::file_name(name) == file)
                 }
                 None => None,
             },
-            Told::Nothing => None,
+            FileName::Other => None,
         };
         Ok(name.map(Name::derived))
     }
 
-    async fn look(&self, name: Name) -> Result<Option<LockInfo>> {
-        let Some(_bystander) = self.as_bystander().await? else { return Ok(None) };
+    async fn inspect(&self, name: Name) -> Result<Option<LockInfo>> {
+        let Some(_inspecting) = self.lock_for_inspection().await? else { return Ok(None) };
         let holder = holder(&self.dir, &names::file_name(&name)).map_err(unavailable)?;
         Ok(holder.map(|holder| LockInfo {
             name,
@@ -91,23 +91,23 @@ impl Store {
     }
 
     async fn break_hold(&self, name: &Name) -> Result<usize> {
-        let Some(bystander) = self.as_bystander().await? else { return Ok(0) };
+        let Some(inspecting) = self.lock_for_inspection().await? else { return Ok(0) };
         let Some((old, new)) = self.replace(name).map_err(unavailable)? else { return Ok(0) };
-        drop(bystander);
-        // The holder has been notified, if it listens. Until it has released, the new file stays locked.
-        eventually(GRACE, || locked(old.try_lock())).await.map_err(unavailable)?;
+        drop(inspecting);
+        // inotify notifies the holder. Until it has closed the old file, the new one stays locked.
+        poll_until(GRACE, || locked(old.try_lock())).await.map_err(unavailable)?;
         drop(new);
         Ok(1)
     }
 
-    /// Puts a new, locked file in the place of one that is held.
+    /// Replaces the file of a held lock with a new, locked one.
     fn replace(&self, name: &Name) -> io::Result<Option<(LockFile, LockFile)>> {
         let (dir, file) = (&self.dir, names::file_name(name));
         match dir.find(&file)? {
             Some(probe) if mode_of(&probe.file)?.is_some() => {}
             _ => return Ok(None),
         }
-        // Opened again, because the probe of a lock that readers hold has it, too.
+        // Opened again, because the probe may hold a shared lock beside the readers.
         let Some(old) = dir.find(&file)?.map(|opened| opened.file) else { return Ok(None) };
         let beside = names::temporary();
         let new = dir.make_new(&beside)?;
@@ -116,24 +116,24 @@ impl Store {
             let _ = found(dir.remove(&beside));
             return Err(error);
         }
-        // Once more: somebody may have got the old one before it was replaced. Nobody can any more.
+        // Again: another claim may have acquired the old file before it was replaced. From now on no claim can.
         carry_over(&old, &new)?;
         Ok(Some((old, new)))
     }
 }
 
-/// Locks a new file and writes into it what the old one's successor has to know.
+/// Locks a new file and copies the name and the last record into it.
 fn fill(new: &fs::File, old: &fs::File, name: &Name) -> io::Result<()> {
     if !locked(new.try_lock())? {
-        return Err(io::Error::other("a file that was just made is locked"));
+        return Err(io::Error::other("another process has locked a new file"));
     }
-    if names::is_cut(&names::file_name(name)) {
+    if names::is_hashed(&names::file_name(name)) {
         record::write_name(new, 0, name)?;
     }
     carry_over(old, new)
 }
 
-/// Makes the fences of a new file go on where those of the old one are.
+/// Copies the last record, so that the fences of the new file continue.
 fn carry_over(old: &fs::File, new: &fs::File) -> io::Result<()> {
     let there = Records::read(new)?;
     match Records::read(old)?.last {
@@ -142,8 +142,8 @@ fn carry_over(old: &fs::File, new: &fs::File) -> io::Result<()> {
     }
 }
 
-/// How a file is locked. Whoever asks may hold it shared until the file is closed, and must be a
-/// bystander.
+/// Returns how a file is locked. The caller may hold a shared lock afterwards, until the file is closed, and must hold the
+/// lock for inspection.
 fn mode_of(file: &fs::File) -> io::Result<Option<Mode>> {
     Ok(if locked(file.try_lock())? {
         None
@@ -154,7 +154,7 @@ fn mode_of(file: &fs::File) -> io::Result<Option<Mode>> {
     })
 }
 
-/// Who holds a file. Only a lock that somebody holds now counts, whatever is written in the file.
+/// Returns the holder of a file. The record counts only if the file is locked now.
 fn holder(dir: &Dir, name: &str) -> io::Result<Option<Participant>> {
     let Some(file) = dir.find(name)?.map(|opened| opened.file) else { return Ok(None) };
     let Some(mode) = mode_of(&file)? else { return Ok(None) };
@@ -173,7 +173,7 @@ fn holder(dir: &Dir, name: &str) -> io::Result<Option<Participant>> {
             }
         }
         _ => {
-            // Readers leave no name: who they are, and how many, is not known.
+            // Readers write no record, so neither their owners nor their number is known.
             Participant { owner: None, label: None, mode, fence, age: None, remaining: None }
         }
     }))
@@ -187,7 +187,7 @@ impl Inspector for Store {
             for file in self.files().map_err(unavailable)? {
                 let name = self.name_of(&file).map_err(unavailable)?;
                 if let Some(name) = name.filter(|name| name.starts_with(&prefix)) {
-                    infos.extend(self.look(name).await?);
+                    infos.extend(self.inspect(name).await?);
                     tokio::task::yield_now().await;
                 }
             }
@@ -198,7 +198,7 @@ impl Inspector for Store {
 
     fn show(&self, name: &Name) -> BoxFuture<'_, Result<Vec<LockInfo>>> {
         let name = name.clone();
-        Box::pin(async move { Ok(self.look(name).await?.into_iter().collect()) })
+        Box::pin(async move { Ok(self.inspect(name).await?.into_iter().collect()) })
     }
 
     fn break_lock(&self, name: &Name) -> BoxFuture<'_, Result<usize>> {
@@ -207,7 +207,7 @@ impl Inspector for Store {
     }
 
     fn changed(&self) -> BoxFuture<'_, ()> {
-        // A look locks and closes files, so it would cause the next notice itself.
+        // Inspection locks and closes files, so it would notify itself.
         Box::pin(std::future::pending())
     }
 }

@@ -1,7 +1,7 @@
 //! Locks on files in a directory, between the processes of one machine.
 //!
-//! The store of [`File`]: a mutex and a readers-writer lock are a locked file, a semaphore is one file
-//! for each permit. A lock ends with the process that holds it, also with `kill -9`.
+//! [`File`] is the store. A mutex or a readers-writer lock is one locked file, a semaphore is one file
+//! per permit. A lock ends with the process that holds it, also with `kill -9`.
 //!
 //! # Examples
 //!
@@ -13,7 +13,7 @@
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let temporary = tempfile::tempdir()?;
 //! # let dir = temporary.path().join("locks");
-//! let keeper = Keeper::new(File::open(&dir)?); // made, for its owner only, if it is missing
+//! let keeper = Keeper::new(File::open(&dir)?); // created with mode 0700 if it is missing
 //! let guard = keeper.mutex("orders/42").lock().await?;
 //! assert!(dir.join("orders%2F42.lock").exists());
 //! guard.release().await?;
@@ -22,9 +22,7 @@
 //! ```
 
 #[cfg(not(unix))]
-compile_error!(
-    "lockkeeper-file needs Unix: its locks are flock, and files are told apart by inode"
-);
+compile_error!("lockkeeper-file needs Unix: its locks use flock, and it identifies files by inode");
 
 mod backend;
 mod claim;

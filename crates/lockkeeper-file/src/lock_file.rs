@@ -1,13 +1,13 @@
-//! An open file that can be locked, and what identifies it.
+//! An open file that can be locked, and its identity.
 
 use std::fs;
 use std::ops::Deref;
 use std::os::fd::OwnedFd;
 
-/// A file that is locked now and then, and unlocked before it is closed.
+/// A file that is unlocked before it is closed.
 ///
-/// Closing would do, if nobody else had it open. But while another thread starts a program, that has a copy
-/// of every open file for a moment, between `fork` and `exec`, and the lock would stay with it.
+/// Closing alone would leave it locked while another thread starts a program: between `fork` and `exec`, the child
+/// has a copy of every open file.
 #[derive(Debug)]
 pub(crate) struct LockFile {
     file: fs::File,
@@ -19,8 +19,8 @@ impl LockFile {
         Self { file: file.into(), unlock: true }
     }
 
-    /// Closes without unlocking: programs that inherited the file keep the lock until they end.
-    pub(crate) fn leave_to_programs(&mut self) {
+    /// Makes the drop close the file without unlocking it. Programs that inherited the file keep the lock until they end.
+    pub(crate) fn leave_locked(&mut self) {
         self.unlock = false;
     }
 }
@@ -41,12 +41,12 @@ impl Drop for LockFile {
     }
 }
 
-/// Which file it is, whatever its name: its device and inode.
+/// The identity of a file: its device and inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Id(u64, u64);
 
 impl Id {
-    /// From what `stat` says. (Not std's `metadata`, which asks for more and takes longer.)
+    /// Takes a `stat` result. std's `metadata` calls `statx`, which is slower.
     #[allow(
         clippy::unnecessary_cast,
         clippy::cast_sign_loss,

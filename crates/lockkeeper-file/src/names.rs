@@ -1,29 +1,29 @@
-//! From the name of a lock to the name of its file.
+//! Maps the name of a lock to the name of its file.
 //!
-//! Small letters, digits, `-`, `_` and inner dots stand as they are; every other byte becomes `%` and two
-//! hexadecimal digits. Capital letters, too: two names then differ on a file system that does not
-//! tell `a` from `A`. What would be too long for a file name is cut, and a `~` with the hash of the whole
-//! name follows: no name that stands as it is has a `~`.
+//! Lower-case letters, digits, `-`, `_` and inner dots are kept; every other byte becomes `%` and two
+//! hexadecimal digits. Upper-case letters are encoded so that names stay distinct on a case-insensitive file system. A
+//! name that is too long for a file name is cut, followed by `~` and the hash of the whole name. An encoded name
+//! contains no `~`.
 
 use std::fmt::Write as _;
 
 use sha2::{Digest as _, Sha256};
 
-/// What the name of every lock file ends with.
+/// The suffix of lock files.
 const SUFFIX: &str = ".lock";
-/// What the name of every turnstile ends with.
+/// The suffix of turnstiles.
 const TURNSTILE: &str = ".turn";
-/// The longest name that is not cut. File systems take 255 bytes, some that encrypt fewer.
-const LONGEST: usize = 128;
-/// How much of a name that is cut can still be read.
-const READABLE: usize = 64;
+/// The longest encoded name that is not cut. File systems allow 255 bytes, encrypting ones fewer.
+const MAX_LEN: usize = 128;
+/// How much of a cut name remains readable.
+const CUT_LEN: usize = 64;
 
-/// The file of a name.
+/// Returns the file name of a lock.
 pub(crate) fn file_name(name: &str) -> String {
     let mut file = encode(name);
-    if file.len() > LONGEST {
-        let mut cut = READABLE;
-        // Not in the middle of an escape.
+    if file.len() > MAX_LEN {
+        let mut cut = CUT_LEN;
+        // Do not cut an escape in two.
         if let Some(escape) = file[..cut].rfind('%').filter(|escape| escape + 3 > cut) {
             cut = escape;
         }
@@ -37,44 +37,44 @@ pub(crate) fn file_name(name: &str) -> String {
     file
 }
 
-/// The turnstile of a lock file.
+/// Returns the turnstile of a lock file.
 pub(crate) fn turnstile_of(file: &str) -> String {
     format!("{}{TURNSTILE}", file.strip_suffix(SUFFIX).unwrap_or(file))
 }
 
-/// Whether a file is the turnstile of a lock.
+/// Returns whether a file is the turnstile of a lock.
 pub(crate) fn is_turnstile(file: &str) -> bool {
     let lock = file.strip_suffix(TURNSTILE).map(|stem| format!("{stem}{SUFFIX}"));
-    lock.is_some_and(|lock| told_by(&lock) != Told::Nothing)
+    lock.is_some_and(|lock| parse(&lock) != FileName::Other)
 }
 
-/// What the name of a file says.
+/// What the name of a file means.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Told {
-    /// The name of a lock.
-    Name(String),
-    /// That it is a lock, whose name is too long to be told here.
-    Cut,
-    /// That it is no lock.
-    Nothing,
+pub(crate) enum FileName {
+    /// The file of the lock with this name.
+    Lock(String),
+    /// The file of a lock whose name was cut and hashed.
+    HashedLock,
+    /// Not the file of a lock.
+    Other,
 }
 
-/// The lock that a file is of.
-pub(crate) fn told_by(file: &str) -> Told {
-    let Some(stem) = file.strip_suffix(SUFFIX) else { return Told::Nothing };
+/// Decodes the name of a file.
+pub(crate) fn parse(file: &str) -> FileName {
+    let Some(stem) = file.strip_suffix(SUFFIX) else { return FileName::Other };
     if let Some((_, hash)) = stem.split_once('~') {
         let is_hash = hash.len() == 64 && hash.bytes().all(|byte| byte.is_ascii_hexdigit());
-        return if is_hash { Told::Cut } else { Told::Nothing };
+        return if is_hash { FileName::HashedLock } else { FileName::Other };
     }
     match decode(stem).map(String::from_utf8) {
-        // Another program's file may look like one of ours.
-        Some(Ok(name)) if !name.is_empty() && file_name(&name) == file => Told::Name(name),
-        _ => Told::Nothing,
+        // A file of another program may look like a lock file.
+        Some(Ok(name)) if !name.is_empty() && file_name(&name) == file => FileName::Lock(name),
+        _ => FileName::Other,
     }
 }
 
-/// Whether a file of this name is of a name that was cut.
-pub(crate) fn is_cut(file: &str) -> bool {
+/// Returns whether a lock file has a hashed name.
+pub(crate) fn is_hashed(file: &str) -> bool {
     file.contains('~')
 }
 
@@ -83,17 +83,19 @@ fn encode(name: &str) -> String {
     for (i, byte) in name.bytes().enumerate() {
         match byte {
             b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' => encoded.push(byte.into()),
-            // A file that begins with a dot is hidden, and two are the directory above.
+            // A leading dot would hide the file, and `..` is the parent directory.
             b'.' if i > 0 => encoded.push('.'),
-            _ => {
-                let _ = write!(encoded, "%{byte:02X}");
-            }
+            _ => encoded.extend(['%', hex_digit(byte >> 4), hex_digit(byte & 15)]),
         }
     }
     encoded
 }
 
-/// Undoes percent signs; `None` if one is not followed by two hexadecimal digits.
+fn hex_digit(value: u8) -> char {
+    char::from(b"0123456789ABCDEF"[usize::from(value)])
+}
+
+/// Decodes percent signs. Returns `None` if one is not followed by two hexadecimal digits.
 pub(crate) fn decode(text: &str) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
@@ -129,20 +131,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_turnstile_is_told_from_a_lock_and_from_files_of_others() {
+    fn a_turnstile_is_distinguished_from_a_lock_and_from_other_files() {
         for name in ["a", "orders/42", &"long".repeat(100)] {
             let file = turnstile_of(&file_name(name));
             assert!(is_turnstile(&file), "{file}");
-            assert_eq!(told_by(&file), Told::Nothing, "{file}");
+            assert_eq!(parse(&file), FileName::Other, "{file}");
         }
         for other in ["a.lock", "A.turn", ".turn", "my notes.turn", "a.turn.bak"] {
             assert!(!is_turnstile(other), "{other}");
         }
     }
 
-    /// These must never change: another version would lock other files.
+    /// These must never change: two versions would lock different files.
     #[test]
-    fn names_have_the_files_that_they_always_had() {
+    fn the_encoding_of_names_is_stable() {
         let golden = [
             ("orders/42", "orders%2F42.lock"),
             ("orders", "orders.lock"),
@@ -169,12 +171,12 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_cut_is_not_cut_inside_an_escape() {
+    fn a_cut_name_does_not_end_inside_an_escape() {
         for before in 0..8 {
             let file = file_name(&format!("{}{}", "a".repeat(before), "🔒".repeat(40)));
             let readable = file.split('~').next().unwrap();
             assert!(decode(readable).is_some(), "{file}");
-            assert!(readable.len() > READABLE - 3, "{file}");
+            assert!(readable.len() > CUT_LEN - 3, "{file}");
         }
     }
 
@@ -183,20 +185,20 @@ mod tests {
         let others =
             ["notes.txt", ".lock", "A.lock", "a%2f.lock", "a%.lock", "a%4.lock", "a~1.lock"];
         for file in others {
-            assert_eq!(told_by(file), Told::Nothing, "{file}");
+            assert_eq!(parse(file), FileName::Other, "{file}");
         }
-        assert_eq!(told_by("%61.lock"), Told::Nothing, "we would have written a.lock");
-        assert_eq!(told_by("%FF.lock"), Told::Nothing, "no UTF-8");
+        assert_eq!(parse("%61.lock"), FileName::Other, "the store writes a.lock");
+        assert_eq!(parse("%FF.lock"), FileName::Other, "not UTF-8");
     }
 
-    /// Names that are alike: short ones of few characters meet soon, if they can.
+    /// Similar names: short ones of few characters, which are likely to collide.
     fn names() -> impl Strategy<Value = String> {
         prop_oneof!["[aA./%~2f\0]{1,6}", "\\PC{1,300}", "[aAé]{120,140}", "(🔒|a){25,60}"]
     }
 
     proptest! {
         #[test]
-        fn a_file_stays_in_its_directory_and_can_be_made(name in names()) {
+        fn a_file_name_is_valid_and_stays_in_its_directory(name in names()) {
             let file = file_name(&name);
             prop_assert!(file.len() <= 143, "{file}");
             prop_assert!(!file.starts_with('.') && !file.contains(['/', '\0']), "{file}");
@@ -204,18 +206,18 @@ mod tests {
         }
 
         #[test]
-        fn two_names_never_have_one_file_even_if_case_does_not_count(a in names(), b in names()) {
+        fn two_names_never_share_a_file_on_a_case_insensitive_file_system(a in names(), b in names()) {
             let (x, y) = (file_name(&a).to_lowercase(), file_name(&b).to_lowercase());
             prop_assert_eq!(a == b, x == y);
         }
 
         #[test]
-        fn a_name_is_read_back_from_its_file_unless_it_was_cut(name in names()) {
+        fn a_name_is_decoded_from_its_file_unless_it_is_hashed(name in names()) {
             let file = file_name(&name);
-            match told_by(&file) {
-                Told::Name(told) => prop_assert_eq!(told, name),
-                Told::Cut => prop_assert!(is_cut(&file) && encode(&name).len() > LONGEST),
-                Told::Nothing => prop_assert!(false, "{file} is not known as a lock"),
+            match parse(&file) {
+                FileName::Lock(decoded) => prop_assert_eq!(decoded, name),
+                FileName::HashedLock => prop_assert!(is_hashed(&file) && encode(&name).len() > MAX_LEN),
+                FileName::Other => prop_assert!(false, "{file} is not recognized as a lock"),
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Notices to waiters that a lock file was closed, and to holders that theirs is gone.
+//! Notifies waiters that a lock file was closed, and holders that theirs is gone.
 
 #[cfg_attr(target_os = "linux", path = "notify/inotify.rs")]
 #[cfg_attr(not(target_os = "linux"), path = "notify/none.rs")]
@@ -11,29 +11,29 @@ use tokio::sync::futures::Notified;
 
 pub(crate) use system::{Listener, Watcher};
 
-/// The notices of one file. All claims of this process that listen to the file share it.
+/// The events of one file. All listeners of this process to the file share it.
 #[derive(Debug, Default)]
-pub(crate) struct Bell {
+pub(crate) struct FileEvents {
     notify: Notify,
-    notices: AtomicU64,
+    count: AtomicU64,
 }
 
-impl Bell {
-    /// Ready at the next notice.
+impl FileEvents {
+    /// Waits for the next event.
     pub(crate) fn notified(&self) -> Notified<'_> {
         self.notify.notified()
     }
 
-    /// Returns how many notices there were.
-    pub(crate) fn notices(&self) -> u64 {
-        self.notices.load(Ordering::Acquire)
+    /// Returns the number of events so far.
+    pub(crate) fn count(&self) -> u64 {
+        self.count.load(Ordering::Acquire)
     }
 
-    /// Notifies all listeners: the file was closed, perhaps by its holder, or is no longer at its path, or there will
-    /// be no more notices.
-    #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "there are no notices"))]
-    fn ring(&self) {
-        self.notices.fetch_add(1, Ordering::AcqRel);
+    /// Notifies all listeners: the file was closed, perhaps by its holder, or is no longer at its path, or the watcher has
+    /// ended.
+    #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "there are no events"))]
+    fn add(&self) {
+        self.count.fetch_add(1, Ordering::AcqRel);
         self.notify.notify_waiters();
     }
 }

@@ -1,25 +1,28 @@
-//! What is written in a lock file: the last fence, and who had it.
+//! The content of a lock file: the last fence and its holder.
 //!
-//! Two lines at fixed places, written in turn by whoever holds the lock exclusively, each with a
-//! checksum. A write that ends half way, because its process was killed or the disk is full, spoils the
-//! older of the two at most. They are text, so that `cat` shows who holds a lock:
+//! Exclusive holders write two lines at fixed offsets alternately, each with a
+//! checksum. A torn write, because the process was killed or the disk is full, destroys only
+//! the older line. The lines are text, so that `cat` shows the holder:
 //!
 //! ```text
 //! CHECKSUM FENCE OWNER MICROSECONDS_SINCE_1970 LABEL
 //! ```
 //!
-//! Behind them stands the name of the lock, if the file's own name is too short for it.
+//! The name of the lock follows if the name of the file is a hash of it.
 
+use std::cmp::Reverse;
 use std::fs::File;
-use std::io;
+use std::io::{self, Write as _};
 use std::os::unix::fs::FileExt as _;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use lockkeeper_core::{Fence, Label, Owner};
 
-/// Room for a line.
+/// The space for a line.
 const LINE: usize = 512;
-/// Where a long name stands.
+/// The offset of the text in a line, behind the checksum.
+const TEXT_AT: usize = 17;
+/// The offset of a long name.
 const NAME_AT: u64 = 2 * LINE as u64;
 
 /// The last exclusive holder.
@@ -27,38 +30,37 @@ const NAME_AT: u64 = 2 * LINE as u64;
 pub(crate) struct Record {
     pub(crate) fence: Fence,
     pub(crate) owner: Owner,
-    /// When it got the lock, in microseconds since 1970.
+    /// When it acquired the lock, in microseconds since 1970.
     pub(crate) since: u64,
     pub(crate) label: Label,
 }
 
-/// What a file says, and where the next record goes.
+/// The last record of a file, and the offset for the next one.
 #[derive(Debug)]
 pub(crate) struct Records {
     pub(crate) last: Option<Record>,
-    /// The line that does not have the last record.
+    /// The offset of the line without the last record.
     next: u64,
 }
 
 impl Records {
-    /// Reads what is there. What is not whole is not there.
+    /// Reads the last record. Ignores lines with a wrong checksum.
     pub(crate) fn read(file: &File) -> io::Result<Self> {
         let mut bytes = [0; 2 * LINE];
         let read = read_at(file, &mut bytes, 0)?;
         let (first, second) = bytes[..read].split_at(LINE.min(read));
-        let (first, second) = (parse(first), parse(second));
-        let fence = |record: &Option<Record>| record.as_ref().map(|record| record.fence);
-        let (last, next) =
-            if fence(&second) > fence(&first) { (second, 0) } else { (first, LINE as u64) };
-        // Nothing at all: the first line is as good as the second, and keeps the file small.
-        let next = if last.is_none() { 0 } else { next };
+        let mut lines = [(first, LINE as u64), (second, 0)];
+        // The line with the lower fence matters only if the other one is torn.
+        lines.sort_by_key(|(line, _)| Reverse(unverified_fence(line)));
+        let last = lines.into_iter().find_map(|(line, other)| Some((parse(line)?, other)));
+        let (last, next) = last.map_or((None, 0), |(last, other)| (Some(last), other));
         Ok(Self { last, next })
     }
 
-    /// A fence that is higher than the last, not below the floor, and higher than that of any file that
-    /// stood here before: those were written at an earlier time.
+    /// Returns a fence above the last one, not below the floor, and above those of any earlier file at this path,
+    /// because fences are at least the time.
     ///
-    /// Fails if there is none, or if the floor is implausible.
+    /// Fails if fences are exhausted, or if the floor is implausible.
     pub(crate) fn next_fence(&self, floor: Option<Fence>) -> io::Result<Fence> {
         self.check_floor(floor)?;
         let last = self.last.as_ref().map_or(0, |last| last.fence.get());
@@ -67,8 +69,8 @@ impl Records {
         fence.ok_or_else(|| io::Error::other(Fence::MAX.exhausted()))
     }
 
-    /// Refuses a floor that is too far ahead of the clock, unless the last fence was that far ahead, too: the file
-    /// would keep it for good.
+    /// Rejects a floor that is too far ahead of the clock, because the file would keep it. Accepts it if the last fence
+    /// is as far ahead.
     pub(crate) fn check_floor(&self, floor: Option<Fence>) -> io::Result<()> {
         let Some(floor) = floor else { return Ok(()) };
         let last = self.last.as_ref().map_or(0, |last| last.fence.get());
@@ -79,22 +81,34 @@ impl Records {
         Ok(())
     }
 
-    /// Writes a record beside the last one.
+    /// Writes a record without overwriting the last one.
     pub(crate) fn write(&self, file: &File, record: &Record) -> io::Result<()> {
-        file.write_all_at(line(record).as_bytes(), self.next)
+        file.write_all_at(&line(record), self.next)
     }
 }
 
-/// Microseconds since 1970.
+/// Returns the time in microseconds since 1970.
 pub(crate) fn now() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
 }
 
-fn line(record: &Record) -> String {
+fn line(record: &Record) -> Vec<u8> {
     let Record { fence, owner, since, label } = record;
-    let text = format!("{fence} {owner} {since} {label}");
-    format!("{:016x} {text}\n", checksum(text.as_bytes()))
+    let mut line = Vec::with_capacity(LINE);
+    let _ = write!(line, "{:016x} {fence} {owner} {since} {label}", 0);
+    let sum = checksum(&line[TEXT_AT..]);
+    let _ = write!(&mut line[..], "{sum:016x}");
+    line.push(b'\n');
+    line
+}
+
+/// Returns the fence of a line whose checksum was not verified.
+fn unverified_fence(line: &[u8]) -> Option<u64> {
+    let digits = line.get(TEXT_AT..)?.iter().take_while(|byte| byte.is_ascii_digit());
+    digits
+        .copied()
+        .try_fold(0_u64, |fence, digit| fence.checked_mul(10)?.checked_add(u64::from(digit - b'0')))
 }
 
 fn parse(bytes: &[u8]) -> Option<Record> {
@@ -113,13 +127,13 @@ fn parse(bytes: &[u8]) -> Option<Record> {
     })
 }
 
-/// FNV-1a: it tells a torn line from a whole one, and need not do more.
+/// Returns the FNV-1a hash, which detects torn lines.
 fn checksum(bytes: &[u8]) -> u64 {
     let step = |sum: u64, byte: &u8| (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, step)
 }
 
-/// Writes a long name, unless it is there. Many may do so at the same time: they write the same.
+/// Writes a long name, unless it is complete. Concurrent writers write the same bytes.
 pub(crate) fn write_name(file: &File, length: u64, name: &str) -> io::Result<()> {
     if length == NAME_AT + name.len() as u64 {
         return Ok(());
@@ -129,14 +143,14 @@ pub(crate) fn write_name(file: &File, length: u64, name: &str) -> io::Result<()>
 
 /// Reads a long name.
 pub(crate) fn read_name(file: &File) -> io::Result<Option<String>> {
-    // A user's name has a kilobyte at most; those of combinators are a little longer.
+    // The names of users have at most a kilobyte. Those of combinators are a little longer.
     let mut bytes = vec![0; 4096];
     let read = read_at(file, &mut bytes, NAME_AT)?;
     bytes.truncate(read);
     Ok(String::from_utf8(bytes).ok().filter(|name| !name.is_empty()))
 }
 
-/// As much as there is.
+/// Reads until the buffer is full or the file ends. Returns the number of bytes.
 fn read_at(file: &File, bytes: &mut [u8], at: u64) -> io::Result<usize> {
     let mut read = 0;
     while read < bytes.len() {
@@ -168,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_back() {
+    fn a_written_record_is_read_back() {
         let file = tempfile::tempfile().unwrap();
         assert_eq!(last(&file), None);
         for (fence, label) in [(1, ""), (2, "web-1:42:a b "), (u64::MAX >> 1, "é"), (4, "late")] {
@@ -182,12 +196,12 @@ mod tests {
         for fence in [u64::MAX / 2 - 1, u64::MAX / 2] {
             let written = record(fence, &longest);
             write(&file, &written);
-            assert_eq!(last(&file), Some(written), "a line is never longer than its room");
+            assert_eq!(last(&file), Some(written), "a line fits into its space");
         }
     }
 
     #[test]
-    fn a_write_torn_at_any_byte_never_sets_the_fence_back() {
+    fn a_write_torn_at_any_byte_never_lowers_the_fence() {
         for before in 1..4 {
             let file = tempfile::tempfile().unwrap();
             for fence in 1..=before {
@@ -201,7 +215,7 @@ mod tests {
                 let length = read_at(&file, &mut bytes, 0).unwrap();
                 copy.write_all_at(&bytes[..length], 0).unwrap();
                 let records = Records::read(&copy).unwrap();
-                copy.write_all_at(&whole.as_bytes()[..written], records.next).unwrap();
+                copy.write_all_at(&whole[..written], records.next).unwrap();
                 let fence = last(&copy).map_or(0, |last| last.fence.get());
                 let expected = if written == whole.len() { before + 1 } else { before };
                 assert_eq!(fence, expected, "after {written} bytes");
@@ -211,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_is_written_beside_the_last_one_and_not_over_it() {
+    fn a_record_does_not_overwrite_the_last_one() {
         let file = tempfile::tempfile().unwrap();
         for fence in 1..6 {
             write(&file, &record(fence, "before"));
@@ -219,7 +233,7 @@ mod tests {
             write(&file, &record(fence + 1, "after"));
             assert_eq!(last(&file).unwrap().fence.get(), fence + 1);
             file.write_all_at(&[0xff; 20], at).unwrap();
-            assert_eq!(last(&file).unwrap().fence.get(), fence, "the one before is still there");
+            assert_eq!(last(&file).unwrap().fence.get(), fence, "the record before is intact");
         }
     }
 
@@ -234,7 +248,7 @@ mod tests {
         assert!(next(&file, 0).unwrap() >= clock);
         let half_an_hour = minutes(30);
         assert_eq!(next(&file, half_an_hour).unwrap(), half_an_hour);
-        // Ahead of the clock, which was set back since: fences go on from there.
+        // The clock was set back: fences continue from the last one.
         let far = minutes(1_000_000);
         write(&file, &record(far, "ahead"));
         assert_eq!(next(&file, 7).unwrap(), far + 1);
@@ -242,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_floor_far_ahead_of_the_clock_is_refused_and_names_both() {
+    fn a_floor_far_ahead_of_the_clock_is_rejected_with_an_error_that_names_both() {
         let file = tempfile::tempfile().unwrap();
         let records = Records::read(&file).unwrap();
         for floor in [now() + 61 * 60_000_000, 1 << 53, u64::MAX >> 1] {
@@ -252,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn after_the_highest_fence_there_is_an_error_and_no_other() {
+    fn the_highest_fence_is_followed_by_an_error() {
         let file = tempfile::tempfile().unwrap();
         write(&file, &record(u64::MAX >> 1, "the last"));
         let error = Records::read(&file).unwrap().next_fence(None).unwrap_err();
@@ -260,16 +274,16 @@ mod tests {
     }
 
     #[test]
-    fn rubbish_is_no_record() {
-        for rubbish in [&b""[..], b"\n", b" \n", b"0 1\n", &[0; 1024], &[b'x'; 1024], b"\xff\n"] {
+    fn invalid_content_is_no_record() {
+        for content in [&b""[..], b"\n", b" \n", b"0 1\n", &[0; 1024], &[b'x'; 1024], b"\xff\n"] {
             let file = tempfile::tempfile().unwrap();
-            file.write_all_at(rubbish, 0).unwrap();
-            assert_eq!(last(&file), None, "{rubbish:?}");
+            file.write_all_at(content, 0).unwrap();
+            assert_eq!(last(&file), None, "{content:?}");
         }
     }
 
     #[test]
-    fn a_long_name_is_written_once_and_again_if_it_is_not_whole() {
+    fn an_incomplete_long_name_is_written_again() {
         let file = tempfile::tempfile().unwrap();
         let length = |file: &File| file.metadata().unwrap().len();
         assert_eq!(read_name(&file).unwrap(), None);

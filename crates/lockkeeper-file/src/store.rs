@@ -1,6 +1,7 @@
-//! What claims and inspection share: the directory, its notices, and how they keep out of each other's way.
+//! The raw store: the directory and its notifications, and the lock that separates claims from inspection.
 
 use std::io;
+use std::ops::Deref;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,27 +14,44 @@ use crate::lock_file::LockFile;
 use crate::names;
 use crate::notify::Watcher;
 
-/// How long another process may inspect the directory before it counts as stopped: much longer than that takes, even on
+/// How long another process may inspect the directory before it counts as stopped. An inspection takes much less, even on
 /// a busy machine.
-pub(crate) const MAX_LOOK: Duration = Duration::from_secs(1);
-/// The pause between two looks of [`eventually`].
+pub(crate) const MAX_INSPECTION: Duration = Duration::from_secs(1);
+/// The pause between two checks of [`poll_until`].
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// What claims and inspection share. Exclusive and shared locks; semaphores are made around it.
+/// The raw store, which claims and inspection share: exclusive and shared locks. [`File`](crate::File) wraps it in a
+/// local queue and makes semaphores of it. Clones are the same store.
 #[derive(Debug, Clone)]
-pub(crate) struct Store {
-    pub(crate) dir: Arc<Dir>,
+pub(crate) struct Store(Arc<Shared>);
+
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) dir: Dir,
     pub(crate) fence: bool,
     pub(crate) inherit: bool,
-    pub(crate) watcher: Option<Arc<Watcher>>,
+    /// `None` if waiters poll.
+    pub(crate) watcher: Option<Watcher>,
+}
+
+impl Deref for Store {
+    type Target = Shared;
+
+    fn deref(&self) -> &Shared {
+        &self.0
+    }
 }
 
 impl Store {
-    pub(crate) fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(names::file_name(name))
+    pub(crate) fn new(shared: Shared) -> Self {
+        Self(Arc::new(shared))
     }
 
-    /// Opens a lock file, and creates it if it is missing, with its directory if need be.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.dir.path_of(&names::file_name(name))
+    }
+
+    /// Opens a lock file. Creates it, and the directory, if missing.
     pub(crate) fn make(&self, file: &str) -> io::Result<Opened> {
         match self.dir.make(file) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -44,12 +62,12 @@ impl Store {
         }
     }
 
-    /// Opens the directory again if it is no longer the one at its path, and creates it if it is missing.
+    /// Reopens the directory if it is no longer the one at its path. Creates it if it is missing.
     pub(crate) fn refresh_dir(&self) -> io::Result<()> {
         self.dir.refresh().map(|reopened| self.watch_dir(reopened))
     }
 
-    /// The same, without creating it: an error if it is missing.
+    /// As [`refresh_dir`](Self::refresh_dir), but fails if the directory is missing.
     pub(crate) fn reopen_dir(&self) -> io::Result<()> {
         self.dir.reopen().map(|reopened| self.watch_dir(reopened))
     }
@@ -60,36 +78,37 @@ impl Store {
         }
     }
 
-    /// Keeps processes out that lock files only to inspect them or to tidy up: see [`FileClaim`](crate::claim::FileClaim). `None` if
-    /// one is inside now.
-    pub(crate) fn keep_bystanders_out(&self) -> io::Result<Option<LockFile>> {
+    /// Blocks inspection and `gc` while the returned lock is held: see [`FileClaim`](crate::claim::FileClaim). Returns
+    /// `None` if one of them is running.
+    pub(crate) fn block_inspection(&self) -> io::Result<Option<LockFile>> {
         let dir = self.dir.to_lock()?;
         Ok(locked(dir.try_lock_shared())?.then_some(dir))
     }
 
-    /// Returns the lock to hold while files are locked only to inspect them or to tidy up. `None` if the directory is
-    /// missing: then there is nothing to inspect.
-    pub(crate) async fn as_bystander(&self) -> Result<Option<LockFile>> {
+    /// Returns the lock that inspection and `gc` hold while they lock files. Returns `None` if the directory is missing.
+    pub(crate) async fn lock_for_inspection(&self) -> Result<Option<LockFile>> {
         let dir = self.reopen_dir().and_then(|()| self.dir.to_lock());
         let Some(dir) = found(dir).map_err(unavailable)? else { return Ok(None) };
-        if eventually(MAX_LOOK, || locked(dir.try_lock())).await.map_err(unavailable)? {
+        if poll_until(MAX_INSPECTION, || locked(dir.try_lock())).await.map_err(unavailable)? {
             return Ok(Some(dir));
         }
-        let message =
-            "another process is looking into the directory and does not end: is it stopped?";
+        let dir = self.dir.path().display();
+        let message = format!(
+            "file: another process has inspected \"{dir}\" for over a second: it may be stopped, resume or end it"
+        );
         Err(Error::new(ErrorKind::Unavailable, message))
     }
 }
 
-/// Repeats a question of inspection until the answer is yes, for a bounded time. Claims do not use this: the engine waits
-/// for them.
-pub(crate) async fn eventually(
+/// Repeats a check of inspection until it succeeds or the limit has passed. Claims do not use this: the engine waits for
+/// them.
+pub(crate) async fn poll_until(
     limit: Duration,
-    mut is_so: impl FnMut() -> io::Result<bool>,
+    mut check: impl FnMut() -> io::Result<bool>,
 ) -> io::Result<bool> {
     let start = Instant::now();
     loop {
-        if is_so()? {
+        if check()? {
             return Ok(true);
         }
         if start.elapsed() > limit {

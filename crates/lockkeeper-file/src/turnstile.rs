@@ -1,43 +1,43 @@
-//! Keeps new readers out while a writer waits for those inside.
+//! Blocks new readers while a writer waits for the present ones.
 //!
-//! Readers that overlap would starve a writer, since the lock is never free. So a waiting writer that finds readers
-//! inside takes the *turnstile*, an exclusive lock on a second file, and readers do not enter while it is taken. It is a
-//! `flock` like the lock itself: it ends with the process that has it.
+//! Overlapping readers would starve a writer, since the lock is never free. So a writer that waits for readers takes the
+//! *turnstile*, an exclusive lock on a second file, and new readers wait while it is taken. It is a
+//! `flock` like the lock itself, and ends with its process.
 //!
-//! Only writers that wait behind readers use it. An uncontended writer does not touch it, and a reader that finds
-//! no such file makes one system call more. The writer removes the file when it leaves. A file that a killed
-//! writer leaves behind is not locked and stops no reader; the next writer that waits removes it, or `gc`.
+//! Only writers that wait for readers use it. An uncontended writer does not touch it, and a reader makes
+//! one more system call to find that the file is missing. The writer removes the file when it acquires the lock or gives up. The
+//! file of a killed writer is not locked and blocks no reader; the next waiting writer or `gc` removes it.
 
 use std::io;
-use std::sync::Arc;
 
-use crate::dir::{Dir, id_at};
+use crate::dir::Dir;
 use crate::error::locked;
 use crate::lock_file::LockFile;
+use crate::store::Store;
 
-/// How often a file may be removed between being opened and being locked.
+/// How often the file may be removed between opening and locking.
 const MAX_REMOVED: u32 = 10;
 
-/// The turnstile, taken by a waiting writer until this is dropped.
+/// A taken turnstile. Dropping it removes the file.
 #[derive(Debug)]
 pub(crate) struct Turnstile {
-    /// Held for its lock.
+    /// Holds the lock.
     _file: LockFile,
-    dir: Arc<Dir>,
+    store: Store,
     name: String,
 }
 
 impl Turnstile {
-    /// Takes the turnstile; `None` if another writer has it, or a reader is just looking at it.
-    pub(crate) fn take(dir: &Arc<Dir>, name: &str) -> io::Result<Option<Self>> {
+    /// Takes the turnstile. Returns `None` if another writer has it, or a reader is checking it.
+    pub(crate) fn take(store: &Store, name: &str) -> io::Result<Option<Self>> {
         for _ in 0..MAX_REMOVED {
-            let opened = dir.make(name)?;
+            let opened = store.dir.make(name)?;
             if !locked(opened.file.try_lock())? {
                 return Ok(None);
             }
-            if id_at(&dir.path().join(name))? == Some(opened.id()) {
-                let (dir, name) = (dir.clone(), name.to_owned());
-                return Ok(Some(Self { _file: opened.file, dir, name }));
+            if store.dir.id_of(name)? == Some(opened.id()) {
+                let (store, name) = (store.clone(), name.to_owned());
+                return Ok(Some(Self { _file: opened.file, store, name }));
             }
         }
         Ok(None)
@@ -54,7 +54,7 @@ impl Turnstile {
 
 impl Drop for Turnstile {
     fn drop(&mut self) {
-        // Removed while it is locked, so that a writer that opened it meanwhile notices.
-        let _ = self.dir.remove(&self.name);
+        // Removed while it is locked: a writer that has opened it finds that it is no longer in place.
+        let _ = self.store.dir.remove(&self.name);
     }
 }

@@ -1,4 +1,4 @@
-//! The suite that every store runs: with notices, without, and without fences.
+//! The conformance suite: with notifications, with polling, and without fences.
 #![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 
 mod common;
@@ -6,7 +6,7 @@ mod common;
 use lockkeeper_file::File;
 use lockkeeper_testkit::conformance::Subject;
 
-async fn told() -> Subject {
+async fn notified() -> Subject {
     common::subject(&File::options(), "")
 }
 
@@ -19,11 +19,11 @@ async fn without_fences() -> Subject {
 }
 
 mod conformance {
-    lockkeeper_testkit::conformance!(super::told);
+    lockkeeper_testkit::conformance!(super::notified);
 }
 
 mod across_processes {
-    lockkeeper_testkit::conformance_across_processes!(super::told);
+    lockkeeper_testkit::conformance_across_processes!(super::notified);
 }
 
 mod polling_conformance {

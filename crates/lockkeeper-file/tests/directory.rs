@@ -1,4 +1,4 @@
-//! Directories that go away, and directories and files that other users can change.
+//! Directories that are removed or moved, and directories and files that other users can change.
 #![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 
 mod common;
@@ -11,26 +11,20 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{files, soon, store, url};
-use lockkeeper_core::{ErrorKind, Keeper, Severity};
+use common::{files, keeper, soon, store, url};
+use lockkeeper_core::{ErrorKind, Severity};
 use lockkeeper_file::{File, diagnose};
 use rustix::fs::{FileType, Mode};
 
-/// Longer than any test: nothing is found out by a renewal, or by looking now and then.
-const LONG: Duration = Duration::from_secs(600);
-/// A user who is neither root nor runs tests.
+/// A user that is neither root nor the user of the tests.
 const STRANGER: u32 = 12_345;
-
-fn keeper(store: &File) -> Keeper {
-    Keeper::new(store.clone()).ttl(LONG)
-}
 
 fn chmod(path: &Path, mode: u32) {
     fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
 }
 
-/// Whether this is root, who can give files to another user. If not, says which check is not made: to stderr itself,
-/// which the test harness does not capture.
+/// Returns whether this is root, who can give files to another user. If not, reports the skipped check on stderr, past the
+/// capture of the test harness.
 fn is_root_for(check: &str) -> bool {
     let is_root = rustix::process::geteuid().is_root();
     if !is_root {
@@ -50,14 +44,14 @@ async fn a_directory_that_was_removed_is_created_again_by_the_next_attempt() {
     for round in 0..3 {
         let held = keeper.mutex("held").lock().await.unwrap();
         fs::remove_dir_all(dir.path()).unwrap();
-        soon("to be told", held.lost()).await;
+        soon("the loss", held.lost()).await;
         let inspect = keeper.inspect().unwrap();
         assert!(inspect.list("").await.unwrap().is_empty(), "round {round}");
         assert!(inspect.show("held").await.unwrap().is_empty(), "round {round}");
         assert_eq!(inspect.break_lock("held").await.unwrap(), 0, "round {round}");
         assert_eq!(store.gc().await.unwrap(), 0, "round {round}");
-        assert!(!dir.path().exists(), "one who only looks creates no directory");
-        let guard = keeper.mutex("b").try_lock().await.unwrap().expect("it is free");
+        assert!(!dir.path().exists(), "inspection creates no directory");
+        let guard = keeper.mutex("b").try_lock().await.unwrap().expect("a free lock");
         assert_eq!(fs::metadata(dir.path()).unwrap().permissions().mode() & 0o777, 0o700);
         let waiter = tokio::spawn({
             let mutex = keeper.mutex("b");
@@ -71,7 +65,7 @@ async fn a_directory_that_was_removed_is_created_again_by_the_next_attempt() {
 }
 
 #[tokio::test]
-async fn those_who_wait_when_the_directory_is_removed_get_the_lock_in_the_new_one() {
+async fn waiters_acquire_the_lock_in_the_new_directory_after_a_removal() {
     let (store, dir) = store();
     let keeper = keeper(&store);
     let held = keeper.mutex("a").lock().await.unwrap();
@@ -84,32 +78,32 @@ async fn those_who_wait_when_the_directory_is_removed_get_the_lock_in_the_new_on
     tokio::time::sleep(Duration::from_millis(20)).await;
     // A waiter may create its file again before the directory is empty.
     while fs::remove_dir_all(dir.path()).is_err() {}
-    soon("to be told", held.lost()).await;
+    soon("the loss", held.lost()).await;
     for waiter in waiters {
         soon("a waiter", waiter).await.unwrap();
     }
 }
 
 #[tokio::test]
-async fn a_holder_is_told_when_its_directory_is_moved_away() {
+async fn a_holder_loses_its_lock_when_the_directory_is_moved() {
     let above = tempfile::tempdir().unwrap();
     let (dir, away) = (above.path().join("locks"), above.path().join("away"));
     let keeper = keeper(&File::open(&dir).unwrap());
     for _ in 0..2 {
         let held = keeper.mutex("a").lock().await.unwrap();
-        // So that it listens by now.
+        // The holder listens by now.
         tokio::time::sleep(Duration::from_millis(50)).await;
         fs::rename(&dir, &away).unwrap();
-        soon("to be told", held.lost()).await;
+        soon("the loss", held.lost()).await;
         let next = soon("the lock", keeper.mutex("a").lock()).await.unwrap();
-        assert!(dir.join("a.lock").exists(), "it is in the directory at the path");
+        assert!(dir.join("a.lock").exists(), "the lock file is in the directory at the path");
         next.release().await.unwrap();
         fs::remove_dir_all(&away).unwrap();
     }
 }
 
 #[tokio::test]
-async fn a_directory_that_others_put_in_the_place_of_the_old_one_is_not_used() {
+async fn an_unsafe_directory_in_the_place_of_the_old_one_is_rejected() {
     let above = tempfile::tempdir().unwrap();
     let dir = above.path().join("locks");
     let mutex = keeper(&File::open(&dir).unwrap()).mutex("a");
@@ -128,9 +122,9 @@ async fn a_directory_that_others_put_in_the_place_of_the_old_one_is_not_used() {
     mutex.lock().await.expect("created again").release().await.unwrap();
 }
 
-/// What `open` and `diagnose` answer to a directory that is not safe.
+/// Asserts that `open` and `diagnose` reject a directory.
 #[track_caller]
-fn assert_refused(dir: &Path, why: &str, advice: &str) {
+fn assert_rejected(dir: &Path, why: &str, advice: &str) {
     let error = File::open(dir).expect_err(why);
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
     let said = error.to_string();
@@ -144,7 +138,7 @@ fn assert_refused(dir: &Path, why: &str, advice: &str) {
 }
 
 #[test]
-fn a_directory_that_others_can_write_to_is_refused_unless_it_is_sticky() {
+fn a_directory_writable_by_others_is_rejected_unless_it_is_sticky() {
     let above = tempfile::tempdir().unwrap();
     let dir = above.path().join("locks");
     fs::create_dir(&dir).unwrap();
@@ -158,7 +152,7 @@ fn a_directory_that_others_can_write_to_is_refused_unless_it_is_sticky() {
     ] {
         chmod(&dir, mode);
         let why = format!("{who} may write to it (mode {mode:04o})");
-        assert_refused(&dir, &why, &format!("chmod go-w {}", dir.display()));
+        assert_rejected(&dir, &why, &format!("chmod go-w {}", dir.display()));
         assert_eq!(files(&dir), [""; 0]);
     }
     for mode in [0o1777, 0o3770, 0o1770, 0o755, 0o700] {
@@ -167,9 +161,9 @@ fn a_directory_that_others_can_write_to_is_refused_unless_it_is_sticky() {
     }
 }
 
-/// Only root can give files away. For other users the unit tests of `dir.rs` check the rule itself.
+/// Only root can change the owner of files. The unit tests of `dir.rs` cover the rule for other users.
 #[test]
-fn a_directory_or_link_of_another_user_is_refused() {
+fn a_directory_or_link_of_another_user_is_rejected() {
     if !is_root_for("a_directory_or_link_of_another_user_is_refused") {
         return;
     }
@@ -178,20 +172,20 @@ fn a_directory_or_link_of_another_user_is_refused() {
     fs::create_dir(&dir).unwrap();
     let link = above.path().join("link");
     symlink(&dir, &link).unwrap();
-    File::open(&link).expect("a link of one's own");
+    File::open(&link).expect("a link of this user");
     lchown(&link, Some(STRANGER), None).unwrap();
     for spelled in [link.clone(), link.join(""), link.join("."), link.join("./")] {
-        assert_refused(
+        assert_rejected(
             &spelled,
             "a symbolic link that belongs to user 12345",
             "name the directory",
         );
     }
     chown(&dir, Some(STRANGER), None).unwrap();
-    assert_refused(&dir, "it belongs to user 12345", &format!("chown 0 {}", dir.display()));
+    assert_rejected(&dir, "it belongs to user 12345", &format!("chown 0 {}", dir.display()));
 }
 
-/// Another user who can write above the directory replaces it by a link while it is opened.
+/// Another user who can write to the parent replaces the directory by a link while it is opened.
 #[test]
 fn a_link_of_another_user_that_appears_while_the_directory_is_opened_is_not_followed() {
     if !is_root_for("a link that appears while the directory is opened is not followed") {
@@ -225,7 +219,7 @@ fn a_link_of_another_user_that_appears_while_the_directory_is_opened_is_not_foll
 }
 
 #[tokio::test]
-async fn what_others_put_in_the_place_of_a_lock_file_is_refused_and_not_written_to() {
+async fn an_unsafe_lock_file_is_rejected_and_not_written_to() {
     let (store, dir) = store();
     let outside = tempfile::tempdir_in(dir.path()).unwrap();
     let victim = outside.path().join("victim");
@@ -245,12 +239,12 @@ async fn what_others_put_in_the_place_of_a_lock_file_is_refused_and_not_written_
     let mut planted = vec![
         ("link", "is a symbolic link"),
         ("dangling", "is a symbolic link"),
-        ("hard", "is also known by another name (2 hard links)"),
+        ("hard", "has other names (2 hard links)"),
         ("dir", "is a directory"),
         ("socket", "is not a regular file"),
         ("fifo", "is not a regular file"),
     ];
-    if is_root_for("a lock file of another user is refused") {
+    if is_root_for("a lock file of another user is rejected") {
         fs::write(path("theirs"), "").unwrap();
         chown(path("theirs"), Some(STRANGER), None).unwrap();
         planted.push(("theirs", "belongs to user 12345"));
@@ -259,7 +253,7 @@ async fn what_others_put_in_the_place_of_a_lock_file_is_refused_and_not_written_
             planted.push(("device", "is not a regular file"));
         } else {
             not_run(
-                "a device in the place of a lock file is refused",
+                "a device in the place of a lock file is rejected",
                 "devices are forbidden here",
             );
         }
@@ -278,7 +272,7 @@ async fn what_others_put_in_the_place_of_a_lock_file_is_refused_and_not_written_
     }
     assert_eq!(fs::read(&victim).unwrap(), b"mine");
     assert!(!missing.exists());
-    // They stand in the way of no other lock.
+    // Other locks are not affected.
     let guard = keeper.mutex("a").lock().await.unwrap();
     let inspect = keeper.inspect().unwrap();
     assert_eq!(inspect.list("").await.unwrap().len(), 1);
@@ -292,28 +286,28 @@ async fn what_others_put_in_the_place_of_a_lock_file_is_refused_and_not_written_
 }
 
 #[tokio::test]
-async fn a_turnstile_that_others_planted_stands_in_nobodys_way() {
+async fn an_unsafe_turnstile_blocks_no_claim() {
     let (store, dir) = store();
     let victim = dir.path().join("victim");
     fs::write(&victim, "mine").unwrap();
     symlink(&victim, dir.path().join("a.turn")).unwrap();
     let lock = keeper(&store).rw_lock("a");
-    let inside = lock.read().await.unwrap();
+    let held = lock.read().await.unwrap();
     let writer = tokio::spawn({
         let lock = lock.clone();
         async move { lock.write().await.unwrap() }
     });
     tokio::time::sleep(Duration::from_millis(20)).await;
-    // Another process: readers of this one queue behind the writer.
+    // As another process: readers of this process queue behind the writer.
     let elsewhere = keeper(&File::open(dir.path()).unwrap()).rw_lock("a");
     soon("a reader elsewhere", elsewhere.read()).await.unwrap().release().await.unwrap();
-    inside.release().await.unwrap();
+    held.release().await.unwrap();
     soon("the writer", writer).await.unwrap().release().await.unwrap();
     assert_eq!(fs::read(&victim).unwrap(), b"mine");
 }
 
 #[test]
-fn a_directory_below_one_that_others_can_change_is_warned_of() {
+fn a_parent_directory_that_others_can_change_is_warned_of() {
     let above = tempfile::tempdir().unwrap();
     let dir = above.path().join("locks");
     let unsafe_parents = || {
@@ -331,7 +325,7 @@ fn a_directory_below_one_that_others_can_change_is_warned_of() {
     }
 }
 
-/// A claim that was refused some slots must not keep their files open.
+/// A claim closes the files of the slots that it did not get.
 #[tokio::test]
 async fn a_permit_keeps_one_file_open() {
     const PERMITS: u32 = 64;
@@ -349,6 +343,6 @@ async fn a_permit_keeps_one_file_open() {
         held.push(semaphore.acquire().await.unwrap());
     }
     assert!(semaphore.try_acquire().await.unwrap().is_none());
-    // The gate of a claim that has entered may be open as well.
+    // The gate of the claim may be open as well.
     assert!(open() <= 2 * held.len(), "{} files are open for {} permits", open(), held.len());
 }

@@ -17,7 +17,7 @@ const LAYERS: [Layer<'_>; 7] = [
         modules: &["store", "turnstile", "dir", "record", "lock_file"],
         below: &["notify", "base"],
     },
-    // The client of inotify, which knows nothing of locks.
+    // The inotify client, which is independent of locks.
     Layer { name: "notify", modules: &["notify"], below: &[] },
     Layer { name: "base", modules: &["error", "names"], below: &[] },
 ];

@@ -1,4 +1,4 @@
-//! What other processes do to each other: they hammer, tidy up, are killed and start others.
+//! Several processes: contention, `gc`, killed and stopped holders, started programs.
 #![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 
 mod common;
@@ -7,21 +7,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use common::{Process, soon, store, url};
-use lockkeeper_core::Keeper;
-use lockkeeper_file::File;
+use common::{Process, keeper, soon, store, url};
 use lockkeeper_testkit::history::History;
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Longer than any test: nothing is found out by looking now and then.
-const LONG: Duration = Duration::from_secs(600);
-
-fn keeper(store: &File) -> Keeper {
-    Keeper::new(store.clone()).ttl(LONG)
-}
-
 #[tokio::test]
-async fn eight_processes_hammer_while_another_removes_idle_files_and_never_two_hold() {
+async fn eight_processes_exclude_each_other_while_another_removes_idle_files() {
     let (_store, dir) = store();
     let mut tidying = Process::start(dir.path(), &["gc"]);
     let removed = Arc::new(AtomicUsize::new(0));
@@ -36,8 +27,8 @@ async fn eight_processes_hammer_while_another_removes_idle_files_and_never_two_h
     });
     let history = History::new();
     let mut rounds = 0;
-    // Until enough files were removed while they hammered.
-    soon("some files to be removed", async {
+    // Until enough files were removed under contention.
+    soon("removed files", async {
         while rounds < 2 || removed.load(Ordering::SeqCst) < 20 {
             rounds += 1;
             let start = |_| Process::start(dir.path(), &["a", "30000", "hammer", "50"]);
@@ -58,7 +49,7 @@ async fn eight_processes_hammer_while_another_removes_idle_files_and_never_two_h
 }
 
 #[tokio::test]
-async fn a_holder_killed_with_nine_wakes_the_next_and_is_no_longer_shown() {
+async fn a_killed_holder_wakes_the_next_waiter_and_is_no_longer_shown() {
     let (store, dir) = store();
     let keeper = keeper(&store);
     for _ in 0..3 {
@@ -67,7 +58,7 @@ async fn a_holder_killed_with_nine_wakes_the_next_and_is_no_longer_shown() {
         let shown = keeper.inspect().unwrap().show("a").await.unwrap();
         let pid = format!(":{}:", holder.child.id().unwrap());
         assert!(shown[0].holders[0].who().contains(&pid), "{shown:?}");
-        // Its ttl is so long that only a notice can wake it in time.
+        // The TTL is so long that only a notification can wake it in time.
         let waiter = tokio::spawn({
             let mutex = keeper.mutex("a");
             async move { mutex.lock().await.unwrap() }
@@ -79,9 +70,9 @@ async fn a_holder_killed_with_nine_wakes_the_next_and_is_no_longer_shown() {
     }
 }
 
-/// A process that is killed unlocks nothing itself: what it has started must not have the file.
+/// A killed process does not unlock its files, so programs that it started must not have them open.
 #[tokio::test]
-async fn a_program_that_is_started_does_not_carry_the_lock() {
+async fn a_started_program_does_not_inherit_the_lock_by_default() {
     for (query, carried) in [("", false), ("?inherit=on", true)] {
         let (store, dir) = store();
         let mutex = keeper(&store).mutex("a");
@@ -91,26 +82,29 @@ async fn a_program_that_is_started_does_not_carry_the_lock() {
         assert!(mutex.try_lock().await.unwrap().is_none());
         holder.child.kill().await.unwrap();
         if carried {
-            assert!(mutex.try_lock().await.unwrap().is_none(), "it was to be carried");
-            rustix::process::test_kill_process(started.0).expect("what was started still runs");
+            assert!(
+                mutex.try_lock().await.unwrap().is_none(),
+                "the program has inherited the lock"
+            );
+            rustix::process::test_kill_process(started.0).expect("the program still runs");
             drop(started);
             soon("the lock", mutex.lock()).await.unwrap().release().await.unwrap();
         } else {
             let guard = soon("the lock", mutex.lock()).await.unwrap();
-            rustix::process::test_kill_process(started.0).expect("what was started still runs");
+            rustix::process::test_kill_process(started.0).expect("the program still runs");
             guard.release().await.unwrap();
         }
     }
 }
 
-/// The program that inherited the file has it open still, so that the holder's close is not the last one.
+/// The program still has the file open, so the holder's close is not the last one.
 #[tokio::test]
-async fn a_waiter_is_woken_by_a_release_although_a_program_has_inherited_the_file() {
+async fn a_release_wakes_a_waiter_although_a_program_has_inherited_the_file() {
     let (store, dir) = store();
     let mut holder = Process::start_at(&format!("{}?inherit=on", url(dir.path())), &["start"]);
     let pid: i32 = holder.says("started").await.parse().unwrap();
     let started = Started(Pid::from_raw(pid).unwrap());
-    // Its ttl is so long that only a notice can wake it in time.
+    // The TTL is so long that only a notification can wake it in time.
     let waiter = tokio::spawn({
         let mutex = keeper(&store).mutex("a");
         async move { mutex.lock().await.unwrap() }
@@ -118,10 +112,10 @@ async fn a_waiter_is_woken_by_a_release_although_a_program_has_inherited_the_fil
     tokio::time::sleep(Duration::from_millis(50)).await;
     drop(holder.stdin.take());
     soon("the waiter", waiter).await.unwrap().release().await.unwrap();
-    rustix::process::test_kill_process(started.0).expect("what was started still runs");
+    rustix::process::test_kill_process(started.0).expect("the program still runs");
 }
 
-/// A process that nobody else ends.
+/// A process that ends when this is dropped.
 struct Started(Pid);
 
 impl Drop for Started {
@@ -130,9 +124,9 @@ impl Drop for Started {
     }
 }
 
-/// A program that is being started has a copy of every open file, for a moment.
+/// Between `fork` and `exec`, a child has a copy of every open file.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn programs_that_are_being_started_meanwhile_do_not_keep_what_is_released() {
+async fn programs_started_during_a_release_do_not_keep_the_lock() {
     let (store, _dir) = store();
     let keeper = keeper(&store);
     let done = Arc::new(AtomicBool::new(false));
@@ -154,7 +148,7 @@ async fn programs_that_are_being_started_meanwhile_do_not_keep_what_is_released(
 }
 
 #[tokio::test]
-async fn permits_of_a_process_that_was_killed_come_back() {
+async fn permits_of_a_killed_process_become_free() {
     let (store, dir) = store();
     let keeper = keeper(&store);
     let mut holder = Process::start(dir.path(), &["permit"]);
@@ -168,7 +162,7 @@ async fn permits_of_a_process_that_was_killed_come_back() {
 }
 
 #[tokio::test]
-async fn a_stuck_holder_is_thrown_out_and_finds_out_when_it_goes_on() {
+async fn a_stopped_holder_whose_lock_was_broken_reports_the_loss_when_it_continues() {
     let (store, dir) = store();
     let keeper = keeper(&store);
     let mut stuck = Process::start(dir.path(), &["a", "30000", "hold"]);
@@ -188,21 +182,24 @@ async fn a_stuck_holder_is_thrown_out_and_finds_out_when_it_goes_on() {
 }
 
 #[tokio::test]
-async fn those_who_wait_do_not_keep_each_other_awake() {
+async fn waiters_do_not_wake_each_other() {
     let (store, dir) = store();
     let keeper = keeper(&store);
     let guard = keeper.mutex("a").lock().await.unwrap();
     let start = |_| Process::start(dir.path(), &["a", "600000", "hold"]);
     let mut waiters: Vec<_> = (0..3).map(start).collect();
     tokio::time::sleep(Duration::from_millis(300)).await;
-    // A try opens and closes the file, which wakes them all once.
+    // A try opens and closes the file, which wakes all waiters once.
     assert!(keeper.mutex("a").try_lock().await.unwrap().is_none());
     let ticks = || waiters.iter().map(Process::cpu_ticks).sum::<u64>();
     let before = ticks();
     tokio::time::sleep(Duration::from_secs(1)).await;
     let used = ticks() - before;
-    assert!(used < 50, "three that wait ran for {used} hundredths of a second within a second");
-    // Each is to give it back as soon as it has it: they enter in any order.
+    assert!(
+        used < 50,
+        "three waiters used {used} hundredths of a second of CPU time within a second"
+    );
+    // Each releases the lock at once, in any order.
     for waiter in &mut waiters {
         drop(waiter.stdin.take());
     }

@@ -10,7 +10,7 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{Process, SOON, files, soon, store, url};
+use common::{LONG, Process, SOON, files, soon, store, url};
 use lockkeeper_core::{Guard, Keeper, RwLock};
 use lockkeeper_file::File;
 use rustix::fs::inotify;
@@ -18,22 +18,20 @@ use rustix::process::Signal;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-/// Longer than any test: nothing is found out by a renewal, or by looking now and then.
-const LONG: Duration = Duration::from_secs(600);
 const READERS: usize = 4;
 
 fn lock(store: &File) -> RwLock {
     Keeper::new(store.clone()).ttl(LONG).rw_lock("a")
 }
 
-/// Starts readers of other processes that overlap all the time, and returns a channel with a message for each turn.
+/// Starts overlapping readers in other processes. Returns a channel with a message for each acquire.
 async fn start_readers(url: &str) -> mpsc::UnboundedReceiver<usize> {
     let (tell, mut turns) = mpsc::unbounded_channel();
     for i in 0..READERS {
         let reader = Process::start_at(url, &["read"]);
         let tell = tell.clone();
         tokio::spawn(async move {
-            // All of it: it is killed when dropped.
+            // Moves the whole helper, which is killed when dropped.
             let mut reader = reader;
             while let Ok(Some(_)) = reader.lines.next_line().await {
                 if tell.send(i).is_err() {
@@ -41,13 +39,13 @@ async fn start_readers(url: &str) -> mpsc::UnboundedReceiver<usize> {
                 }
             }
         });
-        // The next one starts in the middle of a turn of this one.
+        // The next reader starts while this one holds the lock.
         while soon("a reader", turns.recv()).await != Some(i) {}
     }
     turns
 }
 
-/// Counts turns of readers until a writer is in.
+/// Counts acquires of readers until a writer holds the lock.
 async fn turns_before_a_writer(url: &str, store: &File) -> usize {
     let mut turns = start_readers(url).await;
     while turns.try_recv().is_ok() {}
@@ -73,28 +71,34 @@ async fn turns_before_a_writer(url: &str, store: &File) -> usize {
 }
 
 #[tokio::test]
-async fn a_writer_enters_after_the_readers_that_were_inside_when_it_came() {
+async fn a_writer_waits_only_for_the_readers_that_hold_the_lock() {
     let (store, dir) = store();
     let turns = turns_before_a_writer(&url(dir.path()), &store).await;
-    // Those inside have had their turn; each reader may just have passed the turnstile.
-    assert!(turns <= 3 * READERS, "{turns} turns of {READERS} readers before a writer got in");
+    // Each reader may hold the lock, or have passed the turnstile just before.
+    assert!(
+        turns <= 3 * READERS,
+        "{turns} turns of {READERS} readers before a writer acquired the lock"
+    );
     assert_eq!(files(dir.path()), ["a.lock"], "the turnstile is removed");
 }
 
 #[tokio::test]
-async fn a_writer_that_polls_enters_too() {
+async fn a_polling_writer_is_not_starved() {
     let (_, dir) = store();
     let url = format!("{}?polling=on", url(dir.path()));
     let store = File::from_url(&url).unwrap();
     let turns = turns_before_a_writer(&url, &store).await;
-    // Readers pass a writer that sleeps between two looks, though seldom.
-    assert!(turns <= 20 * READERS, "{turns} turns of {READERS} readers before a writer got in");
+    // A few readers acquire the lock between two polls of the writer.
+    assert!(
+        turns <= 20 * READERS,
+        "{turns} turns of {READERS} readers before a writer acquired the lock"
+    );
 }
 
 /// Waits until a writer has the turnstile of `a`.
 async fn until_a_writer_waits(dir: &Path) {
     let start = Instant::now();
-    // The file is there a moment before it is locked. To lock it here, even shared, would keep the writer from it.
+    // The file exists before it is locked. A lock here, even a shared one, would block the writer.
     let is_locked = || {
         let inode = std::fs::metadata(dir.join("a.turn")).ok()?.ino();
         let locks = std::fs::read_to_string("/proc/locks").unwrap();
@@ -111,43 +115,43 @@ fn reader(lock: &RwLock) -> JoinHandle<Guard> {
     tokio::spawn(async move { lock.read().await.unwrap() })
 }
 
-/// Lets a task come to where it waits, if it waits.
-async fn a_moment() {
+/// Gives a task time to start waiting.
+async fn let_tasks_wait() {
     tokio::time::sleep(Duration::from_millis(20)).await;
 }
 
 #[tokio::test]
-async fn readers_queue_behind_a_waiting_writer_and_enter_when_it_gives_up() {
+async fn readers_queue_behind_a_waiting_writer_and_acquire_when_it_gives_up() {
     let (store, dir) = store();
     let lock = lock(&store);
-    let inside = lock.read().await.unwrap();
+    let held = lock.read().await.unwrap();
     let writer = tokio::spawn({
         let lock = lock.clone();
         async move { lock.write().await.unwrap() }
     });
     until_a_writer_waits(dir.path()).await;
     let waiting = [reader(&lock), reader(&lock)];
-    a_moment().await;
+    let_tasks_wait().await;
     assert!(waiting.iter().all(|waiting| !waiting.is_finished()), "a reader overtook the writer");
     assert!(lock.try_read().await.unwrap().is_none(), "a try overtook the writer");
     writer.abort();
     for waiting in waiting {
-        soon("a reader, beside the one inside", waiting).await.unwrap().release().await.unwrap();
+        soon("a reader beside the first one", waiting).await.unwrap().release().await.unwrap();
     }
-    assert!(inside.is_held());
+    assert!(held.is_held());
     assert_eq!(files(dir.path()), ["a.lock"], "the turnstile is removed");
 }
 
 #[tokio::test]
-async fn readers_that_queued_behind_a_writer_enter_together_when_it_is_done() {
+async fn readers_behind_a_writer_acquire_together_after_its_release() {
     let (store, dir) = store();
     let lock = lock(&store);
-    let inside = lock.read().await.unwrap();
+    let held = lock.read().await.unwrap();
     let mut writer = Process::start(dir.path(), &["a", "600000", "hold"]);
     until_a_writer_waits(dir.path()).await;
     let waiting = [reader(&lock), reader(&lock)];
-    a_moment().await;
-    inside.release().await.unwrap();
+    let_tasks_wait().await;
+    held.release().await.unwrap();
     writer.says("held").await;
     assert!(waiting.iter().all(|waiting| !waiting.is_finished()), "a reader beside a writer");
     drop(writer.stdin.take());
@@ -159,7 +163,7 @@ async fn readers_that_queued_behind_a_writer_enter_together_when_it_is_done() {
 }
 
 #[tokio::test]
-async fn a_waiting_writer_that_is_killed_keeps_no_reader_out() {
+async fn a_killed_waiting_writer_blocks_no_reader() {
     let (store, dir) = store();
     let lock = lock(&store);
     let _inside = lock.read().await.unwrap();
@@ -167,7 +171,7 @@ async fn a_waiting_writer_that_is_killed_keeps_no_reader_out() {
         let mut writer = Process::start(dir.path(), &["a", "600000", "hold"]);
         until_a_writer_waits(dir.path()).await;
         let waiting = reader(&lock);
-        a_moment().await;
+        let_tasks_wait().await;
         writer.child.kill().await.unwrap();
         soon("a reader", waiting).await.unwrap().release().await.unwrap();
         let guard = lock.try_read().await.unwrap().expect("no writer waits");
@@ -179,36 +183,36 @@ async fn a_waiting_writer_that_is_killed_keeps_no_reader_out() {
 }
 
 #[tokio::test]
-async fn a_turnstile_that_a_killed_writer_left_is_removed_by_the_next_writer() {
+async fn the_next_writer_removes_the_turnstile_of_a_killed_one() {
     let (store, dir) = store();
     let lock = lock(&store);
     std::fs::write(dir.path().join("a.turn"), "").unwrap();
-    let inside = lock.read().await.unwrap();
+    let held = lock.read().await.unwrap();
     let writer = tokio::spawn({
         let lock = lock.clone();
         async move { lock.write().await.unwrap() }
     });
-    // It is there already, so it does not tell that the writer waits.
-    soon("the writer to wait", async {
+    // The file exists already, so it does not show that the writer waits.
+    soon("a waiting writer", async {
         while let Some(guard) = lock.try_read().await.unwrap() {
             guard.release().await.unwrap();
         }
     })
     .await;
-    inside.release().await.unwrap();
+    held.release().await.unwrap();
     soon("the writer", writer).await.unwrap().release().await.unwrap();
     assert_eq!(files(dir.path()), ["a.lock"]);
 }
 
 #[tokio::test]
-async fn a_waiting_writer_that_is_stopped_does_not_keep_readers_from_a_free_lock() {
+async fn a_stopped_waiting_writer_does_not_block_readers_of_a_free_lock() {
     let (store, dir) = store();
     let lock = lock(&store);
-    let inside = lock.read().await.unwrap();
+    let held = lock.read().await.unwrap();
     let mut writer = Process::start(dir.path(), &["a", "600000", "hold"]);
     until_a_writer_waits(dir.path()).await;
     writer.signal(Signal::STOP);
-    inside.release().await.unwrap();
+    held.release().await.unwrap();
     let guard = lock.try_read().await.unwrap().expect("a try is not refused on a free lock");
     guard.release().await.unwrap();
     for _ in 0..3 {
@@ -219,23 +223,23 @@ async fn a_waiting_writer_that_is_stopped_does_not_keep_readers_from_a_free_lock
 }
 
 #[tokio::test]
-async fn only_a_writer_that_waits_for_readers_makes_a_turnstile() {
+async fn only_a_writer_that_waits_for_readers_creates_a_turnstile() {
     let (store, dir) = store();
     let lock = lock(&store);
-    let inside = lock.write().await.unwrap();
+    let held = lock.write().await.unwrap();
     let writer = tokio::spawn({
         let lock = lock.clone();
         async move { lock.write().await.unwrap() }
     });
-    a_moment().await;
+    let_tasks_wait().await;
     assert!(lock.try_write().await.unwrap().is_none());
     assert_eq!(files(dir.path()), ["a.lock"]);
-    inside.release().await.unwrap();
+    held.release().await.unwrap();
     soon("the writer", writer).await.unwrap().release().await.unwrap();
-    let inside = lock.read().await.unwrap();
+    let held = lock.read().await.unwrap();
     assert!(lock.try_write().await.unwrap().is_none());
     assert_eq!(files(dir.path()), ["a.lock"], "a try does not wait");
-    inside.release().await.unwrap();
+    held.release().await.unwrap();
 }
 
 /// Counts how often a file is opened.
@@ -245,7 +249,7 @@ impl Opens {
     fn of(path: &Path) -> Self {
         let flags = inotify::CreateFlags::NONBLOCK | inotify::CreateFlags::CLOEXEC;
         let opens = inotify::init(flags).unwrap();
-        // The kernel merges equal events in a row, so the closes are watched too.
+        // The kernel merges consecutive equal events (inotify(7)), so closes are watched, too.
         let what = inotify::WatchFlags::OPEN | inotify::WatchFlags::CLOSE;
         inotify::add_watch(&opens, path, what).unwrap();
         Self(opens)
@@ -266,37 +270,37 @@ impl Opens {
 async fn readers_behind_a_waiting_writer_do_not_poll() {
     let (store, dir) = store();
     let lock = lock(&store);
-    let inside = lock.read().await.unwrap();
+    let held = lock.read().await.unwrap();
     let mut writer = Process::start(dir.path(), &["a", "600000", "hold"]);
     until_a_writer_waits(dir.path()).await;
     let waiting = reader(&lock);
-    a_moment().await;
-    // Each look of a reader opens the turnstile. One look may come after the writer's grace.
+    let_tasks_wait().await;
+    // Each attempt of a reader opens the turnstile. One attempt may follow the writer's grace time.
     let opens = Opens::of(&dir.path().join("a.turn"));
     tokio::time::sleep(Duration::from_secs(1)).await;
-    let looks = opens.count();
-    assert!(looks <= 2, "{looks} looks in a second");
+    let attempts = opens.count();
+    assert!(attempts <= 2, "{attempts} attempts in a second");
     assert!(!waiting.is_finished());
-    inside.release().await.unwrap();
+    held.release().await.unwrap();
     writer.says("held").await;
     drop(writer.stdin.take());
     soon("the reader", waiting).await.unwrap().release().await.unwrap();
 }
 
-/// A writer waits and does not come, as its process is stopped. Readers that try the free lock may refuse each other, but
-/// not all of them.
+/// The process of a waiting writer is stopped. Concurrent tries of readers on the free lock may refuse each other, but not
+/// all of them.
 #[test]
-fn of_simultaneous_tries_to_read_a_free_lock_one_at_least_succeeds() {
+fn of_concurrent_read_tries_on_a_free_lock_at_least_one_succeeds() {
     const ROUNDS: usize = 300;
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let (store, dir) = store();
     let main = runtime();
     let writer = main.block_on(async {
-        let inside = lock(&store).read().await.unwrap();
+        let held = lock(&store).read().await.unwrap();
         let writer = Process::start(dir.path(), &["a", "600000", "hold"]);
         until_a_writer_waits(dir.path()).await;
         writer.signal(Signal::STOP);
-        inside.release().await.unwrap();
+        held.release().await.unwrap();
         writer
     });
     let start = Barrier::new(READERS);

@@ -1,11 +1,11 @@
-//! A relative directory, in a process of its own because it changes where the process is.
+//! A relative directory. In a separate binary, because the test changes the working directory.
 #![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 
 use lockkeeper_core::Keeper;
 use lockkeeper_file::File;
 
 #[tokio::test]
-async fn a_relative_directory_stays_where_it_was_when_the_process_goes_elsewhere() {
+async fn a_relative_directory_does_not_change_with_the_working_directory() {
     let here = tempfile::tempdir().unwrap();
     let elsewhere = tempfile::tempdir().unwrap();
     std::env::set_current_dir(&here).unwrap();

@@ -1,4 +1,4 @@
-//! What the file store does with its directory, its files and those who look into it.
+//! The directory, the files and the claims of the file store.
 #![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 
 mod common;
@@ -10,44 +10,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{SOON, files, soon, store};
+use common::{LONG, SOON, claim, fence_of, files, half_an_hour_ahead, keeper, soon, store};
 use lockkeeper_core::blocking::block_on;
 use lockkeeper_core::{
-    Attempt, Backend, Background, Claim, ClaimSpec, ErrorKind, Fence, Guard, Keeper, Kind,
-    LossReason, Mode, Name, ReleaseOutcome, Renewal,
+    Attempt, Backend, Background, ClaimSpec, ErrorKind, Fence, Kind, LossReason, Name,
+    ReleaseOutcome, Renewal,
 };
 use lockkeeper_file::File;
 
-/// Longer than any test: nothing is found out by a renewal, or by looking now and then.
-const LONG: Duration = Duration::from_secs(600);
-
-fn keeper(store: &File) -> Keeper {
-    Keeper::new(store.clone()).ttl(LONG)
-}
-
-/// A claim made by hand.
-fn claim(store: &File, name: &str) -> Box<dyn Claim> {
-    let background = Background::new(tokio::runtime::Handle::current());
-    store.claim(ClaimSpec::new(Name::new(name).unwrap(), LONG, background)).unwrap()
-}
-
-async fn fence_of(claim: &mut dyn Claim, floor: Option<Fence>) -> u64 {
-    match claim.attempt(floor).await.unwrap() {
-        Attempt::Granted(grant) => grant.fence.unwrap().get(),
-        Attempt::Contended { .. } | Attempt::Undecided => {
-            panic!("no grant, though nobody holds it")
-        }
-    }
-}
-
-/// A fence that is ahead of the clock, and yet plausible.
-fn half_an_hour_ahead() -> Option<Fence> {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
-    Fence::new(u64::try_from(now.as_micros()).unwrap() + 1_800_000_000)
-}
-
 #[tokio::test]
-async fn a_floor_far_ahead_of_the_clock_is_refused_and_not_written() {
+async fn a_floor_far_ahead_of_the_clock_is_rejected_and_not_written() {
     let (store, _dir) = store();
     for far in [half_an_hour_ahead().unwrap().get() + 3_600_000_000, 1 << 53, u64::MAX >> 1] {
         let mut refused = claim(&store, "a");
@@ -57,7 +29,7 @@ async fn a_floor_far_ahead_of_the_clock_is_refused_and_not_written() {
         refused.release().await.unwrap();
         let mut next = claim(&store, "a");
         assert!(fence_of(&mut *next, None).await < far, "it was written");
-        // Neither is a holder's fence raised to it.
+        // The fence of a holder is not raised to it, either.
         assert_eq!(next.attempt(Fence::new(far)).await.unwrap_err().kind(), ErrorKind::Config);
         next.release().await.unwrap();
     }
@@ -68,7 +40,7 @@ fn mode(path: &Path) -> u32 {
 }
 
 #[tokio::test]
-async fn a_missing_directory_is_made_for_its_owner_only() {
+async fn a_missing_directory_is_created_for_its_owner_only() {
     let dir = tempfile::tempdir().unwrap();
     let locks = dir.path().join("run/locks");
     let store = File::open(&locks).unwrap();
@@ -76,11 +48,11 @@ async fn a_missing_directory_is_made_for_its_owner_only() {
     assert_eq!(mode(&locks), 0o700);
     keeper(&store).mutex("a").lock().await.unwrap().release().await.unwrap();
     assert_eq!(mode(&locks.join("a.lock")), 0o600);
-    File::open(&locks).expect("one that is there is taken as it is");
+    File::open(&locks).expect("an existing directory");
 }
 
 #[test]
-fn a_path_that_is_no_directory_is_refused() {
+fn a_path_that_is_no_directory_is_rejected() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("file");
     fs::write(&file, "mine").unwrap();
@@ -96,8 +68,8 @@ fn a_path_that_is_no_directory_is_refused() {
 }
 
 #[test]
-fn a_directory_that_cannot_be_written_to_is_an_error() {
-    // Nobody can make a file in /proc, not even root.
+fn a_read_only_directory_is_an_error() {
+    // Not even root can create a file in /proc.
     for path in ["/proc", "/proc/lockkeeper"] {
         let error = File::open(path).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
@@ -113,11 +85,11 @@ fn a_directory_that_cannot_be_written_to_is_an_error() {
     }
 }
 
-/// A small disk of our own, for as long as it lives.
+/// A small mounted disk.
 struct Disk(tempfile::TempDir);
 
 impl Disk {
-    /// Mounts one; `None` where that is not allowed.
+    /// Mounts a disk. Returns `None` if that is not permitted.
     fn mount() -> Option<Self> {
         let dir = tempfile::tempdir().unwrap();
         let mut mount = std::process::Command::new("mount");
@@ -133,24 +105,24 @@ impl Drop for Disk {
     }
 }
 
-/// Set where this program runs once more, with a disk of its own at that path.
+/// Set when this program runs again with a disk mounted at that path.
 const DISK: &str = "LOCKKEEPER_TEST_DISK";
 
 #[tokio::test]
-async fn on_a_full_disk_known_locks_go_on_and_new_ones_are_refused() {
+async fn on_a_full_disk_existing_locks_work_and_new_ones_fail() {
     if let Some(disk) = std::env::var_os(DISK) {
         return fill(Path::new(&disk)).await;
     }
     if let Some(disk) = Disk::mount() {
         return fill(disk.0.path()).await;
     }
-    // Whoever may not mount may do so in a world of his own, on most systems.
+    // A user who may not mount can usually do so in a user namespace.
     let dir = tempfile::tempdir().unwrap();
     let script = "mount -t tmpfs -o size=64k tmpfs \"$1\" && shift && exec \"$@\"";
     let mut again = std::process::Command::new("unshare");
     again.args(["--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"]).arg(dir.path());
     again.arg(std::env::current_exe().unwrap());
-    again.args(["--exact", "on_a_full_disk_known_locks_go_on_and_new_ones_are_refused"]);
+    again.args(["--exact", "on_a_full_disk_existing_locks_work_and_new_ones_fail"]);
     let output = again.env(DISK, dir.path()).stdin(std::process::Stdio::null()).output();
     let output = output.expect("this test needs a small disk: run it as root, or install unshare");
     let said =
@@ -181,14 +153,14 @@ async fn fill(disk: &Path) {
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     assert!(error.to_string().starts_with("file: lock \"new\": No space left"), "{error}");
     let refused = fs::File::open(store.path("new")).unwrap();
-    refused.try_lock().expect("a grant whose fence cannot be written is none");
+    refused.try_lock().expect("a lock without a written fence is not granted");
     drop(refused);
     fs::remove_file(filling).unwrap();
-    keeper.mutex("new").lock().await.expect("there is room again").release().await.unwrap();
+    keeper.mutex("new").lock().await.expect("there is space again").release().await.unwrap();
 }
 
 #[tokio::test]
-async fn names_of_every_kind_stay_in_the_directory_and_are_read_back() {
+async fn files_of_all_names_stay_in_the_directory_and_are_listed() {
     let dir = tempfile::tempdir().unwrap();
     let locks = dir.path().join("locks");
     let store = File::open(&locks).unwrap();
@@ -199,10 +171,10 @@ async fn names_of_every_kind_stay_in_the_directory_and_are_read_back() {
     for name in names {
         guards.push(keeper.mutex(name).try_lock().await.unwrap().expect(name));
     }
-    // Its slots have a NUL in their names, and are longer than any user's name.
+    // The names of its slots contain NUL and are longer than any user's name.
     let permits = keeper.semaphore(&*longest, 2).acquire().await.unwrap();
     assert_eq!(files(dir.path()), ["locks"]);
-    assert_eq!(files(&locks).len(), names.len() + 2, "and a slot and the gate");
+    assert_eq!(files(&locks).len(), names.len() + 2, "the names, a slot and the gate");
     let inspect = keeper.inspect().unwrap();
     let listed = inspect.list("").await.unwrap();
     let of = |kind| {
@@ -228,7 +200,7 @@ async fn two_stores_in_one_directory_exclude_each_other() {
 }
 
 #[tokio::test]
-async fn a_holder_whose_file_is_removed_or_replaced_is_told_at_once() {
+async fn a_holder_whose_file_is_removed_or_replaced_loses_the_lock_at_once() {
     let (store, dir) = store();
     let keeper = keeper(&store);
     let path = store.path("a");
@@ -244,7 +216,7 @@ async fn a_holder_whose_file_is_removed_or_replaced_is_told_at_once() {
         } else {
             fs::remove_file(&path).unwrap();
         }
-        soon("to be told", guard.lost()).await;
+        soon("the loss", guard.lost()).await;
         let next = soon("the waiter", waiter).await.unwrap();
         assert!(next.fence() > guard.fence());
         assert_eq!(guard.release().await.unwrap(), ReleaseOutcome::AlreadyLost);
@@ -253,7 +225,7 @@ async fn a_holder_whose_file_is_removed_or_replaced_is_told_at_once() {
 }
 
 #[tokio::test]
-async fn a_renewal_and_a_release_find_out_what_nobody_told() {
+async fn without_notifications_a_renewal_and_a_release_find_the_loss() {
     let (_, dir) = store();
     let deaf = File::options().polling(true).open(dir.path()).unwrap();
     let mut renewing = claim(&deaf, "a");
@@ -267,33 +239,10 @@ async fn a_renewal_and_a_release_find_out_what_nobody_told() {
     assert_eq!(releasing.release().await.unwrap(), lockkeeper_core::Release::WasNotHeld);
 }
 
-#[tokio::test]
-async fn gc_removes_idle_files_and_no_others() {
-    let (store, dir) = store();
-    let keeper = keeper(&store);
-    let held = keeper.mutex("held").lock().await.unwrap();
-    let read = keeper.rw_lock("read").read().await.unwrap();
-    let permit = keeper.semaphore("gpu", 1).acquire().await.unwrap();
-    for name in ["idle", "Idle", &"long".repeat(100)] {
-        keeper.mutex(name).lock().await.unwrap().release().await.unwrap();
-    }
-    fs::write(dir.path().join("notes.txt"), "mine").unwrap();
-    fs::write(dir.path().join(".tmp-0123"), "left by one who died").unwrap();
-    // Three idle ones, and the gate of the semaphore.
-    assert_eq!(store.gc().await.unwrap(), 4);
-    assert_eq!(files(dir.path()), ["gpu%00slot%000.lock", "held.lock", "notes.txt", "read.lock"]);
-    assert!(held.is_held() && read.is_held() && permit.is_held());
-    assert_eq!(held.release().await.unwrap(), ReleaseOutcome::Released);
-    drop((read, permit));
-    keeper.close().await;
-    assert_eq!(store.gc().await.unwrap(), 3);
-    assert_eq!(store.gc().await.unwrap(), 0);
-}
-
-/// As fast as it can be, so that files are removed between the opening and the locking of others.
+/// Runs as fast as possible, so that files are removed between opening and locking.
 #[test]
-fn a_file_removed_between_opening_and_locking_never_lets_two_in() {
-    // In memory, where there is such a place: a disk would be what takes the time.
+fn a_file_removed_between_opening_and_locking_never_has_two_holders() {
+    // In memory if possible: a disk would be too slow.
     let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
     let store = File::options().polling(true).fence(false).open(dir.path()).unwrap();
     let (inside, done) = (AtomicBool::new(false), AtomicBool::new(false));
@@ -312,12 +261,12 @@ fn a_file_removed_between_opening_and_locking_never_lets_two_in() {
     let hold = || {
         let background = Background::new(runtime.handle().clone());
         let mut spec = ClaimSpec::new(Name::new("a").unwrap(), LONG, background);
-        // Does not mind being refused because of the one that removes.
+        // The removal may refuse an attempt.
         spec.queue = true;
         let mut claim = store.claim(spec).unwrap();
         if let Attempt::Granted(_) = block_on(claim.attempt(None)).unwrap() {
-            assert!(!inside.swap(true, Ordering::SeqCst), "two are in");
-            // Not a yield: on a busy machine each would take a time slice.
+            assert!(!inside.swap(true, Ordering::SeqCst), "two holders");
+            // Not a yield: on a busy machine each would cost a time slice.
             let start = Instant::now();
             while start.elapsed() < Duration::from_micros(30) {
                 std::hint::spin_loop();
@@ -329,7 +278,7 @@ fn a_file_removed_between_opening_and_locking_never_lets_two_in() {
     let start = Instant::now();
     let hammer = || {
         let mut holds = 0;
-        // On until enough was removed between two of them.
+        // Until enough files were removed between two acquires.
         while holds < 4000 || (removed.load(Ordering::SeqCst) < 20 && start.elapsed() < SOON) {
             hold();
             holds += 1;
@@ -346,10 +295,10 @@ fn a_file_removed_between_opening_and_locking_never_lets_two_in() {
         let holders = [(); 3].map(|()| scope.spawn(hammer));
         let ended = holders.map(std::thread::ScopedJoinHandle::join);
         done.store(true, Ordering::SeqCst);
-        assert!(ended.iter().all(Result::is_ok), "two were in");
+        assert!(ended.iter().all(Result::is_ok), "two holders");
     });
     let removed = removed.into_inner();
-    assert!(removed >= 20, "only {removed} files were removed: this tests nothing");
+    assert!(removed >= 20, "only {removed} files were removed: too few for the race");
 }
 
 #[tokio::test]
@@ -364,19 +313,11 @@ async fn fences_rise_after_a_file_was_removed() {
         writer.release().await.unwrap();
         assert_eq!(store.gc().await.unwrap(), 1);
         let reader = keeper(&store).rw_lock("a").read().await.unwrap();
-        assert!(reader.fence().unwrap().get() >= last, "a reader's is lower than a writer's");
+        assert!(
+            reader.fence().unwrap().get() >= last,
+            "the fence of a reader is lower than that of a writer"
+        );
     }
-}
-
-#[tokio::test]
-async fn gc_keeps_a_file_whose_fence_is_ahead_of_the_time() {
-    let (store, _dir) = store();
-    let ahead = half_an_hour_ahead();
-    let mut first = claim(&store, "a");
-    assert_eq!(Some(fence_of(&mut *first, ahead).await), ahead.map(Fence::get));
-    first.release().await.unwrap();
-    assert_eq!(store.gc().await.unwrap(), 0);
-    assert!(Some(fence_of(&mut *claim(&store, "a"), None).await) > ahead.map(Fence::get));
 }
 
 #[tokio::test]
@@ -398,93 +339,8 @@ async fn a_waiter_whose_file_is_removed_waits_for_the_new_one() {
     drop(first);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_try_is_never_refused_because_somebody_looks_or_tidies_up() {
-    let (store, _dir) = store();
-    let keeper = keeper(&store);
-    let looking = tokio::spawn({
-        let (store, keeper) = (store.clone(), keeper.clone());
-        async move {
-            loop {
-                keeper.inspect().unwrap().list("").await.unwrap();
-                store.gc().await.unwrap();
-                // In an empty directory neither of them awaits anything, and the task could not be aborted.
-                tokio::task::yield_now().await;
-            }
-        }
-    });
-    for i in 0..300 {
-        let guard = keeper.mutex("a").try_lock().await.unwrap();
-        guard.unwrap_or_else(|| panic!("refused at {i}")).release().await.unwrap();
-        let permit = keeper.semaphore("b", 1).try_acquire().await.unwrap();
-        permit.unwrap_or_else(|| panic!("no permit at {i}")).release().await.unwrap();
-    }
-    looking.abort();
-}
-
 #[tokio::test]
-async fn inspection_tells_who_holds_and_since_when() {
-    let (store, _dir) = store();
-    let keeper = keeper(&store);
-    let inspect = keeper.inspect().unwrap();
-    let guard = keeper.mutex("a").label("billing").lock().await.unwrap();
-    tokio::time::sleep(Duration::from_millis(5)).await;
-    let shown = inspect.show("a").await.unwrap();
-    let [holder] = &shown[0].holders[..] else { panic!("{shown:?}") };
-    assert_eq!(holder.owner, Some(guard.owner()));
-    assert_eq!(holder.who(), "billing");
-    assert_eq!(holder.fence, guard.fence());
-    assert_eq!(holder.mode, Mode::Exclusive);
-    assert!(holder.age.unwrap() >= Duration::from_millis(4), "{holder:?}");
-    assert_eq!(holder.remaining, None);
-    let fence = guard.fence();
-    guard.release().await.unwrap();
-    assert!(inspect.show("a").await.unwrap().is_empty(), "the file still has its name in it");
-
-    let readers =
-        [keeper.rw_lock("a").read().await.unwrap(), keeper.rw_lock("a").read().await.unwrap()];
-    let shown = inspect.show("a").await.unwrap();
-    let [holder] = &shown[0].holders[..] else { panic!("{shown:?}") };
-    assert_eq!((holder.owner, holder.mode, holder.fence), (None, Mode::Shared, fence));
-    assert_eq!(holder.label, None, "not the writer before them");
-    assert!(readers.iter().all(Guard::is_held), "they do not mind");
-}
-
-#[tokio::test]
-async fn a_broken_lock_takes_its_fence_along() {
-    let (store, _dir) = store();
-    let ahead = half_an_hour_ahead();
-    let name = Name::new("a".repeat(200)).unwrap();
-    let mut stuck = claim(&store, &name);
-    fence_of(&mut *stuck, ahead).await;
-    // It does not listen, so it does not let go: broken all the same, after a while.
-    assert_eq!(store.inspector().unwrap().break_lock(&name).await.unwrap(), 1);
-    assert_eq!(store.inspector().unwrap().list("").await.unwrap(), []);
-    let mut next = claim(&store, &name);
-    assert!(Some(fence_of(&mut *next, None).await) > ahead.map(Fence::get));
-    let listed = store.inspector().unwrap().list("").await.unwrap();
-    assert_eq!(listed[0].name, name, "a long name is taken along, too");
-    assert_eq!(stuck.renew(LONG).await.unwrap(), Renewal::Lost(LossReason::Broken));
-    assert_eq!(next.renew(LONG).await.unwrap(), Renewal::Held);
-}
-
-#[tokio::test]
-async fn readers_can_be_thrown_out() {
-    let (store, dir) = store();
-    let keeper = keeper(&store);
-    let lock = keeper.rw_lock("a");
-    let readers = [lock.read().await.unwrap(), lock.read().await.unwrap()];
-    assert_eq!(keeper.inspect().unwrap().break_lock("a").await.unwrap(), 1);
-    for reader in &readers {
-        soon("to be told", reader.lost()).await;
-    }
-    soon("write", lock.write()).await.unwrap().release().await.unwrap();
-    assert_eq!(keeper.inspect().unwrap().break_lock("a").await.unwrap(), 0);
-    assert_eq!(files(dir.path()), ["a.lock"], "nothing is left beside");
-}
-
-#[tokio::test]
-async fn readers_that_wait_enter_together() {
+async fn waiting_readers_acquire_together() {
     let (store, _dir) = store();
     let keeper = keeper(&store);
     let writer = keeper.mutex("a").lock().await.unwrap();
@@ -494,7 +350,7 @@ async fn readers_that_wait_enter_together() {
             let (lock, barrier) = (keeper.rw_lock("a"), barrier.clone());
             tokio::spawn(async move {
                 let guard = lock.read().await.unwrap();
-                // All are in before the first is out.
+                // All readers hold the lock before the first releases it.
                 barrier.wait().await;
                 guard.release().await.unwrap();
             })
@@ -508,7 +364,7 @@ async fn readers_that_wait_enter_together() {
 }
 
 #[tokio::test]
-async fn without_fences_nothing_is_written_and_nothing_can_be_seen() {
+async fn without_fences_nothing_is_written_and_inspection_is_unsupported() {
     let dir = tempfile::tempdir().unwrap();
     let store = File::options().fence(false).open(dir.path()).unwrap();
     let keeper = keeper(&store);
@@ -526,13 +382,13 @@ async fn without_fences_nothing_is_written_and_nothing_can_be_seen() {
 }
 
 #[tokio::test]
-async fn rubbish_in_a_file_stands_in_nobodys_way() {
+async fn invalid_content_of_a_file_blocks_no_claim() {
     let (store, _dir) = store();
     let path = store.path("a");
     fs::write(&path, [0xff; 3000]).unwrap();
     let first = fence_of(&mut *claim(&store, "a"), None).await;
     let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
-    // The other line is spoilt, as by a write that ended half way.
+    // The other line is torn.
     file.write_all_at(&[0xff; 512], 512).unwrap();
     assert!(fence_of(&mut *claim(&store, "a"), None).await > first);
     let info = store.inspector().unwrap().list("").await.unwrap();
@@ -540,7 +396,7 @@ async fn rubbish_in_a_file_stands_in_nobodys_way() {
 }
 
 #[tokio::test]
-async fn a_store_that_cannot_listen_polls_and_says_so() {
+async fn a_store_without_inotify_polls_and_declares_no_push() {
     let dir = tempfile::tempdir().unwrap();
     let deaf = File::from_url(&format!("{}?polling=on", common::url(dir.path()))).unwrap();
     assert!(!deaf.capabilities().push);
@@ -556,7 +412,7 @@ async fn a_store_that_cannot_listen_polls_and_says_so() {
 }
 
 #[tokio::test]
-async fn a_directory_that_is_called_like_a_lock_stands_in_nobodys_way() {
+async fn a_directory_named_like_a_lock_file_blocks_no_other_lock() {
     let dir = tempfile::tempdir().unwrap();
     let store = File::open(dir.path()).unwrap();
     fs::create_dir(dir.path().join("odd.lock")).unwrap();
@@ -567,22 +423,4 @@ async fn a_directory_that_is_called_like_a_lock_stands_in_nobodys_way() {
     guard.release().await.unwrap();
     assert_eq!(store.gc().await.unwrap(), 1);
     assert_eq!(files(dir.path()), ["link.lock", "odd.lock"]);
-}
-
-#[tokio::test]
-async fn a_foreign_holder_is_shown_without_a_label() {
-    let (store, dir) = store();
-    let file = std::fs::File::create(dir.path().join("a.lock")).unwrap();
-    let inspect = keeper(&store).inspect().unwrap();
-    for mode in [Mode::Exclusive, Mode::Shared] {
-        match mode {
-            Mode::Exclusive => file.lock().unwrap(),
-            _ => file.lock_shared().unwrap(),
-        }
-        let shown = inspect.show("a").await.unwrap();
-        let [holder] = &shown[0].holders[..] else { panic!("{shown:?}") };
-        assert_eq!((holder.label.as_ref(), holder.owner, holder.mode), (None, None, mode));
-        assert_eq!(holder.who(), "(unknown)");
-        file.unlock().unwrap();
-    }
 }

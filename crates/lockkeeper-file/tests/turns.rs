@@ -1,4 +1,4 @@
-//! Tasks of one process, and of others, that want the same lock all the time.
+//! Constant contention between tasks of one process and of several.
 #![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 
 mod common;
@@ -7,18 +7,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use common::{soon, store};
+use common::{keeper, soon, store};
 use lockkeeper_core::Keeper;
 use lockkeeper_file::File;
 
-/// Longer than any test: nothing is found out by a renewal, or by looking now and then.
-const LONG: Duration = Duration::from_secs(600);
-
-fn keeper(store: &File) -> Keeper {
-    Keeper::new(store.clone()).ttl(LONG)
-}
-
-/// So many tasks that take turns for as long as they are let.
+/// Tasks that lock in a loop.
 struct Turns {
     stop: Arc<AtomicBool>,
     count: Arc<AtomicUsize>,
@@ -26,7 +19,7 @@ struct Turns {
 }
 
 impl Turns {
-    /// Starts them, and waits until they are at it.
+    /// Starts the tasks, and waits for their first acquires.
     async fn start(keeper: &Keeper, tasks: usize) -> Self {
         let (stop, count) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
         let task = |_| {
@@ -59,21 +52,21 @@ impl Turns {
     }
 }
 
-/// Two stores are to each other like two processes.
+/// Two stores behave like two processes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tasks_that_take_turns_for_ever_do_not_keep_other_processes_out() {
+async fn tasks_that_lock_in_a_loop_do_not_starve_other_processes() {
     let (store, dir) = store();
     let turns = Turns::start(&keeper(&store), 4).await;
     let other = keeper(&File::open(dir.path()).unwrap()).mutex("a");
     for _ in 0..3 {
-        soon("the other one's turn", other.lock()).await.unwrap().release().await.unwrap();
+        soon("the lock of the other process", other.lock()).await.unwrap().release().await.unwrap();
     }
     turns.end().await;
 }
 
-/// A future that was polled once, and neither again nor dropped, as in a `select!` that has moved on.
+/// The future is polled once and kept alive.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_waiter_that_is_left_unpolled_keeps_the_lock_from_nobody() {
+async fn an_unpolled_waiter_blocks_no_claim() {
     let (store, dir) = store();
     let here = keeper(&store).mutex("a");
     let elsewhere = keeper(&File::open(dir.path()).unwrap()).mutex("a");
@@ -86,11 +79,11 @@ async fn a_waiter_that_is_left_unpolled_keeps_the_lock_from_nobody() {
             let next = next.clone();
             async move { next.lock().await.unwrap() }
         });
-        // So that it waits; if it does not yet, it is one who comes.
+        // Gives it time to wait. Otherwise it counts as a new claim.
         tokio::time::sleep(Duration::from_millis(20)).await;
         guard.release().await.unwrap();
-        soon("one who waits", waiting).await.unwrap().release().await.unwrap();
-        soon("one who comes", next.lock()).await.unwrap().release().await.unwrap();
+        soon("a waiter", waiting).await.unwrap().release().await.unwrap();
+        soon("a new claim", next.lock()).await.unwrap().release().await.unwrap();
         drop(unpolled);
     }
 }

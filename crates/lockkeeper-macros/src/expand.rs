@@ -1,4 +1,4 @@
-//! From a function to the same function under a lock.
+//! The expansion of `#[locked]`.
 
 use std::time::Duration;
 
@@ -14,15 +14,15 @@ use syn::{
     ReturnType, Safety, Signature, Type,
 };
 
-use crate::arguments::{Kind, Options};
+use crate::options::{Kind, Options};
 use crate::template::{self, Argument};
 
-/// The function under its lock; with errors, if it cannot be had, and the function as it was, so that no
-/// further errors follow from its absence.
+/// Returns the function with its body under a lock. On error it returns the error and the original function,
+/// so that no further errors follow from its absence.
 pub(crate) fn locked(options: TokenStream, item: &TokenStream) -> TokenStream {
     let options = Options::parse(options);
     let function = syn::parse2::<ItemFn>(item.clone()).map_err(|error| {
-        let message = "`#[locked]` is for functions and methods with a body";
+        let message = "`#[locked]` applies only to functions and methods with a body";
         Error::new(error.span(), message)
     });
     let expanded = match (options, function) {
@@ -43,7 +43,7 @@ fn expand(options: &Options, function: ItemFn) -> Result<TokenStream> {
     let ItemFn { attrs, vis, modifiers: _, sig, block } = function;
     let output = check(&sig)?;
     let key = key(&options.key, &sig)?;
-    let made = wanted(options, &key);
+    let lock = wanted(options, &key);
     let wanted = Ident::new("wanted", Span::mixed_site());
     let (inner, outer): (Vec<Attribute>, Vec<Attribute>) =
         attrs.into_iter().partition(|attr| matches!(attr.style, AttrStyle::Inner(_)));
@@ -54,18 +54,18 @@ fn expand(options: &Options, function: ItemFn) -> Result<TokenStream> {
         (false, false) => "run_blocking",
         (false, true) => "run_blocking_reentrant",
     };
-    // Errors about the result's type point to where it stands.
+    // Compiler errors about the return type point to it.
     let runner_span = output.span().resolved_at(Span::mixed_site());
     let runner = Ident::new(runner, runner_span);
     let runner = quote_spanned!(runner_span=> ::lockkeeper::__private::#runner);
     let awaited = quote_spanned!(runner_span=> .await);
     let (body, output) = (Ident::new("body", runner_span), nameable(output));
     let body = if sig.asyncness.is_some() {
-        // Statements, not the block: braces around a one-line body would be `unused_braces`.
+        // Statements, not the block: a block around a one-line body would trigger `unused_braces`.
         let statements = &block.stmts;
         quote! {
             let #body = ::core::pin::pin!(::core::option::Option::Some(async move {
-                // So that `?` in the body knows what it is for.
+                // Fixes the output type of the async block, for `?` in the body.
                 #[allow(
                     unknown_lints,
                     unreachable_code,
@@ -91,31 +91,30 @@ fn expand(options: &Options, function: ItemFn) -> Result<TokenStream> {
         #(#outer)*
         #vis #sig {
             #(#inner)*
-            // A statement of its own, so that nothing of it is borrowed from the arguments when it is done.
-            let #wanted = #made;
+            // A separate statement: temporaries that borrow the arguments are dropped before the body.
+            let #wanted = #lock;
             #body
         }
     })
 }
 
-/// What the function returns, unless it is one that cannot be under a lock.
+/// Returns the function's return type, or an error if the function cannot be `#[locked]`.
 fn check(sig: &Signature) -> Result<&Type> {
     if let Some(constness) = &sig.constness {
-        let message = "a `const fn` cannot be `#[locked]`: a lock is taken at run time";
+        let message = "a `const fn` cannot be `#[locked]`: a lock is acquired at run time";
         return Err(Error::new(constness.span(), message));
     }
     if !matches!(sig.safety, Safety::Default) {
-        let message = "an `unsafe fn` cannot be `#[locked]`: lock in a safe function that calls it";
+        let message = "an `unsafe fn` cannot be `#[locked]`: put the attribute on a safe function that calls it";
         return Err(Error::new(sig.safety.span(), message));
     }
-    let result = "a `#[locked]` function returns a `Result`, whose error is `From<lockkeeper::Error>`: the \
-                  lock may not be acquired, or be lost";
+    let result = "a `#[locked]` function must return a `Result` whose error implements \
+                  `From<lockkeeper::Error>`: the acquire may fail, or the lock may be lost";
     match &sig.output {
         ReturnType::Default => Err(Error::new(sig.ident.span(), result)),
         ReturnType::Type(_, output) if is_future(output) => {
-            let message = "a `#[locked]` function does not return a future: make it an `async fn`, whose \
-                           body runs under the lock (`#[async_trait]` makes futures: put `#[locked]` on a \
-                           function that the method calls)";
+            let message = "a `#[locked]` function cannot return a future: make it an `async fn` \
+                           (with `#[async_trait]`: put `#[locked]` on an `async fn` that the method calls)";
             Err(Error::new(output.span(), message))
         }
         ReturnType::Type(_, output) => match &**output {
@@ -127,7 +126,7 @@ fn check(sig: &Signature) -> Result<&Type> {
     }
 }
 
-/// Whether a type looks like a future: `impl Future`, or one in a box.
+/// Returns whether a type looks like a future: `impl Future` or a boxed one.
 fn is_future(output: &Type) -> bool {
     match output {
         Type::ImplTrait(_) => output.to_token_stream().to_string().contains("Future"),
@@ -139,7 +138,7 @@ fn is_future(output: &Type) -> bool {
     }
 }
 
-/// A type that can be written in a body: `impl Trait` cannot.
+/// Replaces each `impl Trait` by `_`, because a function body cannot name it.
 fn nameable(output: &Type) -> Type {
     struct Infer;
     impl VisitMut for Infer {
@@ -156,14 +155,14 @@ fn nameable(output: &Type) -> Type {
     output
 }
 
-/// An expression that makes the lock.
+/// Returns an expression that creates the `Wanted` lock.
 fn wanted(options: &Options, key: &TokenStream) -> TokenStream {
     let kind = match options.kind {
         Kind::Exclusive => None,
         Kind::Shared => Some(quote!(.shared())),
         Kind::Permits(permits) => Some(quote!(.permits(#permits))),
     };
-    // A name that no argument can have.
+    // Hygiene keeps this name apart from the function's arguments.
     let found = Ident::new("keeper", Span::mixed_site());
     let parts = |duration: Duration| (duration.as_secs(), duration.subsec_nanos());
     let wait = options.wait.map(parts).map(|(secs, nanos)| quote!(.wait(#secs, #nanos)));
@@ -173,12 +172,12 @@ fn wanted(options: &Options, key: &TokenStream) -> TokenStream {
         let wanted = of(quote!(#found));
         return quote!(::lockkeeper::__private::installed().map(|#found| #wanted));
     };
-    // A keeper, a reference or a smart pointer to one: whatever derefs to one.
+    // The reference coerces from a keeper, a reference to one, or a smart pointer to one.
     let wanted = of(quote_spanned!(keeper.span()=> &(#keeper)));
     quote!(::core::result::Result::Ok(#wanted))
 }
 
-/// An expression that makes the name of the lock.
+/// Returns an expression for the name of the lock.
 fn key(key: &LitStr, sig: &Signature) -> Result<TokenStream> {
     let wrong = |message: String| Error::new(key.span(), message);
     let pieces = template::parse(&key.value()).map_err(wrong)?;
@@ -193,7 +192,7 @@ fn key(key: &LitStr, sig: &Signature) -> Result<TokenStream> {
             Piece::Placeholder(Argument { name, field }) => {
                 let argument =
                     arguments.find(&name).ok_or_else(|| wrong(arguments.unknown(&name)))?;
-                // What is wrong with it is wrong with the key, but it is the argument that is meant.
+                // Errors point to the key, while the name resolves to the argument.
                 let mut argument = argument.clone();
                 argument.set_span(key.span().resolved_at(argument.span()));
                 let field = field.map(|field| member(&field, key.span())).transpose()?;
@@ -207,7 +206,7 @@ fn key(key: &LitStr, sig: &Signature) -> Result<TokenStream> {
     Ok(quote_spanned!(key.span()=> ::std::format!(#format #(, #values)*)))
 }
 
-/// A field by its name or its number.
+/// Parses a field's name or index.
 fn member(field: &str, span: Span) -> Result<Member> {
     let plain = syn::parse_str(field);
     let mut member: Member =
@@ -221,7 +220,7 @@ fn member(field: &str, span: Span) -> Result<Member> {
     Ok(member)
 }
 
-/// The names that a function's arguments have.
+/// The names of a function's arguments.
 struct Arguments(Vec<Ident>);
 
 impl Arguments {
@@ -249,15 +248,15 @@ impl Arguments {
         self.0.iter().find(|argument| argument.unraw() == name)
     }
 
-    /// That there is no such argument, and which there are.
+    /// Returns the error message for an unknown argument.
     fn unknown(&self, name: &str) -> String {
-        let there = match &self.0[..] {
-            [] => "the function has none".to_owned(),
+        let known = match &self.0[..] {
+            [] => "the function has no arguments".to_owned(),
             arguments => {
                 let names = arguments.iter().map(|argument| format!("`{}`", argument.unraw()));
-                format!("there is {}", names.collect::<Vec<_>>().join(", "))
+                format!("the arguments are {}", names.collect::<Vec<_>>().join(", "))
             }
         };
-        format!("no argument `{name}` for the key: {there}")
+        format!("unknown argument `{name}` in the key: {known}")
     }
 }

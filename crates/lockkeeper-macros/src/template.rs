@@ -1,20 +1,20 @@
-//! What may stand between the braces of a key: `{argument}` and `{argument.field}`.
+//! The placeholders of a key: `{argument}` and `{argument.field}`.
 
 use lockkeeper_syntax::template::{self, Piece};
 
-/// An argument, or a field of it.
+/// An argument or one of its fields.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Argument {
     pub(crate) name: String,
     pub(crate) field: Option<String>,
 }
 
-/// Parses a key; the error says what is wrong with it.
+/// Parses a key. The error is a message for the user.
 pub(crate) fn parse(key: &str) -> Result<Vec<Piece<Argument>>, String> {
     template::parse(key, argument)
 }
 
-/// Reads what stands between braces.
+/// Parses the text between two braces.
 fn argument(inside: &str) -> Result<Argument, String> {
     let (name, field) = match inside.split_once('.') {
         Some((name, field)) => (name, Some(field)),
@@ -25,13 +25,13 @@ fn argument(inside: &str) -> Result<Argument, String> {
     };
     if !is_name(name) || !field.is_none_or(is_field) {
         return Err(format!(
-            "`{{{inside}}}` in the key: only `{{argument}}` and `{{argument.field}}` can be there"
+            "`{{{inside}}}` in the key is not supported: use `{{argument}}` or `{{argument.field}}`"
         ));
     }
     Ok(Argument { name: name.to_owned(), field: field.map(str::to_owned) })
 }
 
-/// Whether it may be the name of an argument or a field. Whether there is one is another question.
+/// Returns whether the text has the form of a name. The compiler checks that it exists.
 fn is_name(text: &str) -> bool {
     text != "_"
         && text.starts_with(|c: char| c.is_alphabetic() || c == '_')
@@ -70,13 +70,13 @@ mod tests {
     }
 
     #[test]
-    fn anything_but_an_argument_or_its_field_is_refused() {
+    fn only_arguments_and_their_fields_are_accepted() {
         let bad = [
             "", "a\0b", "{", "a}b", "{}", "{ a }", "{_}", "{0}", "{a.}", "{.a}", "{a.b.c}",
             "{a()}", "{a:?}", "{a.b()}", "{a + b}", "{a.1b}", "{r#a}", "{\"a\"}", "{a-b}",
         ];
         for key in bad {
-            assert!(parse(key).is_err(), "{key:?} was taken for {:?}", parse(key));
+            assert!(parse(key).is_err(), "{key:?} was parsed as {:?}", parse(key));
         }
     }
 }

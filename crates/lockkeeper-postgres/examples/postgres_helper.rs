@@ -1,4 +1,4 @@
-//! Takes locks in a process of its own, for tests that kill it.
+//! A process that acquires locks, for tests that kill it.
 
 use std::process::ExitCode;
 

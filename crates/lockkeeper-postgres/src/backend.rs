@@ -1,4 +1,4 @@
-//! The store.
+//! The store: its constructors and its [`Backend`] implementation.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use crate::config::{Options, Settings};
 use crate::names::NO_KEY;
 use crate::sessions::{QueryPermit, SessionPool, Source, Tls, connection_closed};
 
-/// Locks on a PostgreSQL server, from version 14 on. Clones are the same store.
+/// Locks on a PostgreSQL server, version 14 or newer. Clones share one store.
 ///
-/// Connections are opened on demand, and close when they have been idle for a TTL. Each belongs to the runtime that it was
-/// opened in.
+/// Connections are opened on demand, and close when they have been idle for a TTL. A connection belongs to the runtime in
+/// which it was opened, and closes with it.
 #[derive(Clone)]
 pub struct Postgres {
     /// Builds semaphores from exclusive locks, each with a local queue.
@@ -25,21 +25,21 @@ pub struct Postgres {
 }
 
 impl Postgres {
-    /// Creates a store from a URL, `postgres://user:password@host/database?…`, without connecting yet.
+    /// Creates a store from a URL, `postgres://user:password@host/database?…`, without connecting.
     ///
     /// # Errors
     ///
-    /// [`Config`](lockkeeper_core::ErrorKind::Config) if it is no such URL, or a parameter is not known.
+    /// [`Config`](lockkeeper_core::ErrorKind::Config) if the URL is malformed or has an unknown parameter.
     pub fn new(url: &str) -> Result<Self> {
         Self::from_settings(Settings::parse(url)?)
     }
 
-    /// Creates a store from a URL, and checks that it can be used.
+    /// Creates a store from a URL, connects, and checks that the server can be used.
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new), and those of the server: it cannot be reached, refuses the login, is a standby, is too old,
-    /// or there is a pooler in between.
+    /// Those of [`new`](Self::new), and those of the server: it cannot be reached, refuses the login, is a standby, is too
+    /// old, or is behind a pooler.
     pub async fn connect(url: &str) -> Result<Self> {
         let store = Self::from_settings_blocking(Settings::parse(url)?).await?;
         store.check().await.map_err(|error| error.during("postgres", "connect"))?;
@@ -50,15 +50,15 @@ impl Postgres {
     ///
     /// # Errors
     ///
-    /// [`Config`](lockkeeper_core::ErrorKind::Config) if it names no host, or wants TLS and this build has none.
+    /// [`Config`](lockkeeper_core::ErrorKind::Config) if it names no host, or requires TLS and this build has none.
     pub fn from_config(config: Config) -> Result<Self> {
         Self::from_settings(Settings::new(config)?)
     }
 
     /// Creates a store that takes its connections from a pool.
     ///
-    /// A connection that is taken for locks is never returned to the pool: it counts towards the pool's size until it
-    /// closes. So the pool's size is the limit, and a pool of one works.
+    /// The store never returns a connection to the pool. Each counts towards the pool's size until it closes, so the size
+    /// of the pool limits the connections of the store. A pool of one connection is enough.
     #[cfg(feature = "deadpool")]
     pub fn from_pool(pool: deadpool_postgres::Pool) -> Self {
         let mut options = Options::of(&Config::new());
@@ -66,7 +66,7 @@ impl Postgres {
         Self::from_sessions(SessionPool::new(Source::Pool(pool), options.clone()), &options)
     }
 
-    /// Creates a store on a blocking thread: reading certificates takes milliseconds.
+    /// Creates a store on a blocking thread, because reading certificates takes milliseconds.
     pub(crate) async fn from_settings_blocking(settings: Settings) -> Result<Self> {
         let made = tokio::task::spawn_blocking(move || Self::from_settings(settings));
         made.await.unwrap_or_else(|_| Err(connection_closed()))
@@ -82,7 +82,7 @@ impl Postgres {
     fn from_sessions(sessions: SessionPool, options: &Options) -> Self {
         Self::from_store(Store {
             sessions: Arc::new(sessions),
-            locals: Arc::default(),
+            local_claims: Arc::default(),
             fenced: options.fence,
             foreign_keys: options.foreign_keys,
         })
@@ -97,21 +97,21 @@ impl Postgres {
     /// Accepts an [`AdvisoryKey`](crate::AdvisoryKey) as a name, to share locks with programs that choose their own keys.
     /// `foreign_keys=on` in the URL does the same.
     ///
-    /// A key is passed as the name that it is written as, `pg:42` or `pg:7,42`. So every such name reaches the advisory
-    /// lock of that number. Without this, such names are refused with
-    /// [`InvalidName`](lockkeeper_core::ErrorKind::InvalidName). Do not use it where names come from users.
+    /// A key is passed as a name, `pg:42` or `pg:7,42`. Every name of this form then locks the advisory key with that number,
+    /// so do not use this where names come from users. Without it, such names are refused with
+    /// [`InvalidName`](lockkeeper_core::ErrorKind::InvalidName).
     #[must_use]
     pub fn with_foreign_keys(self) -> Self {
-        let Store { sessions, locals, fenced, .. } = &*self.store;
-        let (sessions, locals, fenced) = (sessions.clone(), locals.clone(), *fenced);
-        Self::from_store(Store { sessions, locals, fenced, foreign_keys: true })
+        let Store { sessions, local_claims, fenced, .. } = &*self.store;
+        let (sessions, local_claims, fenced) = (sessions.clone(), local_claims.clone(), *fenced);
+        Self::from_store(Store { sessions, local_claims, fenced, foreign_keys: true })
     }
 
-    /// Connects, if there is no connection yet, and checks that the server answers.
+    /// Checks that the server answers. Connects if there is no connection.
     ///
     /// # Errors
     ///
-    /// As [`connect`](Self::connect).
+    /// Those of [`connect`](Self::connect).
     pub async fn check(&self) -> Result<()> {
         let QueryPermit(session) = &self.query_permit().await?;
         session.connection.ping().await
@@ -128,8 +128,7 @@ impl fmt::Debug for Postgres {
     }
 }
 
-/// The store without semaphores, which [`Slots`] adds, and without the queue of waiters within the process, which is
-/// [`LocalQueue`]'s.
+/// The store without semaphores, which [`Slots`] adds, and without the queue of local waiters, which [`LocalQueue`] adds.
 #[derive(Debug)]
 pub(crate) struct RawBackend(pub(crate) Arc<Store>);
 

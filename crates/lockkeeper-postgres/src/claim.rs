@@ -1,89 +1,67 @@
-//! One claim on one name.
+//! A claim on one name.
 
 mod hold;
+mod store;
 
 use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
 use lockkeeper_core::{
-    Attempt, BoxFuture, Change, Claim, ClaimSpec, Error, ErrorKind, Fence, Grant, Holder,
-    LossReason, Mode, Name, Release, Renewal, Result, Retry,
+    Attempt, BoxFuture, Change, Claim, ClaimSpec, Fence, Grant, Holder, LossReason, Mode, Release,
+    Renewal, Result, Retry,
 };
 use tokio::time::Instant;
 
 use self::hold::Hold;
-use crate::locals::{Entry, Locals, Others, Stage};
+pub(crate) use self::store::Store;
+use crate::local_claims::{Entry, OtherClaims, Stage};
 use crate::names::AdvisoryKey;
 use crate::sessions::{
-    Granted, HeldModes, PendingQuery, ReleaseContext, SessionPool, SessionRequest,
-    connection_closed, downgrade, min_heartbeat_interval, poll_once, release,
+    Granted, HeldModes, PendingQuery, ReleaseContext, SessionRequest, connection_closed, downgrade,
+    min_heartbeat_interval, poll_once, release,
 };
 
-/// How long a dropped claim may take to release its lock before its session is ended.
+/// The timeout of the release of a dropped claim. After that, its session is ended.
 const DROP_TIMEOUT: Duration = Duration::from_secs(10);
-/// How much longer than `max_wait` the server waits, so that the engine's timeout comes first.
+/// How much longer than `max_wait` the server waits, so that the engine times out first.
 const LOCK_TIMEOUT_MARGIN: Duration = Duration::from_millis(200);
-/// How long the server may not confirm a wait, at the least and at the most, before the wait is abandoned.
+/// The bounds of how long a wait may go unconfirmed by the server before it is abandoned.
 const MIN_UNCONFIRMED: Duration = Duration::from_millis(250);
 const MAX_UNCONFIRMED: Duration = Duration::from_secs(2);
-/// How often an attempt is sent whose connection turns out to be closed.
+/// How many times an attempt is sent if its connection turns out to be closed.
 const MAX_ATTEMPTS: usize = 3;
-
-/// What all claims of a store share.
-#[derive(Debug)]
-pub(crate) struct Store {
-    pub(crate) sessions: Arc<SessionPool>,
-    pub(crate) locals: Arc<Locals>,
-    pub(crate) fenced: bool,
-    pub(crate) foreign_keys: bool,
-}
-
-impl Store {
-    /// Returns the key of a name.
-    pub(crate) fn key_of(&self, name: &Name) -> Result<AdvisoryKey> {
-        match AdvisoryKey::parse(name) {
-            None => Ok(AdvisoryKey::of(name)),
-            Some(key) if self.foreign_keys => Ok(key),
-            Some(_) => Err(Error::new(
-                ErrorKind::InvalidName,
-                "this is how the key of another program is written: open the store with foreign_keys=on to \
-                 lock such keys, or choose another name",
-            )),
-        }
-    }
-}
 
 /// A claim on one name.
 pub(crate) struct PostgresClaim {
     store: Arc<Store>,
     spec: ClaimSpec,
     key: AdvisoryKey,
-    /// While it holds or waits.
+    /// The claim's entry in `Store::local_claims`, while it holds or waits.
     entry: Option<Entry>,
     state: State,
     /// When the last attempt started.
     attempted: Instant,
     /// When the claim was created.
     started: Instant,
-    shortage: Shortage,
-    /// What other claims of this process had when the last attempt started.
-    others: Others,
+    missing_session: MissingSession,
+    /// What other claims of this process had on the key when the last attempt started.
+    others: OtherClaims,
 }
 
-/// What an attempt found no session for.
+/// What the last attempt found no session for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Shortage {
+enum MissingSession {
     None,
-    /// To wait on. The claim polls instead.
-    NoneToWait,
-    /// To try on.
-    NoneToTry,
+    /// For a wait on the server. The claim polls instead.
+    ForWait,
+    /// For a try.
+    ForTry,
 }
 
 enum State {
     Idle,
-    /// A try was sent and not answered yet.
+    /// A try was sent, and its answer is pending.
     Trying(PendingQuery),
     /// A session waits for the lock on the server.
     Waiting(PendingQuery),
@@ -102,8 +80,8 @@ impl PostgresClaim {
             state: State::Idle,
             attempted: now,
             started: now,
-            shortage: Shortage::None,
-            others: Others::default(),
+            missing_session: MissingSession::None,
+            others: OtherClaims::default(),
         }
     }
 
@@ -115,7 +93,7 @@ impl PostgresClaim {
         SessionRequest { key: self.key, ttl: self.spec.ttl, label: self.spec.label.as_str() }
     }
 
-    /// Makes one attempt, and resumes one whose future was dropped.
+    /// Makes an attempt, or resumes one whose future was dropped.
     async fn try_acquire(&mut self) -> Result<Attempt> {
         self.attempted = Instant::now();
         let mut attempts = 1;
@@ -130,7 +108,7 @@ impl PostgresClaim {
                     let answer = (&mut query.answer).await;
                     let dead = query.slot.session.connection.is_closed();
                     match self.record_answer(answer) {
-                        Ok(Some(_)) if self.session_is_over() => {
+                        Ok(Some(_)) if self.session_has_ended() => {
                             self.record_loss();
                             if attempts == MAX_ATTEMPTS {
                                 return Err(connection_closed());
@@ -142,7 +120,7 @@ impl PostgresClaim {
                         }
                         Ok(None) if self.spec.queue => return self.start_waiting().await,
                         Ok(None) => return Ok(contended(Retry::OnNotify)),
-                        // A session that is over holds nothing, so the attempt can be repeated on another.
+                        // An ended session holds no lock, so the attempt can be repeated on another.
                         Err(_) if dead && attempts < MAX_ATTEMPTS => attempts += 1,
                         Err(error) => return Err(error),
                     }
@@ -154,7 +132,7 @@ impl PostgresClaim {
                                 return Ok(contended(retry));
                             }
                         }
-                        // The next round returns the grant, or tries again.
+                        // The next iteration returns the grant, or tries again.
                         Some(answer) => drop(self.record_answer(answer)?),
                     }
                 }
@@ -183,38 +161,40 @@ impl PostgresClaim {
         }
     }
 
-    /// Takes the first step of an attempt. Returns `None` if a query was sent whose answer decides.
+    /// Starts an attempt. Returns `None` if it sent a query, whose answer decides.
     async fn start_attempt(&mut self) -> Result<Option<Attempt>> {
-        let shortage_before = std::mem::replace(&mut self.shortage, Shortage::None);
-        // Read first, so that no release is missed.
-        self.others = self.store.locals.others(self.key, self.spec.mode);
+        let missing_before = std::mem::replace(&mut self.missing_session, MissingSession::None);
+        // Read before the attempt, so that no release is missed.
+        self.others = self.store.local_claims.others(self.key, self.spec.mode);
         match self.others {
-            // The lock is held: by a claim of this process, or by what the other claim waits for.
-            Others { exclude: true, .. } | Others { wait: true, .. } if self.spec.queue => {
+            // The lock is held: by another claim of this process, or by the holder that another claim waits for.
+            OtherClaims { exclude: true, .. } | OtherClaims { wait: true, .. }
+                if self.spec.queue =>
+            {
                 return self.start_waiting().await.map(Some);
             }
-            Others { exclude: true, .. } => return Ok(Some(contended(Retry::OnNotify))),
-            Others { .. } => {}
+            OtherClaims { exclude: true, .. } => return Ok(Some(contended(Retry::OnNotify))),
+            OtherClaims { .. } => {}
         }
         let Some(slot) = self.store.sessions.shared_slot(self.session_request()).await? else {
-            self.shortage = Shortage::NoneToTry;
-            // A claim that may wait does, and there may be a session soon. If there is none the next time, the
-            // engine must not take the shortage for contention.
-            if !self.spec.queue || shortage_before == Shortage::NoneToTry {
+            self.missing_session = MissingSession::ForTry;
+            // A claim that may wait polls once for a session. If there is none again, the attempt fails: a missing session
+            // is not contention.
+            if !self.spec.queue || missing_before == MissingSession::ForTry {
                 return Err(self.store.sessions.exhausted());
             }
-            self.enter(Stage::WithoutSession);
+            self.set_stage(Stage::WithoutSession);
             return Ok(Some(POLL));
         };
         self.state = State::Trying(PendingQuery::attempt(slot, self.shared(), self.store.fenced));
         Ok(None)
     }
 
-    /// Waits on the server, if there is a session for that; polls if there is none.
+    /// Waits on the server if there is a session for it, and polls otherwise.
     async fn start_waiting(&mut self) -> Result<Attempt> {
         let Some(slot) = self.store.sessions.exclusive_slot(self.session_request()).await? else {
-            self.enter(Stage::WithoutSession);
-            self.shortage = Shortage::NoneToWait;
+            self.set_stage(Stage::WithoutSession);
+            self.missing_session = MissingSession::ForWait;
             return Ok(POLL);
         };
         let waited = self.started.elapsed();
@@ -223,16 +203,18 @@ impl PostgresClaim {
             .spec
             .max_wait
             .map(|limit| limit.saturating_sub(waited).saturating_add(LOCK_TIMEOUT_MARGIN));
-        self.enter(Stage::Waiting(slot.session.clone()));
+        self.set_stage(Stage::Waiting(slot.session.clone()));
         let query = PendingQuery::wait(slot, self.shared(), self.store.fenced, limit);
         self.state = State::Waiting(query.send(&mut Context::from_waker(Waker::noop())));
         Ok(contended(Retry::OnNotify))
     }
 
-    /// Asks the server, over another connection, whether the wait is still in progress there, and returns when to ask
-    /// again. Returns `None` if the wait was abandoned: the statement was lost, the session has ended, or the grant was
-    /// lost on the way back. None of these can be told from a long wait on a connection that is dead in one direction,
-    /// even if TCP keepalives are answered, as a proxy in between does.
+    /// Checks over another connection whether the wait is in progress on the server. Returns when to check again, or `None`
+    /// if the wait has ended or was abandoned.
+    ///
+    /// A wait is abandoned if its statement or its grant was lost, or if its session has ended. On a connection that is dead
+    /// in one direction, each of these looks like a long wait. TCP keepalives do not detect that if a proxy answers them.
+    /// Covered by `tests/sessions/half_open.rs`.
     ///
     /// The engine repeats attempts every third of the TTL, and fails a waiter whose attempts have had no answer for a
     /// TTL.
@@ -246,7 +228,7 @@ impl PostgresClaim {
             query.unconfirmed_since = None;
             return Ok(Some(Retry::OnNotify));
         }
-        // The statement may be on its way to the server, or its answer on its way back.
+        // The statement or its answer may be in flight.
         let grace = (connection.idle_timeout() / 6).clamp(MIN_UNCONFIRMED, MAX_UNCONFIRMED);
         let unconfirmed_since = *query.unconfirmed_since.get_or_insert_with(Instant::now);
         if let Some(left) =
@@ -254,26 +236,27 @@ impl PostgresClaim {
         {
             return Ok(Some(Retry::After(left)));
         }
-        // It may have arrived since, while this process was too busy to read it.
+        // The answer may have arrived while this process was too busy to read it.
         if let Some(answer) = poll_once(&mut query.answer).await {
             self.record_answer(answer)?;
             return Ok(None);
         }
-        tracing::debug!(name = %self.spec.name, pid = connection.pid, "the connection of a waiter is dead: it waits again on another");
+        tracing::debug!(name = %self.spec.name.escape_debug(), pid = connection.pid, "the connection of a waiter is dead: waiting again on another connection");
         self.store.sessions.end_session(&connection, self.session_request()).await;
-        // The connection was closed, so the answer is an error.
+        // The connection is closed, so the answer would be an error.
         self.state = State::Idle;
-        self.enter(Stage::WithoutSession);
+        self.set_stage(Stage::WithoutSession);
         Ok(None)
     }
 
-    /// Takes note of what the claim has on the server.
-    fn enter(&mut self, stage: Stage) {
+    /// Records what the claim has on the server.
+    fn set_stage(&mut self, stage: Stage) {
         let since = if let Stage::Held(..) = stage { Instant::now() } else { self.started };
         match &self.entry {
             Some(entry) => entry.set_stage(since, stage),
             None => {
-                self.entry = Some(self.store.locals.enter(self.key, &self.spec, since, stage));
+                self.entry =
+                    Some(self.store.local_claims.register(self.key, &self.spec, since, stage));
             }
         }
     }
@@ -290,10 +273,10 @@ impl PostgresClaim {
         let slot = query.slot;
         if let Ok(Some(granted)) = &answer {
             slot.session.stop_waiting();
-            self.enter(Stage::Held(slot.session.clone(), granted.fence));
+            self.set_stage(Stage::Held(slot.session.clone(), granted.fence));
             self.state = State::Held(Hold::new(slot, granted.fence, self.attempted));
         } else {
-            slot.leave();
+            slot.end_unused();
             if let Some(entry) = &self.entry {
                 entry.set_stage(self.started, Stage::WithoutSession);
             }
@@ -301,25 +284,26 @@ impl PostgresClaim {
         answer
     }
 
-    /// Returns the grant of a lock whose session was alive at `alive_at`, after the last attempt started.
+    /// Returns the grant of a held lock. `alive_at` is a time after the start of the last attempt at which the session was
+    /// alive.
     fn grant(&mut self, alive_at: Instant) -> Grant {
         let State::Held(hold) = &mut self.state else {
-            return Grant { fence: None, valid_for: None };
+            return Grant { fence: None, fence_is_past: false, valid_for: None };
         };
-        // The engine counts from the start of the attempt, so what the session lasts beyond that is added.
+        // The engine counts the validity from the start of the attempt, so the time from there to `alive_at` is added.
         let end = alive_at + hold.slot.session.connection.idle_timeout().min(self.spec.ttl);
         let valid_for = end.saturating_duration_since(self.attempted).min(self.spec.ttl);
         (hold.renewed, hold.valid_for) = (self.attempted, valid_for);
-        Grant { fence: hold.fence, valid_for: Some(valid_for) }
+        Grant { fence: hold.fence, fence_is_past: false, valid_for: Some(valid_for) }
     }
 
-    /// Returns whether the session that holds the lock is known to be over. The grant and the end of its session may
-    /// arrive together; such a grant is not handed out.
-    fn session_is_over(&self) -> bool {
+    /// Returns whether the session that holds the lock is known to have ended. The grant may arrive together with the end of
+    /// its session, and is not returned then.
+    fn session_has_ended(&self) -> bool {
         matches!(&self.state, State::Held(hold) if hold.slot.session.connection.is_closed())
     }
 
-    /// Records that the session is over.
+    /// Records that the session has ended.
     fn record_loss(&mut self) {
         if let State::Held(hold) = std::mem::replace(&mut self.state, State::Idle) {
             hold.slot.session.connection.close();
@@ -348,26 +332,26 @@ impl PostgresClaim {
                     let Ok(Some(granted)) = self.record_answer(answer) else {
                         return Change::LookAgain;
                     };
-                    if self.session_is_over() {
+                    if self.session_has_ended() {
                         self.record_loss();
                         return Change::LookAgain;
                     }
                     let grant = self.grant(granted.alive_at);
-                    // Another attempt gives a longer validity.
-                    let enough = grant.valid_for >= Some(self.spec.ttl * 2 / 3);
-                    return if enough { Change::Granted(grant) } else { Change::LookAgain };
+                    // If little of the validity is left, another attempt returns a longer one.
+                    let is_long = grant.valid_for >= Some(self.spec.ttl * 2 / 3);
+                    return if is_long { Change::Granted(grant) } else { Change::LookAgain };
                 }
-                State::Idle if self.shortage != Shortage::None => {
-                    let (locals, mode) = (&self.store.locals, self.spec.mode);
+                State::Idle if self.missing_session != MissingSession::None => {
+                    let (local_claims, mode) = (&self.store.local_claims, self.spec.mode);
                     tokio::select! {
-                        () = locals.changed(self.key, mode, self.others) => {}
+                        () = local_claims.changed(self.key, mode, self.others) => {}
                         () = self.store.sessions.freed() => {}
                     }
                     return Change::LookAgain;
                 }
                 State::Trying(query) => {
                     let answer = (&mut query.answer).await;
-                    // The next attempt finds the result.
+                    // The next attempt returns the result.
                     let _ = self.record_answer(answer);
                     return Change::LookAgain;
                 }
@@ -406,7 +390,8 @@ impl PostgresClaim {
         }
     }
 
-    /// Starts the release of what the claim has, as a future that outlives its caller.
+    /// Starts to release the lock, or to abandon the query in flight. The claim keeps the future, so that the release
+    /// continues if its caller is dropped.
     fn start_release(&mut self) {
         if let State::Idle = self.state {
             return;
@@ -429,7 +414,7 @@ impl PostgresClaim {
     }
 }
 
-/// Another claim holds the lock, and this one has no session on which it could be notified.
+/// The answer to a claim that has no session on which the server could notify it.
 const POLL: Attempt = Attempt::Contended { retry: Retry::Poll, holder: Holder::Unknown };
 
 fn contended(retry: Retry) -> Attempt {
@@ -471,6 +456,8 @@ impl Claim for PostgresClaim {
         })
     }
 
+    fn set_fence(&mut self, _fence: Fence) {}
+
     fn release(&mut self) -> BoxFuture<'_, Result<Release>> {
         self.start_release();
         Box::pin(async move {
@@ -487,12 +474,12 @@ impl Claim for PostgresClaim {
 impl Drop for PostgresClaim {
     fn drop(&mut self) {
         self.start_release();
-        let entry = self.entry.take();
+        let (entry, name) = (self.entry.take(), self.spec.name.clone());
         if let State::Releasing(releasing) = std::mem::replace(&mut self.state, State::Idle) {
             self.spec.background.spawn(async move {
-                // Dropped, the release closes the connection.
+                // On a timeout, dropping the release closes the connection.
                 if tokio::time::timeout(DROP_TIMEOUT, releasing).await.is_err() {
-                    tracing::warn!("a lock was not released in time: its session is ended");
+                    tracing::warn!(name = %name.escape_debug(), "lock not released within {DROP_TIMEOUT:?}: closing its connection");
                 }
                 drop(entry);
             });

@@ -10,9 +10,9 @@ use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
 
 use crate::error::config;
 
-/// How many connections a store may open, by default.
+/// The default limit of connections.
 const DEFAULT_MAX_CONNECTIONS: usize = 16;
-/// How long it may take to connect, the handshake included, by default.
+/// The default timeout for connecting, including the handshake.
 const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The settings of a store.
@@ -24,11 +24,11 @@ pub(crate) struct Settings {
     pub(crate) root: Option<PathBuf>,
 }
 
-/// The settings that are not the driver's.
+/// The settings of the store, as opposed to those of the driver.
 #[derive(Debug, Clone)]
 pub(crate) struct Options {
     pub(crate) fence: bool,
-    /// Whether a name such as `pg:42` is the key 42. Otherwise such names are refused.
+    /// Whether a name such as `pg:42` is the advisory key 42. If not, such names are refused.
     pub(crate) foreign_keys: bool,
     pub(crate) max_connections: usize,
     pub(crate) connect_timeout: Duration,
@@ -56,10 +56,10 @@ impl Settings {
         let (scheme, rest) = url.split_once("://").unwrap_or_default();
         if !["postgres", "postgresql"].contains(&scheme.to_ascii_lowercase().as_str()) {
             return Err(config(
-                "a PostgreSQL URL looks like postgres://user:password@host/database",
+                "not a PostgreSQL URL: expected postgres://user:password@host/database",
             ));
         }
-        // A password may contain a question mark: parameters come after the first @, if there is one.
+        // A password may contain a question mark: the parameters start after the first @, if there is one.
         let host = rest.find('@').unwrap_or(0);
         let end = rest[host..].find('?').map_or(rest.len(), |at| host + at);
         let (place, parameters) = rest.split_at(end);
@@ -92,7 +92,7 @@ impl Settings {
         let no_hosts = driver.get_hosts().is_empty() && driver.get_hostaddrs().is_empty();
         if no_hosts || driver.get_hosts().iter().any(nameless) {
             return Err(config(
-                "no host is named: postgres://user@host/database, or \
+                "the URL names no host: expected postgres://user@host/database, or \
                  postgres://user@%2Frun%2Fpostgresql/database for a socket",
             ));
         }
@@ -111,7 +111,7 @@ impl Settings {
         Ok(Self { driver, options, root: None })
     }
 
-    /// Returns whether an attacker between client and server can turn TLS off, and then read and change what they send.
+    /// Returns whether an attacker between client and server can turn TLS off.
     pub(crate) fn can_be_downgraded(&self) -> bool {
         let local = |host: &Host| match host {
             Host::Tcp(name) => {
@@ -121,9 +121,9 @@ impl Settings {
             #[cfg(unix)]
             Host::Unix(_) => true,
         };
-        let near = self.driver.get_hosts().iter().all(local)
+        let is_local = self.driver.get_hosts().iter().all(local)
             && self.driver.get_hostaddrs().iter().all(IpAddr::is_loopback);
-        self.driver.get_ssl_mode() == SslMode::Prefer && !near
+        self.driver.get_ssl_mode() == SslMode::Prefer && !is_local
     }
 
     fn set(&mut self, name: &str, value: &str) -> Result<()> {
@@ -132,8 +132,8 @@ impl Settings {
             ("foreign_keys", value) => self.options.foreign_keys = is_on("foreign_keys", value)?,
             ("max_connections", number) => {
                 let number = number.parse().ok().filter(|number| *number >= 1);
-                self.options.max_connections =
-                    number.ok_or_else(|| config("max_connections is a number from 1"))?;
+                self.options.max_connections = number
+                    .ok_or_else(|| config("max_connections must be a number of at least 1"))?;
             }
             _ => self.root = Some(PathBuf::from(value)),
         }
@@ -151,7 +151,7 @@ pub(crate) fn address(driver: &Config) -> String {
     };
     let ports = driver.get_ports();
     let addresses = hosts.iter().enumerate().map(|(place, host)| {
-        // One port is for all hosts.
+        // A single port applies to all hosts.
         let port = ports.get(place).or(ports.first()).copied().unwrap_or(DEFAULT_PORT);
         if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
     });
@@ -170,7 +170,7 @@ fn is_on(name: &str, value: &str) -> Result<bool> {
     match value {
         "on" => Ok(true),
         "off" => Ok(false),
-        _ => Err(config(format!("{name} is on or off"))),
+        _ => Err(config(format!("{name} must be on or off"))),
     }
 }
 
@@ -184,13 +184,13 @@ fn is_socket(_: &Host) -> bool {
     false
 }
 
-/// Describes what is wrong with a URL without quoting any part of it, which may be a password.
+/// Describes a malformed URL without quoting any part of it, because that may be a password.
 fn bad_url(error: &tokio_postgres::Error) -> lockkeeper_core::Error {
     let cause = std::error::Error::source(error).map(ToString::to_string).unwrap_or_default();
     let message = if cause.starts_with("invalid value") {
         format!("not a PostgreSQL URL: {cause}")
     } else {
-        "not a PostgreSQL URL: a parameter is not known, or something is to be percent-encoded; see \
+        "not a PostgreSQL URL: a parameter is unknown, or a character must be percent-encoded; see \
          docs/backends/postgres.md for the parameters"
             .to_owned()
     };
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_url_may_name_its_host_in_many_ways() {
+    fn the_host_of_a_url_can_be_written_in_several_ways() {
         for url in [
             "postgres://h",
             "postgres://u@h:1/db",
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn the_address_of_a_url_has_every_host_with_its_port() {
+    fn an_address_names_every_host_with_its_port() {
         for (url, expected) in [
             ("postgres://u:hunter2@db/x", "db:5432"),
             ("postgres://u@a:1,b:2/x", "a:1,b:2"),

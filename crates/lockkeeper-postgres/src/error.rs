@@ -1,4 +1,4 @@
-//! Errors of the driver as errors of the store: one line, and what to do.
+//! Translates errors of the driver into errors of the store: one line each, with advice.
 
 use std::error::Error as _;
 
@@ -17,11 +17,11 @@ pub(crate) fn translate(error: tokio_postgres::Error) -> Error {
     Error::new(kind, message).with_source(error)
 }
 
-/// Returns what the driver was doing, and the causes of its error.
+/// Returns the message of an error with those of its causes.
 fn with_causes(error: &tokio_postgres::Error) -> String {
     let mut message = error.to_string();
     let mut cause = error.source();
-    // The cause says it, and the address is added.
+    // The cause says why, and the caller adds the address.
     if message == "error connecting to server"
         && let Some(inner) = cause
     {
@@ -37,7 +37,7 @@ fn with_causes(error: &tokio_postgres::Error) -> String {
     message
 }
 
-/// Returns the kind of a server's error, and what to do about it.
+/// Returns the kind of an error that the server sent, and advice.
 fn classify(code: &SqlState) -> (ErrorKind, &'static str) {
     match *code {
         SqlState::INVALID_PASSWORD | SqlState::INVALID_AUTHORIZATION_SPECIFICATION => {
@@ -46,10 +46,12 @@ fn classify(code: &SqlState) -> (ErrorKind, &'static str) {
         SqlState::INVALID_CATALOG_NAME => {
             (ErrorKind::Config, ": create the database, or name another in the URL")
         }
-        SqlState::INSUFFICIENT_PRIVILEGE => (ErrorKind::Config, ": grant it to this role"),
+        SqlState::INSUFFICIENT_PRIVILEGE => {
+            (ErrorKind::Config, ": grant the privilege to this role")
+        }
         SqlState::OUT_OF_MEMORY => (
             ErrorKind::Unavailable,
-            ": the server has no room for more locks: hold fewer, or raise its \
+            ": the lock table of the server is full: hold fewer locks, or raise its \
              max_locks_per_transaction",
         ),
         SqlState::T_R_DEADLOCK_DETECTED => (
@@ -67,9 +69,9 @@ fn classify(code: &SqlState) -> (ErrorKind, &'static str) {
 
 fn hint(message: &str) -> &'static str {
     if message.contains("invalid peer certificate") {
-        ": name the authority's certificate with sslrootcert=, or do without TLS by sslmode=disable"
+        ": set sslrootcert to the certificate of the authority, or turn TLS off with sslmode=disable"
     } else if message.contains("password missing") {
-        ": the server wants a password, and the URL has none"
+        ": the server requires a password, and the URL has none"
     } else {
         ""
     }
@@ -79,18 +81,18 @@ fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Returns whether the server ended a wait because its time was over, or because it was cancelled.
+/// Returns whether the server ended a wait because of `lock_timeout` or a cancel request.
 pub(crate) fn is_wait_over(error: &tokio_postgres::Error) -> bool {
     matches!(error.code(), Some(&SqlState::LOCK_NOT_AVAILABLE | &SqlState::QUERY_CANCELED))
 }
 
-/// Returns whether the server ended a statement because it was cancelled.
+/// Returns whether the server ended a statement because of a cancel request.
 pub(crate) fn is_cancelled(error: &Error) -> bool {
     let source = error.source().and_then(|source| source.downcast_ref::<tokio_postgres::Error>());
     source.is_some_and(|source| source.code() == Some(&SqlState::QUERY_CANCELED))
 }
 
-/// Adds the address of the server that an error is about. Only an error of the server or the driver has a source.
+/// Adds the address of the server to an error. An error with a source, which comes from the server or the driver, keeps it.
 pub(crate) fn at(address: &str, error: &Error) -> Error {
     let located = Error::new(error.kind(), format!("{address}: {error}"));
     if error.source().is_some() { located.with_source(error.clone()) } else { located }

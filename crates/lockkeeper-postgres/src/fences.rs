@@ -1,4 +1,4 @@
-//! A fence register in a table.
+//! A fence register in a database table.
 
 use std::fmt;
 use std::pin::pin;
@@ -23,21 +23,20 @@ const HIGHEST: &str = include_str!("fences/highest.sql");
 
 /// How long the server may take to accept a cancel request.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(5);
-/// The pause between two cancel requests: the first may have arrived before the query did.
+/// The pause between two cancel requests. One that arrives before the query has no effect.
 const CANCEL_INTERVAL: Duration = Duration::from_millis(200);
 /// How many cancel requests are sent for a query.
 const MAX_CANCELS: usize = 5;
 
-/// Keeps the fences of a [`FenceRegister`](lockkeeper_core::FenceRegister) in the table `lockkeeper_fences`
+/// Stores the fences of a [`FenceRegister`](lockkeeper_core::FenceRegister) in the table `lockkeeper_fences`
 /// of a PostgreSQL database.
 ///
-/// Each check is one statement, and survives a crash of the server as any committed row does. The register has
-/// connections of its own: a check may have to wait for another transaction, and locks must not.
+/// Each check is one statement. The recorded fence survives a crash of the server like any committed row. The register has
+/// its own connections, because a check may have to wait for another transaction, and locks must not wait with it.
 ///
-/// [`check_in`](Self::check_in) checks in a transaction of the caller, which is the safer way: check and write are
-/// atomic.
+/// [`check_in`](Self::check_in) checks in a transaction of the caller. It is safer, because check and write are atomic.
 ///
-/// One row per name is kept. Remove those that are older than any pause of a holder with
+/// The table has one row per name. Remove rows that are older than the longest possible pause of a holder with
 /// `DELETE FROM lockkeeper_fences WHERE passed_at < now() - interval '30 days'`.
 ///
 /// # Examples
@@ -66,22 +65,22 @@ pub struct Fences {
 /// Where the connections come from.
 #[derive(Clone)]
 enum Source {
-    Own(Arc<Connections>),
+    Own(Arc<RegisterPool>),
     #[cfg_attr(not(feature = "deadpool"), expect(dead_code, reason = "no pools in this build"))]
     Pool(Pool),
 }
 
 impl Fences {
-    /// Creates a register from a URL as [`Postgres::new`](crate::Postgres::new) takes it, without connecting yet. The
-    /// parameter `max_connections` limits how many checks are in flight at the same time.
+    /// Creates a register from a URL as [`Postgres::new`](crate::Postgres::new) takes it, without connecting. The parameter
+    /// `max_connections` limits how many checks are in flight concurrently.
     ///
     /// # Errors
     ///
-    /// [`Config`](lockkeeper_core::ErrorKind::Config) if it is no such URL, or a parameter is not known.
+    /// [`Config`](lockkeeper_core::ErrorKind::Config) if the URL is malformed or has an unknown parameter.
     pub fn new(url: &str) -> Result<Self> {
         let Settings { driver, options, root } = Settings::parse(url)?;
         let tls = Tls::new(root.as_deref(), driver.get_ssl_mode())?;
-        let source = Source::Own(Arc::new(Connections::new(driver, tls, options.max_connections)));
+        let source = Source::Own(Arc::new(RegisterPool::new(driver, tls, options.max_connections)));
         Ok(Self { source })
     }
 
@@ -96,16 +95,16 @@ impl Fences {
     /// # Errors
     ///
     /// [`Unavailable`](lockkeeper_core::ErrorKind::Unavailable) if the server cannot be reached;
-    /// [`Config`](lockkeeper_core::ErrorKind::Config) if this role may not create it.
+    /// [`Config`](lockkeeper_core::ErrorKind::Config) if this role lacks the privilege to create it.
     pub async fn create_table(&self) -> Result<()> {
-        let connection = Connection::get(self).await?;
+        let connection = RegisterConnection::get(self).await?;
         let mut created = connection.client().batch_execute(TABLE).await;
-        // Of the table's name, the table itself, and the type of its rows.
+        // The errors of a concurrent `CREATE TABLE`, for the table's name, the table, and the type of its rows.
         let raced =
             [SqlState::UNIQUE_VIOLATION, SqlState::DUPLICATE_TABLE, SqlState::DUPLICATE_OBJECT];
         let raced = raced.map(Some);
         if created.as_ref().is_err_and(|error| raced.contains(&error.code().cloned())) {
-            // Two clients that create it at the same time may both find that it does not exist.
+            // Clients that create it concurrently may all find that it does not exist.
             created = connection.client().batch_execute(TABLE).await;
         }
         connection.return_client();
@@ -114,19 +113,19 @@ impl Fences {
 
     /// Returns whether a holder with this fence may still write, and records the fence if the transaction is committed.
     ///
-    /// Until the transaction ends, every other check of that name waits for it. So what it writes is
-    /// written before a higher fence passes, or not at all.
+    /// Until the transaction ends, every other check of that name waits for it. So its writes are committed before a higher
+    /// fence passes, or not at all.
     ///
     /// # Errors
     ///
     /// [`InvalidName`](lockkeeper_core::ErrorKind::InvalidName);
     /// [`Config`](lockkeeper_core::ErrorKind::Config) if the table does not exist;
     /// [`Unavailable`](lockkeeper_core::ErrorKind::Unavailable) if the server fails, or two transactions
-    /// deadlock. Roll back then.
+    /// deadlock. Roll the transaction back in that case.
     ///
     /// # Cancel safety
     ///
-    /// If dropped, the server continues the check. Drop the transaction, too.
+    /// If the future is dropped, the server continues the check. Drop the transaction, too.
     ///
     /// # Examples
     ///
@@ -164,7 +163,7 @@ impl FenceStore for Fences {
     fn check(&self, name: &Name, fence: Fence) -> BoxFuture<'_, Result<FenceCheck>> {
         let name = name.clone();
         Box::pin(async move {
-            let connection = Connection::get(self).await?;
+            let connection = RegisterConnection::get(self).await?;
             let checked = check(connection.client(), &name, fence).await;
             connection.return_client();
             checked.map_err(explain)
@@ -174,7 +173,7 @@ impl FenceStore for Fences {
 
 impl fmt::Debug for Fences {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The configuration has the password in it.
+        // The configuration contains the password.
         f.debug_struct("Fences").finish_non_exhaustive()
     }
 }
@@ -184,13 +183,13 @@ async fn check(
     name: &str,
     fence: Fence,
 ) -> Result<FenceCheck, tokio_postgres::Error> {
-    // It is below 2^63.
+    // A fence is below 2^63.
     let number = fence.get().cast_signed();
     let arguments = [(&name as _, Type::TEXT), (&number as _, Type::INT8)];
     if !client.query_typed(CHECK, &arguments).await?.is_empty() {
         return Ok(FenceCheck::Passed);
     }
-    // Only for the answer. It can have risen meanwhile, or have been removed.
+    // Only informative: the row may have changed or been removed since.
     let highest = client.query_typed(HIGHEST, &arguments[..1]).await?;
     let highest = highest.first().and_then(|row| Fence::new(row.get::<_, i64>(0).unsigned_abs()));
     let highest = highest.filter(|highest| *highest > fence).unwrap_or(fence.next());
@@ -199,7 +198,7 @@ async fn check(
 
 fn explain(error: tokio_postgres::Error) -> Error {
     if error.code() == Some(&SqlState::UNDEFINED_TABLE) {
-        let message = "there is no table lockkeeper_fences: call Fences::create_table, or \
+        let message = "the table lockkeeper_fences does not exist: call Fences::create_table, or \
                        see docs/guides/fencing.md";
         return config(message).with_source(error);
     }
@@ -207,25 +206,25 @@ fn explain(error: tokio_postgres::Error) -> Error {
 }
 
 /// The connections of a register that has no pool, opened on demand up to a limit.
-struct Connections {
+struct RegisterPool {
     config: Config,
     tls: Tls,
     permits: Arc<Semaphore>,
     idle: Mutex<Vec<Client>>,
 }
 
-impl Connections {
+impl RegisterPool {
     fn new(config: Config, tls: Tls, limit: usize) -> Self {
         let permits = Arc::new(Semaphore::new(limit.min(Semaphore::MAX_PERMITS)));
         Self { config, tls, permits, idle: Mutex::default() }
     }
 
-    /// Returns an idle connection, or else a new one, as soon as the limit allows it.
+    /// Returns an idle or a new connection. Waits while the limit is reached.
     async fn get(&self) -> Result<(Client, OwnedSemaphorePermit)> {
         let permit = self.permits.clone().acquire_owned().await;
         let permit = permit.map_err(|error| config(error.to_string()))?;
         while let Some(client) = self.pop() {
-            // It may have been closed by the server, or have ended with the runtime that it was opened in.
+            // The server, or the end of the runtime in which it was opened, may have closed it.
             if !client.is_closed() {
                 return Ok((client, permit));
             }
@@ -245,16 +244,16 @@ impl Connections {
     }
 }
 
-/// A connection that is returned only after its query was answered. One whose query was abandoned may be blocked for as
+/// A connection that is returned only after its query was answered. An abandoned query may block its connection for as
 /// long as another transaction lasts.
-struct Connection(Option<Held>);
+struct RegisterConnection(Option<Held>);
 
 enum Held {
-    Own(Arc<Connections>, Client, OwnedSemaphorePermit),
+    Own(Arc<RegisterPool>, Client, OwnedSemaphorePermit),
     Pooled(PooledConnection),
 }
 
-impl Connection {
+impl RegisterConnection {
     async fn get(fences: &Fences) -> Result<Self> {
         let held = match &fences.source {
             Source::Own(connections) => {
@@ -282,10 +281,10 @@ impl Connection {
     }
 }
 
-impl Drop for Connection {
+impl Drop for RegisterConnection {
     fn drop(&mut self) {
         let (Some(held), Ok(runtime)) = (self.0.take(), Handle::try_current()) else { return };
-        // Another connection may be opened while this one ends.
+        // The permit is released now: another connection may be opened while this one ends.
         match held {
             Held::Own(connections, client, _permit) => {
                 runtime.spawn(async move { close(&client, Some(&connections.tls)).await });
@@ -298,18 +297,18 @@ impl Drop for Connection {
     }
 }
 
-/// Closes a connection together with the query that was abandoned. The driver closes a dropped connection only after
-/// every query was answered: while a transaction blocks a name, each abandoned check of it would leave one more session
-/// on the server, beyond the limit of this register.
+/// Cancels the abandoned query of a connection and closes the connection. The driver closes a dropped connection only
+/// after every query was answered: while a transaction blocks a name, each abandoned check of it would leave one more
+/// session on the server, beyond the limit of this register. Covered by `tests/store/registers.rs`.
 async fn close(client: &Client, tls: Option<&Tls>) {
     let token = client.cancel_token();
-    // Its answer comes after those of all earlier queries.
+    // An empty statement, which the server answers after all earlier queries.
     let mut last = pin!(client.batch_execute(""));
     for _ in 0..MAX_CANCELS {
         let cancel = async {
             match tls {
                 Some(tls) => tls.cancel(&token).await,
-                // How the pool encrypts is not known here. If it must, this fails.
+                // The TLS settings of the pool are not known here. If the server requires TLS, this fails.
                 None => token.cancel_query(NoTls).await.map_err(translate),
             }
         };

@@ -1,4 +1,4 @@
-//! Inspection: `pg_locks`, and what this process knows of its own claims.
+//! Inspection, from `pg_locks` and from the records of this process about its own claims.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use tokio_postgres::types::Type;
 
 use crate::backend::RawBackend;
 use crate::claim::Store;
-use crate::locals::Local;
+use crate::local_claims::LocalClaim;
 use crate::names::{AdvisoryKey, NO_KEY};
 use crate::sessions::Argument;
 
@@ -51,10 +51,9 @@ impl ServerLock {
         }
     }
 
-    /// Returns what is shown of it: for claims of this process what the process knows, and otherwise what the server
-    /// knows.
-    fn participant(&self, locals: &[Local]) -> Participant {
-        let own = locals.iter().find(|own| own.uses(self.pid));
+    /// Returns the holder or waiter of this lock. For a claim of this process it has details that the server does not have.
+    fn participant(&self, local_claims: &[LocalClaim]) -> Participant {
+        let own = local_claims.iter().find(|own| own.uses(self.pid));
         own.map_or_else(
             || Participant {
                 owner: None,
@@ -76,13 +75,13 @@ impl Store {
         Ok(permit.query(LOCKS, Vec::new()).await?.iter().map(ServerLock::new).collect())
     }
 
-    /// Returns the locks of those keys to which `name_of` gives a name.
+    /// Returns the locks of all keys for which `name_of` returns a name.
     async fn locks_named(
         &self,
         name_of: impl Fn(AdvisoryKey) -> Option<Name>,
     ) -> Result<Vec<LockInfo>> {
         let seen = self.server_locks().await?;
-        let own = self.locals.all();
+        let own = self.local_claims.all();
         let mut infos: BTreeMap<AdvisoryKey, LockInfo> = BTreeMap::new();
         let mut add = |key: AdvisoryKey, granted: bool, participant: Participant| {
             let Some(name) = name_of(key) else { return };
@@ -95,12 +94,13 @@ impl Store {
             if granted { info.holders.push(participant) } else { info.waiters.push(participant) }
         };
         for seen in &seen {
-            let locals = own.get(&seen.key).map_or(&[][..], Vec::as_slice);
-            add(seen.key, seen.granted, seen.participant(locals));
+            let local_claims = own.get(&seen.key).map_or(&[][..], Vec::as_slice);
+            add(seen.key, seen.granted, seen.participant(local_claims));
         }
-        // A wait may be on its way to the server, or its end on the way back.
-        for (key, local) in
-            own.iter().flat_map(|(key, locals)| locals.iter().map(move |local| (key, local)))
+        // The statement of a wait, or its answer, may be in flight.
+        for (key, local) in own
+            .iter()
+            .flat_map(|(key, local_claims)| local_claims.iter().map(move |local| (key, local)))
         {
             let is_seen = seen.iter().any(|seen| seen.key == *key && local.uses(seen.pid));
             if local.is_waiting() && !is_seen {
@@ -114,8 +114,8 @@ impl Store {
 
     /// Returns the names of keys: the original name for keys that this process uses, and the key itself for others.
     fn names(&self) -> impl Fn(AdvisoryKey) -> Option<Name> + use<> {
-        let own = self.locals.all();
-        let name = move |key| own.get(&key)?.first().map(|local: &Local| local.name.clone());
+        let own = self.local_claims.all();
+        let name = move |key| own.get(&key)?.first().map(|local: &LocalClaim| local.name.clone());
         move |key| name(key).or_else(|| Name::new(key).ok())
     }
 
@@ -137,8 +137,7 @@ impl Inspector for RawBackend {
         }
         Box::pin(std::future::ready(Err(Error::new(
             ErrorKind::Unsupported,
-            "PostgreSQL keeps hashes of names, and cannot tell which of them start with a prefix: list all keys \
-             without one, or show a name",
+            "PostgreSQL keeps hashes of names and cannot search them by prefix: list all keys without a prefix, or show one name",
         ))))
     }
 
@@ -150,7 +149,7 @@ impl Inspector for RawBackend {
         })
     }
 
-    /// Ends the sessions that hold the name. All other locks of these sessions are lost, too.
+    /// Terminates the sessions that hold the name. All other locks of these sessions are lost, too.
     fn break_lock(&self, name: &Name) -> BoxFuture<'_, Result<usize>> {
         let key = self.0.key_of(name);
         Box::pin(async move {
@@ -161,7 +160,7 @@ impl Inspector for RawBackend {
             if pids.is_empty() {
                 return Ok(0);
             }
-            // Not over a session that is about to be ended.
+            // Not over a session that is about to be terminated.
             let permit = self.0.sessions.query_permit_without(key).await?;
             let within = i64::try_from(TERMINATE_TIMEOUT.as_millis()).unwrap_or(i64::MAX);
             let (pids, within): (Argument, Argument) = (Box::new(pids), Box::new(within));

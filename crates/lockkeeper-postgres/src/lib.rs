@@ -1,7 +1,7 @@
-//! Lockkeeper's locks on PostgreSQL: advisory locks that know when they are lost.
+//! PostgreSQL store for Lockkeeper: advisory locks with loss detection and fencing tokens.
 //!
-//! A lock belongs to a session, and the session is its lease: the server ends a session that has been idle for a TTL, and
-//! every renewal is a heartbeat. Waiters wait on the server, in its own queue.
+//! A lock belongs to a session, and the session is its lease: the server ends a session that has been idle for a TTL. A
+//! renewal is a heartbeat, a statement that restarts this timeout. Waiters wait in the server's own queue.
 //!
 //! ```
 //! use lockkeeper_core::Keeper;
@@ -17,8 +17,8 @@
 //! # }
 //! ```
 //!
-//! For locks that end with a transaction of your own, see [`TransactionLock`]. `docs/backends/postgres.md` states what is
-//! guaranteed and what is not.
+//! For locks that end with your own transaction, see [`TransactionLock`]. `docs/backends/postgres.md` states the guarantees
+//! and their limits.
 
 mod backend;
 mod claim;
@@ -27,7 +27,7 @@ mod diagnose;
 mod error;
 mod fences;
 mod inspect;
-mod locals;
+mod local_claims;
 mod names;
 mod sessions;
 mod transaction;

@@ -1,4 +1,4 @@
-//! The keys that names have in PostgreSQL: one number, or two.
+//! Advisory keys: one number, or a pair of numbers.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,11 +8,11 @@ use sha2::{Digest, Sha256};
 /// The key of an advisory lock in PostgreSQL.
 ///
 /// [`AdvisoryKey::of`] derives the key of a name. To share locks with programs that choose their own keys, lock the key
-/// itself: an `AdvisoryKey` can be given wherever a name can, on a store that was opened for this with
-/// `foreign_keys=on` in its URL or by [`Postgres::with_foreign_keys`](crate::Postgres::with_foreign_keys). Other
-/// stores refuse it, so that a name that comes from a user never reaches the lock of another program.
+/// itself: with `foreign_keys=on` in the URL, or [`Postgres::with_foreign_keys`](crate::Postgres::with_foreign_keys), the
+/// store accepts an `AdvisoryKey` as a name. Other stores refuse it, so that a name from a user never locks the key of
+/// another program.
 ///
-/// Keys of one number and keys of two numbers are separate spaces.
+/// Keys of one number and keys of two numbers never conflict.
 ///
 /// # Examples
 ///
@@ -33,20 +33,20 @@ pub(crate) enum Form {
     Two(i32, i32),
 }
 
-/// The prefix of every name that is hashed. Another derivation would have another number, and its locks would not
-/// exclude those of this one.
+/// The prefix of every hashed name. Another derivation of keys would need another number. Locks of the two would not exclude
+/// each other.
 const VERSION: &str = "lockkeeper/1\0";
-/// A key that is never locked, for sessions that are used for queries.
+/// A key that is never locked, for sessions that only send queries.
 pub(crate) const NO_KEY: AdvisoryKey = AdvisoryKey(Form::Two(i32::MIN, i32::MIN));
 const PREFIX: &str = "pg:";
 
 impl AdvisoryKey {
-    /// The key that `pg_advisory_lock(bigint)` takes.
+    /// Returns the key that `pg_advisory_lock(bigint)` takes.
     pub fn from_i64(key: i64) -> Self {
         Self(Form::One(key))
     }
 
-    /// The key that `pg_advisory_lock(int, int)` takes.
+    /// Returns the key that `pg_advisory_lock(int, int)` takes.
     pub fn from_pair(first: i32, second: i32) -> Self {
         Self(Form::Two(first, second))
     }
@@ -54,8 +54,8 @@ impl AdvisoryKey {
     /// Returns the key of a name: the first 8 bytes, big-endian, of the SHA-256 of `lockkeeper/1`, a NUL and the
     /// name. This never changes.
     ///
-    /// Two names have the same key with a probability of 2⁻⁶⁴: among a million names in use at once, two collide in one
-    /// of 37 million such systems.
+    /// Two names have the same key with a probability of 2⁻⁶⁴. With a million names in use, the probability that any two
+    /// collide is about 1 in 37 million.
     pub fn of(name: &str) -> Self {
         let digest = Sha256::new().chain_update(VERSION).chain_update(name).finalize();
         Self(Form::One(i64::from_be_bytes(first_8(&digest))))
@@ -68,18 +68,18 @@ impl AdvisoryKey {
             Some((first, second)) => Self::from_pair(first.parse().ok()?, second.parse().ok()?),
             None => Self::from_i64(numbers.parse().ok()?),
         };
-        // `pg:042` is a plain name: no two texts may be one key.
+        // `pg:042` is a plain name: each key has one text.
         (key.to_string() == text).then_some(key)
     }
 
     /// Returns the key that the .NET library `DistributedLock` (Postgres, with hashing allowed) uses for a name.
     ///
-    /// Up to 9 ASCII characters are packed into a pair; 16 hexadecimal digits are one number, 8 and 8
-    /// with a comma between them a pair; anything else is hashed with SHA-1.
+    /// Up to 9 ASCII characters are packed into a pair. 16 hexadecimal digits are one number; 8 and 8, separated by a comma,
+    /// are a pair. Any other name is hashed with SHA-1.
     pub fn dotnet(name: &str) -> Self {
         const MAX_PACKED: usize = 9;
         if name.len() <= MAX_PACKED && name.is_ascii() {
-            // Seven bits for each character, a zero, and ones up to the end.
+            // Seven bits per character, then a zero, then ones.
             let packed = name.bytes().fold(0, |bits, byte| bits << 7 | u64::from(byte)) << 1;
             let ones = 7 * (MAX_PACKED - name.len());
             return pair_of(packed << ones | ((1 << ones) - 1));
@@ -105,7 +105,7 @@ impl AdvisoryKey {
         Self::from_i64(i64::from_le_bytes(first_8(&digest)))
     }
 
-    /// The key as `pg_locks` shows it: classid, objid, objsubid.
+    /// Returns the key as `pg_locks` shows it: classid, objid, objsubid.
     #[cfg(test)]
     fn in_pg_locks(self) -> (u32, u32, i16) {
         match self.0 {
@@ -118,7 +118,7 @@ impl AdvisoryKey {
         }
     }
 
-    /// The inverse of [`in_pg_locks`](Self::in_pg_locks).
+    /// Returns the key that `pg_locks` shows with these columns.
     pub(crate) fn from_pg_locks(classid: u32, objid: u32, objsubid: i16) -> Self {
         let key = u64::from(classid) << 32 | u64::from(objid);
         if objsubid == 1 { Self::from_i64(key.cast_signed()) } else { pair_of(key) }
@@ -131,7 +131,7 @@ fn first_8(digest: &[u8]) -> [u8; 8] {
     bytes
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "the halves are what is wanted")]
+#[expect(clippy::cast_possible_truncation, reason = "it splits the number")]
 fn halves(key: u64) -> (u32, u32) {
     ((key >> 32) as u32, key as u32)
 }
@@ -141,7 +141,7 @@ fn pair_of(key: u64) -> AdvisoryKey {
     AdvisoryKey::from_pair(first.cast_signed(), second.cast_signed())
 }
 
-/// Writes `pg:42` or `pg:7,42`, the name of this key on a store with foreign keys.
+/// Writes `pg:42` or `pg:7,42`, the name of the key on a store with foreign keys.
 impl fmt::Display for AdvisoryKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
@@ -161,9 +161,9 @@ impl From<AdvisoryKey> for Arc<str> {
 mod tests {
     use super::*;
 
-    /// Golden: these never change, or locks of two versions of this crate would not meet.
+    /// Golden values. If they changed, locks of two versions of this crate would not exclude each other.
     #[test]
-    fn a_name_has_the_key_that_it_always_had() {
+    fn the_key_of_a_name_never_changes() {
         let golden = [
             ("orders/42", -5_170_164_510_040_806_565),
             ("", 2_199_500_859_623_720_851),
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_written_key_is_distinguished_from_a_name() {
+    fn only_the_exact_text_of_a_key_is_parsed_as_a_key() {
         let keys = [
             AdvisoryKey::from_i64(0),
             AdvisoryKey::from_i64(i64::MIN),
@@ -192,7 +192,7 @@ mod tests {
             assert_ne!(
                 AdvisoryKey::of(&key.to_string()),
                 key,
-                "a name never reaches a key of choice"
+                "a hashed name is not the key that it spells"
             );
             let (classid, objid, objsubid) = key.in_pg_locks();
             assert_eq!(AdvisoryKey::from_pg_locks(classid, objid, objsubid), key);
@@ -201,12 +201,16 @@ mod tests {
         {
             assert_eq!(AdvisoryKey::parse(name), None, "{name:?}");
         }
-        assert_ne!(AdvisoryKey::parse("pg:1"), AdvisoryKey::parse("pg:0,1"), "two spaces");
+        assert_ne!(
+            AdvisoryKey::parse("pg:1"),
+            AdvisoryKey::parse("pg:0,1"),
+            "one number and a pair conflict"
+        );
     }
 
-    /// The rules of .NET's library, worked out by hand.
+    /// Expected values worked out by hand from the rules of the .NET library.
     #[test]
-    fn a_dotnet_name_has_the_key_that_dotnet_gives_it() {
+    fn a_dotnet_name_has_the_key_of_the_dotnet_library() {
         // No character, a zero, 63 ones.
         assert_eq!(AdvisoryKey::dotnet(""), pair_of(0x7fff_ffff_ffff_ffff));
         // 'a' is 1100001; a zero; 56 ones.

@@ -1,4 +1,4 @@
-//! Sessions on the server: opening and sharing them, the queries they send, and how they end.
+//! Sessions on the server: how they are opened and shared, which queries they send, and how they end.
 //!
 //! A lock belongs to a session, and the session is its lease: the server ends a session that has been idle for its
 //! `idle_session_timeout`, and every answered statement restarts that timeout.

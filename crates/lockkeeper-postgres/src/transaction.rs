@@ -18,20 +18,21 @@ const SAVEPOINT: &str = "SAVEPOINT lockkeeper";
 const KEEP: &str = "RELEASE SAVEPOINT lockkeeper";
 const UNDO: &str = "ROLLBACK TO SAVEPOINT lockkeeper; RELEASE SAVEPOINT lockkeeper";
 
-/// A lock that belongs to a transaction of the caller, and ends with it: by commit, by rollback, or with its connection.
+/// A lock that belongs to a transaction of the caller. It ends with the transaction: at commit, at rollback, or when the
+/// connection closes. There is no unlock.
 ///
-/// It excludes the store's mutexes and readers-writer locks of the same name, and is excluded by them. It needs no guard
-/// and no renewal, and has no fence: if the lock is lost, the transaction is rolled back. There is no unlock.
+/// It excludes mutexes and readers-writer locks of the store with the same name, and is excluded by them. It needs no guard,
+/// no renewal and no fence: if the lock is lost, the transaction is rolled back.
 ///
-/// The transaction's `lock_timeout` and `statement_timeout` do not apply to it, and are restored afterwards. A wait that
-/// ends without the lock leaves the transaction as it was.
+/// `lock_timeout` and `statement_timeout` of the transaction do not apply to the wait, and are restored afterwards. A wait
+/// that ends without the lock leaves the transaction usable, with all its changes.
 ///
-/// It does not check whether a pooler or a standby is at the other end of the caller's connection. A pooler in
-/// transaction mode does no harm here.
+/// It does not check whether the caller is connected to a pooler or a standby. A pooler in transaction mode is safe here; a
+/// standby is not.
 ///
 /// # Cancel safety
 ///
-/// If a wait is dropped, the server continues it. Drop the connection, too.
+/// If the future of a wait is dropped, the server continues the wait. Drop the connection, too.
 ///
 /// # Examples
 ///
@@ -63,7 +64,7 @@ impl TransactionLock {
         Self { key, shared: false }
     }
 
-    /// Returns the shared lock of the same key, which other readers can hold, too.
+    /// Returns the shared lock of the same key, which several readers can hold.
     #[must_use]
     pub fn shared(self) -> Self {
         Self { shared: true, ..self }
@@ -74,16 +75,16 @@ impl TransactionLock {
     /// # Errors
     ///
     /// [`Unavailable`](lockkeeper_core::ErrorKind::Unavailable) if the server fails, or detects a
-    /// deadlock. The transaction is as it was, unless its connection is closed.
+    /// deadlock. The transaction stays usable, unless its connection is closed.
     pub async fn lock(&self, transaction: &Transaction<'_>) -> Result<()> {
         self.wait_for(transaction, None).await.map(drop)
     }
 
-    /// Tries to lock. Returns false if others hold the lock.
+    /// Tries to lock without waiting. Returns `false` if another client holds the lock.
     ///
     /// # Errors
     ///
-    /// As [`lock`](Self::lock), without deadlocks.
+    /// Those of [`lock`](Self::lock), except deadlocks.
     pub async fn try_lock(&self, transaction: &Transaction<'_>) -> Result<bool> {
         let text = self.text("try_");
         let row = transaction
@@ -93,11 +94,11 @@ impl TransactionLock {
         Ok(row.get(0))
     }
 
-    /// Waits for the lock for at most `wait`. Returns false if others held it all that time. Zero tries once.
+    /// Waits for the lock for at most `wait`. Returns `false` if it was not granted in that time. Zero tries once.
     ///
     /// # Errors
     ///
-    /// As [`lock`](Self::lock).
+    /// Those of [`lock`](Self::lock).
     pub async fn try_lock_for(
         &self,
         transaction: &Transaction<'_>,
@@ -139,7 +140,7 @@ impl TransactionLock {
         wait: Option<Duration>,
         before: [&String; 2],
     ) -> Result<(), tokio_postgres::Error> {
-        // Zero is without limit, so the shortest wait is one millisecond.
+        // Zero would mean no limit, so the shortest wait is one millisecond.
         let millis = |wait: Duration| wait.as_millis().clamp(1, i32::MAX as u128);
         let limit = wait.map_or(0, millis).to_string();
         set(transaction, [&limit, &"0".to_owned()]).await?;

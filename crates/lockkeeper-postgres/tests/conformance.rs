@@ -1,4 +1,4 @@
-//! The suite that every store must pass, on a real server.
+//! The conformance suite of the testkit, on a real server.
 #![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 
 mod common;
@@ -16,7 +16,7 @@ fn postgres_with(parameters: &str) -> Subject {
     Subject::new(Arc::new(store), |held| async move {
         common::terminate_holders(AdvisoryKey::of(&held.name)).await;
     })
-    // Longer than the default: a busy machine may keep a renewal from being sent for a second.
+    // Longer than the default: a busy machine may delay a renewal by a second.
     .ttl(Duration::from_secs(4))
     .another({
         let url = url.clone();
@@ -29,8 +29,8 @@ async fn postgres() -> Subject {
     postgres_with("")
 }
 
-/// Without fences, and with so few connections that the server lets most waiters not wait.
-async fn lean() -> Subject {
+/// Without fences, and with so few connections that most waiters poll.
+async fn few_connections() -> Subject {
     postgres_with("fence=off&max_connections=3")
 }
 
@@ -38,8 +38,8 @@ mod conformance {
     lockkeeper_testkit::conformance!(super::postgres);
 }
 
-mod conformance_when_lean {
-    lockkeeper_testkit::conformance!(super::lean);
+mod conformance_with_few_connections {
+    lockkeeper_testkit::conformance!(super::few_connections);
 }
 
 mod across_processes {

@@ -1,4 +1,4 @@
-//! Imports point downwards only, and no modules import each other.
+//! Checks that imports point downwards only and form no cycle.
 
 use lockkeeper_testkit::layers::{Layer, check};
 
@@ -9,8 +9,8 @@ const LAYERS: [Layer<'_>; 6] = [
         below: &["backend", "claim", "sessions", "base"],
     },
     Layer { name: "backend", modules: &["backend"], below: &["claim", "sessions", "base"] },
-    Layer { name: "claim", modules: &["claim", "locals"], below: &["sessions", "base"] },
-    // Locks and registers on transactions, which need no claim.
+    Layer { name: "claim", modules: &["claim", "local_claims"], below: &["sessions", "base"] },
+    // Locks and fence registers in transactions need no claim.
     Layer {
         name: "transactions",
         modules: &["transaction", "fences"],

@@ -1,4 +1,4 @@
-//! Takes locks in a process of its own, for tests that kill it.
+//! The testkit helper on Redis: acquires locks in a separate process, for tests that kill it.
 
 use std::process::ExitCode;
 

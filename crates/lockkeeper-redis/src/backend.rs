@@ -50,7 +50,8 @@ impl Redis {
 
     /// Connects when first needed. `peer` is the place among the nodes of a quorum, for one of them.
     pub(crate) fn lazy(config: Config, peer: Option<Peer>) -> Self {
-        let Config { servers, client, prefix, min_replicas, .. } = config;
+        let (prefix, template) = (config.key_prefix(), config.template());
+        let Config { servers, client, min_replicas, .. } = config;
         let (settings, node_peer) = (Arc::new(client), peer.clone());
         let topology = Topology::new(
             servers,
@@ -58,7 +59,8 @@ impl Redis {
                 LockNode::new(settings.clone(), target, sharing, node_peer.clone(), min_replicas)
             }),
         );
-        let store = Store { prefix, min_replicas, topology, peer, receives_messages: true };
+        let store =
+            Store { prefix, template, min_replicas, topology, peer, receives_messages: true };
         Self { store: Arc::new(store) }
     }
 
@@ -94,7 +96,7 @@ impl Backend for Redis {
             let message = "the ttl is longer than a thousand years";
             return Err(Error::new(ErrorKind::InvalidOption, message));
         }
-        Ok(Box::new(RedisClaim::new(self.store.clone(), spec)))
+        Ok(Box::new(RedisClaim::new(self.store.clone(), spec)?))
     }
 
     fn inspector(&self) -> Option<&dyn Inspector> {

@@ -1,4 +1,4 @@
-//! A claim on Redis: each request is one script.
+//! A claim on Redis. An exclusive claim takes a free lock [without a script](uncontended); every other request is one script.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,26 +9,29 @@ use lockkeeper_core::{
 };
 use redis::Value;
 
+use crate::client::node::Node as _;
 use crate::client::session::Session;
 use crate::error::{config, unavailable, unexpected};
 use crate::names::Keys;
 
+mod calls;
 pub(crate) mod commands;
 mod inbox;
 pub(crate) mod node;
 pub(crate) mod notifications;
 pub(crate) mod peers;
+pub(crate) mod record;
 pub(crate) mod renewals;
 pub(crate) mod store;
+pub(crate) mod uncontended;
 
-use commands::{Action, Command, DOWNGRADE, Reply, millis};
+use commands::{Action, Command, DOWNGRADE, millis};
 use inbox::Inbox;
 use notifications::{Notification, Secret};
 use peers::Peer;
+use record::READERS;
 use store::Store;
-
-/// The value of the holder key while readers hold the lock, as in `common.lua`.
-const READERS: &str = "(readers)";
+use uncontended::{Outcome, Uncontended};
 
 /// The scripts count in floating point, which is exact below this.
 const MAX_FENCE: u64 = 1 << 53;
@@ -37,39 +40,177 @@ pub(crate) struct RedisClaim {
     store: Arc<Store>,
     spec: ClaimSpec,
     keys: Keys,
+    /// The part of its record that does not change.
+    front: Arc<str>,
     /// The secret of the last attempt, if it was answered "contended" and no grant has used it yet.
     contended: Option<Secret>,
+    /// The records of this claim that may be in the queue: that of the last attempt, and those whose reply was lost.
+    records: Vec<String>,
+    /// When the claim began to wait, by the server's clock in microseconds.
+    since: Option<u64>,
     holds: bool,
+    /// The fence of the last grant, or of the ticket.
+    fence: Option<Fence>,
+    /// The fence of the hold, if a quorum granted a higher one.
+    told: Option<Fence>,
     /// Set when a downgrade is sent: from then on the hold may be a shared one.
     downgraded: bool,
     inbox: Inbox,
 }
 
 impl RedisClaim {
-    pub(crate) fn new(store: Arc<Store>, spec: ClaimSpec) -> Self {
-        let keys = Keys::new(&store.prefix, spec.mode.kind(), &spec.name);
+    /// # Errors
+    ///
+    /// [`InvalidName`](ErrorKind::InvalidName) if the key template cannot have the name.
+    pub(crate) fn new(store: Arc<Store>, spec: ClaimSpec) -> Result<Self> {
+        let keys = Keys::new(&store.template, spec.mode.kind(), &spec.name)?;
         let inbox = Inbox::new(&spec, &keys);
-        Self { store, spec, keys, contended: None, holds: false, downgraded: false, inbox }
+        let (front, fence) = (record::front(&spec).into(), spec.ticket);
+        let (contended, records) = (None, Vec::new());
+        Ok(Self {
+            store,
+            spec,
+            keys,
+            front,
+            contended,
+            records,
+            since: None,
+            holds: false,
+            fence,
+            told: None,
+            downgraded: false,
+            inbox,
+        })
     }
 
-    /// Sends an attempt or a release.
-    async fn send(&mut self, action: &Action) -> Result<Reply> {
+    /// Sends an attempt as a script, with a new record and secret.
+    async fn send_attempt(
+        &mut self,
+        floor: u64,
+        known: Option<Fence>,
+        mut is_unconfirmed: bool,
+    ) -> Result<(Arc<Session>, Value, Secret)> {
         let mut route = self.store.topology.route(&self.keys).await?;
         loop {
             self.inbox.register_at(route.node());
-            let (keys, owner, action) = (self.keys.clone(), self.spec.owner, action.clone());
-            match route.node().commands.send(Command { keys, owner, action }).await {
-                Ok(reply) => return Ok(reply),
+            let secret = Secret::random();
+            let session = match route.node().client().session().await {
+                Ok(session) => session,
+                Err(error) => {
+                    route.redirect(error).await?;
+                    continue;
+                }
+            };
+            let ClaimSpec { mode, queue, ttl, .. } = self.spec;
+            let now = session.clock().now();
+            let since = *self.since.get_or_insert(now);
+            let waiting = record::waiting(since, now, floor, ttl, secret);
+            let tail = record::tail(&session, self.spec.label.as_str());
+            let record = [self.front.to_string(), waiting, tail];
+            let records = self.records.clone();
+            if queue {
+                // Before it is sent: the reply may be lost.
+                self.records.push(record.concat());
+            }
+            let action =
+                Action::Attempt { mode, queue, is_unconfirmed, ttl, floor, known, record, session };
+            let (keys, owner) = (self.keys.clone(), self.spec.owner);
+            let command = Command { keys, owner, action, records };
+            let (session, reply) = match route.node().commands.run(command).await {
+                Ok(Some(replied)) => replied,
+                Ok(None) => continue,
+                Err(error) => {
+                    route.redirect(error).await?;
+                    continue;
+                }
+            };
+            // Only the last record can be in the queue, if any.
+            self.records.drain(..self.records.len().saturating_sub(1));
+            // The script has removed as many dead waiters and expired leases as one call may, and there are more.
+            if matches!(&reply, Value::BulkString(text) if text == b"again") {
+                // It may have been granted the lock by another client since.
+                is_unconfirmed = false;
+                continue;
+            }
+            if refusal(&reply).is_some() {
+                route.node().contention.note(&self.keys);
+            }
+            return Ok((session, reply, secret));
+        }
+    }
+
+    /// Returns the fence that this server granted, if known, and the one that a quorum says the hold has.
+    fn fences(&self) -> (Option<Fence>, Option<Fence>) {
+        if self.spec.ticket.is_some() {
+            // The fence of the ticket has not been compared with that of the hold.
+            return (None, self.told);
+        }
+        (self.fence, self.told.filter(|told| Some(*told) > self.fence))
+    }
+
+    async fn send_release(&self) -> Result<Value> {
+        let notifies_unqueued = self.store.notifies_unqueued();
+        let (fence, told) = self.fences();
+        let kind = self.spec.mode.kind();
+        let action = Action::Release { kind, notifies_unqueued, fence, told };
+        let (owner, records) = (self.spec.owner, self.records.clone());
+        let command = Command { keys: self.keys.clone(), owner, action, records };
+        let mut route = self.store.topology.route(&self.keys).await?;
+        loop {
+            match route.node().commands.run(command.clone()).await {
+                Ok(Some((_, reply))) => return Ok(reply),
+                // It shared a call with an attempt that was made before the client reconnected.
+                Ok(None) => {}
                 Err(error) => route.redirect(error).await?,
             }
         }
     }
 
-    fn granted(&mut self, fence: Fence) -> Grant {
+    /// Tries to take a free lock without a script. `None` if the lock, this claim or the server's clock call for one.
+    async fn take_if_free(&mut self, floor: u64) -> Result<Option<(Arc<Session>, Outcome)>> {
+        if self.spec.mode != Mode::Exclusive || self.holds || !self.records.is_empty() {
+            return Ok(None);
+        }
+        let mut route = self.store.topology.route(&self.keys).await?;
+        loop {
+            let node = route.node();
+            // A claim that does not queue is refused without a script, too.
+            if self.spec.queue && node.contention.has(&self.keys) {
+                return Ok(None);
+            }
+            // A floor that the script may have to refuse: `SET` would change something first.
+            if !node.client().clock_has_reached(floor) {
+                return Ok(None);
+            }
+            let attempt = Uncontended {
+                keys: self.keys.clone(),
+                front: self.front.clone(),
+                label: self.spec.label.clone(),
+                ttl: self.spec.ttl,
+                floor,
+                reads_holder: !self.spec.queue,
+            };
+            match node.commands.take(attempt).await {
+                Ok(None) => {}
+                Ok(Some(replied)) => {
+                    if !matches!(replied.1, Outcome::Granted(_)) {
+                        node.contention.note(&self.keys);
+                    }
+                    return Ok(Some(replied));
+                }
+                Err(error) => route.redirect(error).await?,
+            }
+        }
+    }
+
+    fn granted(&mut self, fence: Fence, fence_is_past: bool) -> Grant {
         self.holds = true;
+        self.fence = Some(fence);
         self.contended = None;
+        self.since = None;
+        self.records.clear();
         self.inbox.unsubscribe();
-        Grant { fence: Some(fence), valid_for: Some(self.spec.ttl) }
+        Grant { fence: Some(fence), fence_is_past, valid_for: Some(self.spec.ttl) }
     }
 
     async fn attempt_once(&mut self, floor: Option<Fence>) -> Result<Attempt> {
@@ -86,49 +227,46 @@ impl RedisClaim {
             self.check_uptime(&session)?;
         }
         let floor = floor.map_or(0, Fence::get);
+        let taken = self.take_if_free(floor).await?;
+        let known = self.fence.take().filter(|_| self.holds);
         // Until the reply arrives, the claim holds nothing that it knows of.
         self.holds = false;
         self.contended = None;
-        let secret = Secret::random();
-        let (mode, queue, ttl) = (self.spec.mode, self.spec.queue, self.spec.ttl);
-        let label = self.spec.label.clone();
-        let action = Action::Attempt { mode, queue, ttl, floor, secret, label };
-        let (session, reply) = loop {
-            let reply = self.send(&action).await?;
-            // The script has removed as many dead waiters and ended leases as one call may, and there are more.
-            if !matches!(&reply.1, Value::BulkString(text) if text == b"again") {
-                break reply;
+        let is_unconfirmed = matches!(taken, Some((_, Outcome::Unconfirmed)));
+        match taken {
+            Some((session, Outcome::Granted(fence))) => {
+                return self.confirm(&session, fence, true).await;
             }
-        };
+            Some((session, Outcome::Refused(Some((holder, left)))))
+                if holder != Holder::Owner(self.spec.owner) =>
+            {
+                return Ok(Attempt::Contended { retry: retry(&session, left), holder });
+            }
+            _ => {}
+        }
+        let (session, reply, secret) = self.send_attempt(floor, known, is_unconfirmed).await?;
         if let Some((left, holder)) = refusal(&reply) {
             self.contended = Some(secret);
-            let retry = match u64::try_from(left) {
-                // No grant can be pushed on this session. The store may have had a channel when it was opened, which is
-                // what `Capabilities::push` says.
-                _ if !session.receives_messages() => Retry::Poll,
-                // Just after it has ended, not just before.
-                Ok(left) => Retry::After(Duration::from_millis(left + 1)),
-                Err(_) => Retry::OnNotify,
-            };
-            return Ok(Attempt::Contended { retry, holder });
+            return Ok(Attempt::Contended { retry: retry(&session, left), holder });
         }
-        let fence = match &reply {
-            Value::BulkString(fence) => std::str::from_utf8(fence).ok(),
-            _ => None,
-        };
-        let fence = fence.and_then(|fence| fence.parse().ok()).and_then(Fence::new);
-        let fence = fence.ok_or_else(|| unexpected(&reply))?;
+        let (fence, is_past) = read_fence(&reply).ok_or_else(|| unexpected(&reply))?;
+        self.confirm(&session, fence, is_past).await
+    }
+
+    /// Checks whether a grant counts, and releases it if it does not.
+    async fn confirm(&mut self, session: &Session, fence: Fence, is_past: bool) -> Result<Attempt> {
+        self.fence = Some(fence);
         // Checked again: the server may have restarted since, and this may be another session.
-        let counts = match self.check_uptime(&session) {
+        let counts = match self.check_uptime(session) {
             Ok(()) => session.replicated(self.store.min_replicas).await,
             Err(error) => Err(error),
         };
         if let Err(error) = counts {
-            // The grant does not count, so no other claim should have to wait until it expires.
+            // No other claim should have to wait until the grant expires.
             self.release_all().await?;
             return Err(error);
         }
-        Ok(Attempt::Granted(self.granted(fence)))
+        Ok(Attempt::Granted(self.granted(fence, is_past)))
     }
 
     /// Refuses a server that may have lost its data too recently: it may have granted the lock before.
@@ -151,6 +289,13 @@ impl RedisClaim {
     }
 
     async fn next_change(&mut self) -> Change {
+        // An uncontended claim registers when it first waits for a change. Boxed, because every hold keeps this future.
+        if self.inbox.registration().is_none() {
+            let route = Box::pin(self.store.topology.route(&self.keys)).await;
+            if let Ok(route) = route {
+                self.inbox.register_at(route.node());
+            }
+        }
         let Some(at) = self.inbox.registration() else { return std::future::pending().await };
         if self.store.notifies_unqueued() && !self.spec.queue && !self.holds {
             match self.inbox.subscribe(&at).await {
@@ -168,7 +313,7 @@ impl RedisClaim {
                 Notification::Granted { secret, fence }
                     if self.contended == Some(secret) && self.store.min_replicas == 0 =>
                 {
-                    return Change::Granted(self.granted(fence));
+                    return Change::Granted(self.granted(fence, false));
                 }
                 // The grant answers an attempt before the last, is forged or replayed, or replicas have yet to
                 // acknowledge it.
@@ -181,12 +326,11 @@ impl RedisClaim {
         if self.downgraded {
             return self.downgrade_to_shared(ttl).await;
         }
-        let mode = mode_letter(self.spec.mode);
-        let (keys, owner) = (self.keys.clone(), self.spec.owner);
-        let renewal = renewals::Renewal { keys, owner, mode, ttl, ticket: self.spec.ticket };
+        let (keys, owner, mode) = (self.keys.clone(), self.spec.owner, self.spec.mode);
+        let (fence, has_ticket) = (self.fence, self.spec.ticket.is_some());
+        let renewal = renewals::Renewal { keys, owner, mode, ttl, fence, has_ticket };
         let mut route = self.store.topology.route(&self.keys).await?;
         loop {
-            self.inbox.register_at(route.node());
             match route.node().renewals.renew(renewal.clone()).await {
                 Ok(held) => return Ok(self.renewed(held, ttl)),
                 Err(error) => route.redirect(error).await?,
@@ -203,12 +347,16 @@ impl RedisClaim {
         self.downgraded = true;
         let owner = self.spec.owner.to_string();
         let notifies_unqueued = u8::from(self.store.notifies_unqueued());
+        let (fence, told) = self.fences();
+        let is_unchecked = u8::from(told.is_some());
+        let fence = told.or(fence).map_or(0, Fence::get);
         let mut route = self.store.topology.route(&self.keys).await?;
         let (session, reply) = loop {
             self.inbox.register_at(route.node());
             let replied = route.node().run(&DOWNGRADE, |call| {
                 self.keys.add_all_with_count_to(call);
-                call.arg(&owner).arg(millis(ttl)).arg(notifies_unqueued);
+                call.arg(&owner).arg(millis(ttl)).arg(fence).arg(notifies_unqueued);
+                call.arg(is_unchecked);
             });
             match replied.await {
                 // The queue takes another call to move on.
@@ -235,14 +383,11 @@ impl RedisClaim {
 
     /// Releases a hold or a place in the queue.
     async fn release_all(&mut self) -> Result<Release> {
-        let kind = self.spec.mode.kind();
-        let notifies_unqueued = self.store.notifies_unqueued();
-        let action = Action::Release { kind, notifies_unqueued };
         let mut held = false;
         let reply = loop {
-            let reply = match self.send(&action).await {
-                Ok((_, reply)) => reply,
-                // It is released. The next attempt or release of another claim hands it over.
+            let reply = match self.send_release().await {
+                Ok(reply) => reply,
+                // It is released. The next attempt or release of another claim hands the lock off.
                 Err(_) if held => Value::Int(1),
                 Err(error) => return Err(error),
             };
@@ -254,6 +399,10 @@ impl RedisClaim {
         self.holds = false;
         self.downgraded = false;
         self.contended = None;
+        self.since = None;
+        self.fence = None;
+        self.told = None;
+        self.records.clear();
         match reply {
             Value::Int(0 | 1) if held || reply == Value::Int(1) => Ok(Release::Released),
             Value::Int(0) => Ok(Release::WasNotHeld),
@@ -267,25 +416,46 @@ fn refusal(reply: &Value) -> Option<(i64, Holder)> {
     match reply {
         Value::Int(left) => Some((*left, Holder::Unknown)),
         Value::Array(parts) => match parts.as_slice() {
-            [Value::Int(left), Value::BulkString(holder)] => {
-                let holder = match std::str::from_utf8(holder) {
-                    Ok(READERS) => Holder::Readers,
-                    // A client that follows the plain recipe may have written any value.
-                    other => other
-                        .ok()
-                        .and_then(|owner| owner.parse().ok())
-                        .map_or(Holder::Unknown, Holder::Owner),
-                };
-                Some((*left, holder))
-            }
+            [Value::Int(left), Value::BulkString(holder)] => Some((*left, holder_of(holder))),
             _ => None,
         },
         _ => None,
     }
 }
 
+/// Reads the fence in the reply to an attempt, and whether the server's clock had reached it.
+fn read_fence(reply: &Value) -> Option<(Fence, bool)> {
+    let Value::BulkString(text) = reply else { return None };
+    let text = std::str::from_utf8(text).ok()?;
+    let (fence, is_past) = match text.strip_suffix(" ahead") {
+        Some(fence) => (fence, false),
+        None => (text, true),
+    };
+    Some((Fence::new(fence.parse().ok()?)?, is_past))
+}
+
+/// Reads the value of a holder key. A client that follows the plain recipe may have written any value.
+fn holder_of(value: &[u8]) -> Holder {
+    match std::str::from_utf8(value) {
+        Ok(READERS) => Holder::Readers,
+        value => value.ok().and_then(record::owner_of).map_or(Holder::Unknown, Holder::Owner),
+    }
+}
+
+/// When to repeat an attempt that was refused, with so many milliseconds left of the lease in the way.
+fn retry(session: &Session, left: i64) -> Retry {
+    match u64::try_from(left) {
+        // No grant can be pushed on this session. The store may have had a channel when it was opened, which is
+        // what `Capabilities::push` says.
+        _ if !session.receives_messages() => Retry::Poll,
+        // Just after it has expired, not just before.
+        Ok(left) => Retry::After(Duration::from_millis(left + 1)),
+        Err(_) => Retry::OnNotify,
+    }
+}
+
 /// The reply to a release that left something to do: the queue has more dead waiters at its head than one call
-/// may remove, so the lock has not been handed over yet. Another release, by any owner, continues.
+/// may remove, so the lock has not been handed off yet. Another release, by any owner, continues.
 pub(crate) struct Again {
     was_held: bool,
 }
@@ -297,15 +467,6 @@ impl Again {
             Value::BulkString(text) if text == b"0 again" => Some(Self { was_held: false }),
             _ => None,
         }
-    }
-}
-
-/// The mode as a script names it.
-fn mode_letter(mode: Mode) -> &'static str {
-    match mode {
-        Mode::Exclusive => "x",
-        Mode::Shared => "s",
-        Mode::Permits { .. } => "p",
     }
 }
 
@@ -324,6 +485,10 @@ impl Claim for RedisClaim {
 
     fn downgrade(&mut self, ttl: Duration) -> BoxFuture<'_, Result<Renewal>> {
         Box::pin(self.downgrade_to_shared(ttl))
+    }
+
+    fn set_fence(&mut self, fence: Fence) {
+        self.told = Some(fence);
     }
 
     fn release(&mut self) -> BoxFuture<'_, Result<Release>> {

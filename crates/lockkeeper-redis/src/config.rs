@@ -1,4 +1,4 @@
-//! Options of a store: addresses, credentials, behaviour; and the URLs that set them.
+//! Options of a store (addresses, credentials, behaviour), and the URLs that set them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,7 +8,9 @@ use lockkeeper_core::{Error, ErrorKind, Result};
 
 use crate::client::settings::{Address, Servers, Settings};
 use crate::client::tls::Tls;
+use crate::client::unix;
 use crate::error::config;
+use crate::names::KeyTemplate;
 
 mod url;
 
@@ -16,14 +18,20 @@ use url::{MAX_TIMEOUT, Parts, database_number, decode, duration, time};
 
 pub use crate::client::settings::Protocol;
 
-/// How to reach Redis, and how to keep locks there.
+/// The prefix of all keys and channels.
+const DEFAULT_PREFIX: &str = "lockkeeper";
+
+/// Configuration of a store: addresses, credentials and options.
 ///
-/// Neither user names nor passwords show when it is printed.
+/// Its `Debug` output contains neither user names nor passwords.
 #[derive(Clone)]
 pub struct Config {
     pub(crate) servers: Servers,
     pub(crate) client: Settings,
-    pub(crate) prefix: Arc<str>,
+    /// `None` for [`DEFAULT_PREFIX`].
+    prefix: Option<Arc<str>>,
+    /// `None` for the template of the prefix.
+    template: Option<KeyTemplate>,
     pub(crate) min_replicas: u32,
     /// How long a node of a quorum must have been up before it votes.
     pub(crate) min_uptime: Option<Duration>,
@@ -31,7 +39,6 @@ pub struct Config {
 
 impl Config {
     fn new(servers: Servers) -> Self {
-        let prefix: Arc<str> = "lockkeeper".into();
         let client = Settings {
             username: None,
             password: None,
@@ -41,27 +48,28 @@ impl Config {
             connect_timeout: Duration::from_secs(3),
             command_timeout: Duration::from_secs(5),
             protocol: Protocol::Any,
-            channel_prefix: prefix.clone(),
+            channel_prefix: DEFAULT_PREFIX.into(),
         };
-        Self { servers, client, prefix, min_replicas: 0, min_uptime: None }
+        Self { servers, client, prefix: None, template: None, min_replicas: 0, min_uptime: None }
     }
 
     /// Reads a URL:
     ///
     /// - `redis://[user[:password]@]host[:port][/database]`
     /// - `rediss://…`: the same over TLS (feature `tls`)
+    /// - `redis+unix://[user[:password]@]/path/of/socket[?db=database]`: a Unix socket
     /// - `redis+sentinel://[user[:password]@]host,host,…/master[/database]`
     /// - `redis+cluster://[user[:password]@]host,host,…`
     ///
-    /// with options after a `?`, joined by `&`: `prefix`, `min_replicas`, `connect_timeout` and
+    /// Options follow a `?`, joined by `&`: `prefix`, `key_template`, `min_replicas`, `connect_timeout` and
     /// `command_timeout` (as in `500ms`, `3s`), `protocol` (`resp2`, `resp3`), `tls` (`true`), `ca_file`,
     /// `sentinel_password`. Special characters are percent-encoded. A user name without a password is
-    /// taken for a password, as `redis-cli` does.
+    /// used as the password.
     ///
     /// # Errors
     ///
-    /// [`Config`](ErrorKind::Config), with what is right. No part of the URL is repeated that may be a
-    /// secret.
+    /// [`Config`](ErrorKind::Config) if the URL is invalid. The message says what to change, and quotes no part
+    /// of the URL that may be a secret.
     pub fn from_url(url: &str) -> Result<Self> {
         let parts = Parts::of(url)?;
         let servers = match parts.scheme.as_str() {
@@ -69,7 +77,7 @@ impl Config {
                 [_] => Servers::One(parts.address(0, 6379)?),
                 _ => {
                     return Err(config(
-                        "redis:// takes one host; for several there are redis+sentinel://, redis+cluster:// and redlock://",
+                        "redis:// takes one host: for several, use redis+sentinel://, redis+cluster:// or redlock://",
                     ));
                 }
             },
@@ -80,24 +88,27 @@ impl Config {
                 })?;
                 Servers::Sentinel { sentinels: parts.addresses(26379)?, master: decode(master)? }
             }
+            "redis+unix" => {
+                unix::check_support()?;
+                Servers::One(parts.socket()?)
+            }
             "redis+cluster" | "rediss+cluster" => Servers::Cluster(parts.addresses(6379)?),
             _ => {
                 return Err(config(
-                    "not a Redis URL: it starts with redis://, rediss://, redis+sentinel:// or redis+cluster://",
+                    "not a Redis URL: it must start with redis://, rediss://, redis+unix://, redis+sentinel:// or redis+cluster://",
                 ));
             }
         };
         let mut made = Self::new(servers);
-        let database = match &made.servers {
-            Servers::One(_) => parts.path.first(),
-            Servers::Sentinel { .. } => parts.path.get(1),
-            Servers::Cluster(_) => None,
+        let (database, used) = match &made.servers {
+            Servers::One(Address::Unix(_)) => (None, parts.path.len()),
+            Servers::One(Address::Tcp { .. }) => (parts.path.first(), 1),
+            Servers::Sentinel { .. } => (parts.path.get(1), 2),
+            Servers::Cluster(_) => (None, 0),
         };
-        let used = database.map_or(0, |_| 1)
-            + usize::from(matches!(made.servers, Servers::Sentinel { .. }));
         if parts.path.iter().skip(used).any(|part| !part.is_empty()) {
             return Err(config(
-                "the URL has more after the host than it may: a database number is all (a cluster has none)",
+                "the URL has an unexpected path: only a database number may follow the host (nothing on a cluster)",
             ));
         }
         made.client.database = database_number(database)?;
@@ -105,8 +116,8 @@ impl Config {
         Ok(made)
     }
 
-    /// Reads a `redlock://host,host,host[,…]` URL: one configuration for each node. The rest is as in
-    /// [`from_url`](Self::from_url), the same for all nodes, and there is one more option: `min_uptime`, as in
+    /// Parses a `redlock://host,host,host[,…]` URL to one configuration per node. Credentials, database and options are
+    /// those of [`from_url`](Self::from_url) and apply to all nodes. The option `min_uptime` sets
     /// [`Config::min_uptime`].
     ///
     /// # Errors
@@ -115,10 +126,12 @@ impl Config {
     pub fn redlock_from_url(url: &str) -> Result<Vec<Self>> {
         let parts = Parts::of(url)?;
         if parts.scheme != "redlock" {
-            return Err(config("not a Redlock URL: it starts with redlock://"));
+            return Err(config("not a Redlock URL: it must start with redlock://"));
         }
         if parts.path.iter().skip(1).any(|part| !part.is_empty()) {
-            return Err(config("the URL has more after the hosts than the number of a database"));
+            return Err(config(
+                "the URL has an unexpected path: only a database number may follow the hosts",
+            ));
         }
         let nodes = parts.addresses(6379)?.into_iter().map(|address| {
             let mut node = Self::new(Servers::One(address));
@@ -129,20 +142,24 @@ impl Config {
         nodes.collect()
     }
 
-    /// Takes address, credentials and database from a client of the `redis` crate. Certificates that it
-    /// was given do not show, and are not taken.
+    /// Copies address, credentials and database from a client of the `redis` crate. The client's certificates are not
+    /// accessible and are not copied.
     ///
     /// # Errors
     ///
-    /// [`Config`](ErrorKind::Config) for a Unix socket, which is not supported.
+    /// [`Config`](ErrorKind::Config) for a Unix socket on a platform without them.
     pub fn from_client(client: &redis::Client) -> Result<Self> {
         let info = client.get_connection_info();
-        let (host, port, tls) = match info.addr() {
-            redis::ConnectionAddr::Tcp(host, port) => (host, *port, false),
-            redis::ConnectionAddr::TcpTls { host, port, .. } => (host, *port, true),
-            _ => return Err(config("only TCP connections are supported")),
+        let (address, tls) = match info.addr() {
+            redis::ConnectionAddr::Tcp(host, port) => (Address::tcp(host, *port), false),
+            redis::ConnectionAddr::TcpTls { host, port, .. } => (Address::tcp(host, *port), true),
+            redis::ConnectionAddr::Unix(path) => {
+                unix::check_support()?;
+                (Address::Unix(path.clone()), false)
+            }
+            _ => return Err(config("the client's kind of address is not supported")),
         };
-        let mut made = Self::new(Servers::One(Address { host: host.clone(), port }));
+        let mut made = Self::new(Servers::One(address));
         let settings = info.redis_settings();
         made.client.username = settings.username().map(str::to_owned);
         made.client.password = settings.password().map(str::to_owned);
@@ -151,43 +168,106 @@ impl Config {
         Ok(made)
     }
 
-    /// Sets what all keys start with (`lockkeeper` if not set).
+    /// Sets the prefix of all keys and channels (default: `lockkeeper`).
     ///
     /// # Errors
     ///
-    /// [`InvalidOption`](ErrorKind::InvalidOption) if it is empty, contains a brace (a cluster would put
-    /// the keys of one lock on different nodes) or a blank.
+    /// [`InvalidOption`](ErrorKind::InvalidOption) if it is empty or contains whitespace, a control character or a
+    /// brace (a cluster would put the keys of one lock on different nodes), or if a
+    /// [`key_template`](Self::key_template) is set.
     pub fn prefix(mut self, prefix: &str) -> Result<Self> {
         let bad = |c: char| c == '{' || c == '}' || c.is_whitespace() || c.is_control();
         if prefix.is_empty() || prefix.contains(bad) {
-            return Err(option("the prefix may not be empty, nor contain braces or blanks"));
+            return Err(option(
+                "the prefix must not be empty or contain braces, whitespace or control characters",
+            ));
         }
-        self.prefix = prefix.into();
-        self.client.channel_prefix = self.prefix.clone();
+        if self.template.is_some() {
+            return Err(option(PREFIX_AND_TEMPLATE));
+        }
+        self.client.channel_prefix = prefix.into();
+        self.prefix = Some(prefix.into());
         Ok(self)
     }
 
-    /// Counts a grant or a renewal only when so many replicas have acknowledged it (0 if not set). A
-    /// grant that too few did is given back.
+    /// Sets the key of the exclusive holder, in which `{name}` is the place of the lock's name (default:
+    /// `lockkeeper:{{name}}`). All other text is literal, also other braces. With `lock:{name}`, the holder of the lock
+    /// `orders/42` is the key `lock:orders/42`.
     ///
-    /// A failover forgets no grant if this is the number of all replicas that may be promoted. With fewer, it may
-    /// promote one that has not acknowledged the grant.
+    /// For programs that share locks with a client that acquires by `SET lock:orders/42 value NX PX ttl`: both then use
+    /// the same key, and exclude each other. So the key contains the name as it is, where
+    /// [`prefix`](Self::prefix) would encode `%` and `}`. An operation on a name for which this is not possible fails with
+    /// [`InvalidName`](ErrorKind::InvalidName): a name with `%` or `}` if it is in braces, and a name whose key would end
+    /// in `:r`, `:q`, `:i`, `:f`, `:s` or `:highest`, as the other keys of a lock do.
+    ///
+    /// The other keys of the lock start with this one. The channels of the client and the keys of
+    /// [`Fences`](crate::Fences) still start with `lockkeeper:`.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidOption`](ErrorKind::InvalidOption) if the template does not contain `{name}` exactly once and other text,
+    /// contains whitespace or a control character, ends as the other keys of a lock do, has no hash tag on a cluster, or if
+    /// a [`prefix`](Self::prefix) is set.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use lockkeeper_redis::Config;
+    ///
+    /// # fn main() -> lockkeeper_core::Result<()> {
+    /// let config = Config::from_url("redis://127.0.0.1/")?.key_template("lock:{name}")?;
+    /// // A cluster hashes what is in braces. All keys of a lock must be in one slot.
+    /// let cluster = Config::from_url("redis+cluster://127.0.0.1/")?;
+    /// assert!(cluster.clone().key_template("lock:{name}").is_err());
+    /// let cluster = cluster.key_template("lock:{{name}}")?; // lock:{orders/42}
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn key_template(mut self, template: &str) -> Result<Self> {
+        if self.prefix.is_some() {
+            return Err(option(PREFIX_AND_TEMPLATE));
+        }
+        let template = KeyTemplate::parse(template).map_err(option)?;
+        if matches!(self.servers, Servers::Cluster(_)) && !template.has_hash_tag() {
+            return Err(option(
+                "on a cluster, the key template needs a hash tag, so that all keys of a lock are in one slot: put braces \
+                 around the name, as in \"lock:{{name}}\"",
+            ));
+        }
+        self.template = Some(template);
+        Ok(self)
+    }
+
+    /// Returns the prefix of keys that the template does not apply to.
+    pub(crate) fn key_prefix(&self) -> Arc<str> {
+        self.prefix.clone().unwrap_or_else(|| DEFAULT_PREFIX.into())
+    }
+
+    pub(crate) fn template(&self) -> KeyTemplate {
+        self.template.clone().unwrap_or_else(|| KeyTemplate::of_prefix(&self.key_prefix()))
+    }
+
+    /// Sets how many replicas must acknowledge a grant or a renewal (default: 0). The client releases a grant that too
+    /// few replicas acknowledge within a second, and reports an error.
+    ///
+    /// A failover preserves all grants if this is the number of all replicas that may be promoted. With fewer, it may
+    /// promote a replica that has not acknowledged a grant.
     #[must_use]
     pub fn min_replicas(mut self, replicas: u32) -> Self {
         self.min_replicas = replicas;
         self
     }
 
-    /// Sets how long it may take to connect (3 s if not set).
+    /// Sets the timeout for connecting, between 1 ms and an hour (default: 3 s).
     #[must_use]
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.client.connect_timeout = timeout.clamp(Duration::from_millis(1), MAX_TIMEOUT);
         self
     }
 
-    /// Sets how long a server may be silent before its connection is given up (5 s if not set). It is
-    /// asked for a sign of life every third of this. Shorter than the shortest ttl, it leaves time to
-    /// renew on another connection.
+    /// Sets how long a server may be silent before the client closes the connection, between 1 ms and an hour (default:
+    /// 5 s). The client sends a `PING` every third of this time. A timeout below the shortest TTL leaves time to renew on
+    /// another connection.
     #[must_use]
     pub fn command_timeout(mut self, timeout: Duration) -> Self {
         self.client.command_timeout = timeout.clamp(Duration::from_millis(1), MAX_TIMEOUT);
@@ -195,19 +275,23 @@ impl Config {
     }
 
     /// Sets how long a node of a quorum must have been up before it votes: see
-    /// [`Quorum::min_uptime`](lockkeeper_core::Quorum::min_uptime). [`redlock`](crate::redlock) takes the longest that
-    /// any node has. Has no effect elsewhere.
+    /// [`Quorum::min_uptime`](lockkeeper_core::Quorum::min_uptime). [`redlock`](crate::redlock) uses the longest
+    /// `min_uptime` of its nodes. Other topologies ignore it.
     #[must_use]
     pub fn min_uptime(mut self, min_uptime: Duration) -> Self {
         self.min_uptime = Some(min_uptime);
         self
     }
 
-    /// Sets which protocol is spoken.
+    /// Sets the protocol (default: [`Protocol::Any`]).
     #[must_use]
     pub fn protocol(mut self, protocol: Protocol) -> Self {
         self.client.protocol = protocol;
         self
+    }
+
+    fn is_unix(&self) -> bool {
+        matches!(self.servers, Servers::One(Address::Unix(_)))
     }
 
     fn apply(&mut self, parts: &Parts<'_>) -> Result<()> {
@@ -225,29 +309,39 @@ impl Config {
                     let made = self.clone().prefix(&value);
                     *self = made.map_err(|error| config(error.to_string()))?;
                 }
+                "key_template" => {
+                    let made = self.clone().key_template(&value);
+                    *self = made.map_err(|error| config(error.to_string()))?;
+                }
                 "min_replicas" => {
                     self.min_replicas = value.parse().map_err(|_| {
-                        config("min_replicas is a number, as in \"?min_replicas=1\"")
+                        config("min_replicas must be a number, as in \"?min_replicas=1\"")
                     })?;
                 }
                 "connect_timeout" => self.client.connect_timeout = duration(name, &value)?,
                 "command_timeout" => self.client.command_timeout = duration(name, &value)?,
                 "min_uptime" if parts.scheme == "redlock" => {
                     self.min_uptime = Some(time(&value).ok_or_else(|| {
-                        config("min_uptime is a time, as in \"30s\", or \"0s\" for none")
+                        config("min_uptime must be a time as in \"30s\", or \"0s\" for none")
                     })?);
                 }
                 "protocol" => {
                     self.client.protocol = match value.as_str() {
                         "resp2" => Protocol::Resp2,
                         "resp3" => Protocol::Any,
-                        _ => return Err(config("protocol is resp2 or resp3")),
+                        _ => return Err(config("protocol must be resp2 or resp3")),
                     };
+                }
+                "db" if self.is_unix() => {
+                    let number = value.parse().ok().filter(|number| *number >= 0);
+                    self.client.database = number.ok_or_else(|| {
+                        config("db must be the number of a database, as in \"?db=2\"")
+                    })?;
                 }
                 "tls" => match value.as_str() {
                     "true" => tls = true,
                     "false" if !tls => {}
-                    _ => return Err(config("tls is true or false, and true with rediss://")),
+                    _ => return Err(config("tls must be true or false, and true with rediss://")),
                 },
                 "ca_file" => ca_file = Some(value.into()),
                 "sentinel_password" if matches!(self.servers, Servers::Sentinel { .. }) => {
@@ -255,15 +349,19 @@ impl Config {
                 }
                 _ => {
                     return Err(config(format!(
-                        "unknown option {name:?} in the URL: there are prefix, min_replicas, \
-                         connect_timeout, command_timeout, protocol, tls, ca_file, with sentinels \
-                         sentinel_password, and with redlock:// min_uptime"
+                        "unknown option {name:?} in the URL: valid are prefix, key_template, \
+                         min_replicas, connect_timeout, command_timeout, protocol, tls, ca_file, with sentinels \
+                         also sentinel_password, with redlock:// also min_uptime, with redis+unix:// \
+                         also db"
                     )));
                 }
             }
         }
+        if tls && self.is_unix() {
+            return Err(config("a Unix socket has no TLS: remove tls from the URL"));
+        }
         if ca_file.is_some() && !tls {
-            return Err(config("ca_file is of no use without TLS: write rediss:// or tls=true"));
+            return Err(config("ca_file has no effect without TLS: use rediss:// or tls=true"));
         }
         self.client.tls = if tls { Some(Tls::new(ca_file)?) } else { None };
         Ok(())
@@ -276,149 +374,18 @@ impl fmt::Debug for Config {
             .field("servers", &self.servers)
             .field("database", &self.client.database)
             .field("tls", &self.client.tls.is_some())
-            .field("prefix", &self.prefix)
+            .field("template", &self.template())
             .field("min_replicas", &self.min_replicas)
             .finish_non_exhaustive()
     }
 }
+
+const PREFIX_AND_TEMPLATE: &str =
+    "prefix and key_template exclude each other: write the prefix into the template";
 
 fn option(message: &str) -> Error {
     Error::new(ErrorKind::InvalidOption, message)
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn address(host: &str, port: u16) -> Address {
-        Address { host: host.to_owned(), port }
-    }
-
-    #[test]
-    fn a_url_gives_everything() {
-        let config = Config::from_url(
-            "redis://ann:p%40ss%2F%3F@db.example:7000/3?prefix=shop&min_replicas=2&\
-             connect_timeout=500ms&command_timeout=2s&protocol=resp2",
-        );
-        let config = config.unwrap();
-        assert_eq!(config.servers, Servers::One(address("db.example", 7000)));
-        assert_eq!(config.client.username.as_deref(), Some("ann"));
-        assert_eq!(config.client.password.as_deref(), Some("p@ss/?"));
-        assert_eq!((config.client.database, config.min_replicas), (3, 2));
-        assert_eq!(&*config.prefix, "shop");
-        assert_eq!(config.client.connect_timeout, Duration::from_millis(500));
-        assert_eq!(config.client.command_timeout, Duration::from_secs(2));
-        assert_eq!(config.client.protocol, Protocol::Resp2);
-    }
-
-    #[test]
-    fn defaults_are_those_of_redis() {
-        for url in ["redis://host", "redis://host/", "redis://host?prefix=lockkeeper"] {
-            let config = Config::from_url(url).unwrap();
-            assert_eq!(config.servers, Servers::One(address("host", 6379)));
-            assert_eq!(
-                (config.client.username, config.client.password, config.client.database),
-                (None, None, 0)
-            );
-        }
-        let config = Config::from_url("redis://secret@[::1]:7000").unwrap();
-        assert_eq!(config.servers, Servers::One(address("::1", 7000)));
-        assert_eq!(config.client.password.as_deref(), Some("secret"));
-        assert_eq!(
-            Config::from_url("redis://:pw@h").unwrap().client.password.as_deref(),
-            Some("pw")
-        );
-    }
-
-    #[test]
-    fn sentinels_clusters_and_redlock_take_several_hosts() {
-        let config = Config::from_url("redis+sentinel://:pw@a,b:1,[::2]/mymaster/4").unwrap();
-        let sentinels = vec![address("a", 26379), address("b", 1), address("::2", 26379)];
-        let master = "mymaster".to_owned();
-        assert_eq!(config.servers, Servers::Sentinel { sentinels, master });
-        assert_eq!(config.client.database, 4);
-        let config = Config::from_url("redis+cluster://a:1,b/").unwrap();
-        assert_eq!(config.servers, Servers::Cluster(vec![address("a", 1), address("b", 6379)]));
-        let nodes = Config::redlock_from_url("redlock://u:pw@a,b:1,c?prefix=x").unwrap();
-        let servers: Vec<_> = nodes.iter().map(|node| node.servers.clone()).collect();
-        let expected = [address("a", 6379), address("b", 1), address("c", 6379)];
-        assert_eq!(servers, expected.map(Servers::One));
-        assert!(nodes.iter().all(|node| node.client.password.as_deref() == Some("pw")));
-    }
-
-    #[test]
-    fn a_bad_url_is_refused_in_one_line_without_its_secrets() {
-        let bad = [
-            "redis:hunter2",
-            "redis://",
-            "redis://:hunter2@",
-            "redis://:hunter2@/0",
-            "redis://u:hunter2@host:port",
-            "redis://u:hunter2@host:",
-            "redis://u:hunter2@host:0",
-            "redis://u:hunter2@host:99999",
-            "redis://u:hunter2@host/hunter2",
-            "redis://u:hunter2@host/-1",
-            "redis://u:hunter2@host/0/1",
-            "redis://u:hun/ter2hunter2@host",
-            "redis://u:hun?hunter2@host",
-            "redis://u:hun#hunter2@host",
-            "redis://u:hunter2@a,b",
-            "redis://u:hunter2@host?nosuch=hunter2",
-            "redis://u:hunter2@host?prefix",
-            "redis://u:hunter2@host?prefix=",
-            "redis://u:hunter2@host?prefix=a%7Bb",
-            "redis://u:hunter2@host?prefix=a%20b",
-            "redis://u:hunter2@host?prefix={",
-            "redis://%zzhunter2@host",
-            "redis://u:hunter2%@host",
-            "redis://u:hunter2%4@host",
-            "redis://u:hunter2@ho%GGst",
-            "redis://u:hunter2@host?prefix=%zz",
-            "redis://u:hunter2@host?ca_file=/hunter2",
-            "redlock://:hunter2@a,b,c/0/hunter2",
-            "redis://u:hunter2@host?prefix=a&prefix=b",
-            "redis://u:hunter2@host?min_replicas=hunter2",
-            "redis://u:hunter2@host?connect_timeout=0s",
-            "redis://u:hunter2@host?connect_timeout=3",
-            "redis://u:hunter2@host?connect_timeout=99999999999s",
-            "redis://u:hunter2@host?protocol=4",
-            "redis://u:hunter2@host?sentinel_password=hunter2",
-            "redis://u:hunter2%FF@host",
-            "redis://u:hunter2@[::1",
-            "redis+sentinel://:hunter2@a,b",
-            "redis+sentinel://:hunter2@a,b/",
-            "redis+sentinel://:hunter2@a,,b/m",
-            "redis+cluster://:hunter2@a/1",
-            "redlock://:hunter2@a,b,c/hunter2",
-            "http://:hunter2@host",
-        ];
-        for url in bad {
-            let made = if url.starts_with("redlock") {
-                Config::redlock_from_url(url).map(|_| ())
-            } else {
-                Config::from_url(url).map(|_| ())
-            };
-            let error = made.expect_err(url);
-            let shown = format!("{error} {error:?}");
-            assert!(!shown.contains("hunter2") && !shown.contains('\n'), "{url}: {shown}");
-            assert_eq!(error.kind(), ErrorKind::Config, "{url}");
-        }
-    }
-
-    #[test]
-    fn a_password_is_never_printed() {
-        let config = Config::from_url("redis+sentinel://ann:hunter2@h/m?sentinel_password=hunter3");
-        let shown = format!("{:?} {:#?}", config.clone().unwrap(), config.unwrap());
-        assert!(!shown.contains("hunter") && !shown.contains("ann"), "{shown}");
-    }
-
-    #[test]
-    fn a_client_gives_its_settings() {
-        let client = redis::Client::open("redis://ann:pw@host:7000/2").unwrap();
-        let config = Config::from_client(&client).unwrap();
-        assert_eq!(config.servers, Servers::One(address("host", 7000)));
-        assert_eq!(config.client.username.as_deref(), Some("ann"));
-        assert_eq!(config.client.database, 2);
-    }
-}
+mod tests;

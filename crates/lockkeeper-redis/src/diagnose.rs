@@ -1,4 +1,4 @@
-//! Checks of the servers for problems that make locks unsafe.
+//! Checks servers for problems that make locks unsafe.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,16 +20,16 @@ mod replicas;
 
 use replicas::{Clock, Replica};
 
-/// How far the clocks of server and client may be apart.
+/// The largest difference between the clocks of server and client that is not reported.
 const MAX_DIFFERENCE: Duration = Duration::from_secs(2);
-/// The oldest version that the scripts support.
+/// The oldest Redis version that is supported.
 const MIN_VERSION: (u32, u32) = (6, 2);
 
-/// Checks the servers of a URL for problems that make locks unsafe: `redis://` and its variants, `redlock://`.
+/// Checks the servers of a `redis://` (and its variants) or `redlock://` URL for problems that make locks unsafe.
 ///
 /// # Errors
 ///
-/// [`Config`](lockkeeper_core::ErrorKind::Config) for a wrong URL. All else is a finding.
+/// [`Config`](lockkeeper_core::ErrorKind::Config) if the URL is invalid. Any other problem is a finding.
 pub async fn diagnose(url: &str) -> Result<Vec<Finding>> {
     if url.to_ascii_lowercase().starts_with("redlock:") {
         return Ok(redlock(&Config::redlock_from_url(url)?).await);
@@ -70,8 +70,9 @@ async fn redlock(nodes: &[Config]) -> Vec<Finding> {
     }
     let count = nodes.len();
     if count < 3 || count.is_multiple_of(2) {
-        let advice = "give three or five: an even number survives no more failures than one fewer";
-        findings.push(Finding::warn(format!("there are {count} nodes"), advice));
+        let advice =
+            "use three or five: an even number survives no more failures than one node less";
+        findings.push(Finding::warn(format!("the quorum has {count} nodes"), advice));
     }
     let mut independent = true;
     for (at, (address, node)) in seen.iter().enumerate() {
@@ -79,7 +80,7 @@ async fn redlock(nodes: &[Config]) -> Vec<Finding> {
             independent = false;
             findings.push(Finding::fail(
                 format!("{address}: a replica of {master}"),
-                "nodes of a quorum must know nothing of each other: make it a master",
+                "nodes of a quorum must be independent: make it a master",
             ));
         }
         let same = seen[..at].iter().find(|(_, other)| node.run.is_some() && other.run == node.run);
@@ -87,29 +88,29 @@ async fn redlock(nodes: &[Config]) -> Vec<Finding> {
             independent = false;
             findings.push(Finding::fail(
                 format!("{address}: the same server as {other}"),
-                "one server has one vote: name it once",
+                "one server has one vote: list it once",
             ));
         }
     }
     if independent && seen.len() == count {
-        findings.push(Finding::ok("the nodes know nothing of each other"));
+        findings.push(Finding::ok("the nodes are independent"));
     }
     findings
 }
 
 fn unreachable(error: &Error) -> Finding {
     let advice = match error.kind() {
-        ErrorKind::Config => "see that the login of the URL is right, and what that user may do",
-        _ => "see that the server runs and that the URL is right",
+        ErrorKind::Config => "check the credentials in the URL and the permissions of that user",
+        _ => "check that the server runs and that the URL is correct",
     };
     Finding::fail(error.to_string(), advice)
 }
 
 /// The identity of a server.
 struct Server {
-    /// The run id, which changes with each start.
+    /// The run id, which is new after each start.
     run: Option<String>,
-    /// The master that it is a replica of.
+    /// The address of its master, if it is a replica.
     master: Option<String>,
 }
 
@@ -124,18 +125,18 @@ impl Server {
                 return (None, vec![unreachable(&at(address, &error))]);
             }
         };
-        let mut findings = vec![Finding::ok("reachable, and the login is right")];
+        let mut findings = vec![Finding::ok("reachable, login accepted")];
         findings.push(report.version());
         let node = Self { run: report.info("run_id"), master: report.master() };
         match &node.master {
             Some(master) => findings.push(Finding::fail(
-                format!("a replica of {master}, which takes no locks"),
-                "give the address of the master, or use redis+sentinel://",
+                format!("a replica of {master}, which cannot grant locks"),
+                "use the address of the master, or redis+sentinel://",
             )),
             None => findings.push(push(config, address).await),
         }
         findings.extend([report.eviction(), report.persistence()]);
-        let replicas = replicas::ask_all(config, &report.info).await;
+        let replicas = replicas::query_all(config, &report.info).await;
         findings.extend(report.replicas(config, &replicas));
         findings.push(report.clock());
         findings.extend(replicas::clocks(report.clock, &replicas));
@@ -151,53 +152,52 @@ async fn open(config: &Config, address: &Address) -> Result<Session> {
     Opening { settings, address, before: None, handler }.open().await
 }
 
-/// Whether messages from the server arrive.
+/// Checks whether the client receives messages from the server.
 async fn push(config: &Config, address: &Address) -> Finding {
     match open(config, address).await {
         Err(error) => unreachable(&error),
         Ok(session) if !session.receives_messages() => Finding::warn(
-            "no messages come through: waiters ask again and again",
-            "let the user subscribe to channels (ACL &*), or reach the server without a proxy",
+            "no messages arrive from the server: waiters poll",
+            "allow the user to subscribe to channels (ACL &*), or connect without a proxy",
         ),
         Ok(session)
             if session.has_second_connection() && config.client.protocol == Protocol::Any =>
         {
             Finding::warn(
-                "the server speaks only RESP2: messages need a second connection",
-                "Redis 6 and newer speak RESP3: is there a proxy in between?",
+                "the server supports only RESP2: messages need a second connection",
+                "Redis 6 and newer support RESP3: connect without a proxy, or set protocol=resp2",
             )
         }
         Ok(session) if session.has_second_connection() => {
-            Finding::ok("RESP2 as asked for, messages on a second connection")
+            Finding::ok("RESP2 as configured, messages on a second connection")
         }
         Ok(_) => Finding::ok("RESP3, with messages on the same connection"),
     }
 }
 
-/// What a server reports about itself.
+/// `INFO`, settings and clock of a server.
 struct Report {
-    /// Empty if it may not be read.
+    /// Empty if the user may not run `INFO`.
     info: HashMap<String, String>,
-    /// Empty if they may not be read.
+    /// Empty if the user may not run `CONFIG GET`.
     settings: HashMap<String, String>,
-    /// Its clock, if it can be read.
     clock: Option<Clock>,
 }
 
 impl Report {
     async fn read(config: &Config, address: &Address) -> Result<Self> {
-        let mut ips = stream::resolve(address).await?;
-        if ips.len() > 1
+        let mut endpoints = stream::resolve(address).await?;
+        if endpoints.len() > 1
             && let Ok(session) = open(config, address).await
         {
-            // The one that locks are on.
-            ips = vec![session.ip()];
+            // The master, which grants the locks.
+            endpoints = vec![session.endpoint().clone()];
         }
-        let server = handshake::open_plain(&config.client, address, &ips).await?;
+        let server = handshake::open_plain(&config.client, address, &endpoints).await?;
         server.end_handshake();
         let text: String = match server.query(&redis::cmd("INFO")).await {
             Ok(text) => from_redis_value(text).map_err(|error| translate(error.into()))?,
-            // It can still keep locks.
+            // Locks work without INFO.
             Err(error) if error.kind() == redis::ErrorKind::Server(ServerErrorKind::NoPerm) => {
                 String::new()
             }
@@ -223,27 +223,27 @@ impl Report {
 
     fn version(&self) -> Finding {
         if self.info.is_empty() {
-            let advice = "let the user run INFO, or see to these yourself";
+            let advice = "allow the user to run INFO, or check them by hand";
             return Finding::warn("INFO is not allowed: version, role, replicas unknown", advice);
         }
         let (make, version) = match (self.info("valkey_version"), self.info("redis_version")) {
             (Some(version), _) => ("Valkey", version),
             (None, Some(version)) => ("Redis", version),
             (None, None) => {
-                let advice = "a proxy may hide it: Redis 6.2 and newer is what it is made for";
-                return Finding::warn("the version is not known", advice);
+                let advice = "a proxy may hide it: check that it is Redis 6.2 or newer, or Valkey";
+                return Finding::warn("the server does not report its version", advice);
             }
         };
         let mut numbers = version.split('.').map(|part| part.parse().unwrap_or(0));
         let numbers = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
         if make == "Redis" && numbers < MIN_VERSION {
-            let advice = "6.2 is the oldest that it is made for: upgrade it";
+            let advice = "upgrade it: the oldest supported version is 6.2";
             return Finding::fail(format!("{make} {version}"), advice);
         }
         Finding::ok(format!("{make} {version}"))
     }
 
-    /// The master that it is a replica of.
+    /// Returns the address of its master, if it is a replica.
     fn master(&self) -> Option<String> {
         let is_replica = self.info("role").as_deref() == Some("slave");
         let host = self.info.get("master_host").filter(|_| is_replica)?;
@@ -254,18 +254,18 @@ impl Report {
         let (Some(most), Some(policy)) =
             (self.settings.get("maxmemory"), self.settings.get("maxmemory-policy"))
         else {
-            let advice = "see yourself that maxmemory-policy is noeviction";
-            return Finding::warn("CONFIG GET is not allowed: settings are not known", advice);
+            let advice = "check by hand that maxmemory-policy is noeviction";
+            return Finding::warn("CONFIG GET is not allowed: settings unknown", advice);
         };
         match (most.as_str(), policy.as_str()) {
             (_, "noeviction") => Finding::ok("no key is evicted (maxmemory-policy noeviction)"),
             ("0", policy) => Finding::warn(
-                format!("maxmemory-policy is {policy}, though there is no maxmemory yet"),
-                "with a maxmemory, locks would be evicted: CONFIG SET maxmemory-policy noeviction",
+                format!("maxmemory-policy is {policy}, and maxmemory is not set"),
+                "if maxmemory is ever set, locks may be evicted: CONFIG SET maxmemory-policy noeviction",
             ),
             (_, policy) => Finding::fail(
                 format!("locks may be evicted (maxmemory-policy {policy})"),
-                "CONFIG SET maxmemory-policy noeviction, or give locks a server of their own",
+                "CONFIG SET maxmemory-policy noeviction, or use a separate server for locks",
             ),
         }
     }
@@ -274,27 +274,24 @@ impl Report {
         let setting = |name: &str| self.settings.get(name).map(String::as_str);
         match (setting("appendonly"), setting("appendfsync")) {
             (Some("yes"), Some("always")) => {
-                Finding::ok("every grant is on disk (appendfsync always)")
+                Finding::ok("every grant is flushed to disk (appendfsync always)")
             }
             (Some("yes"), fsync) => Finding::warn(
-                format!(
-                    "a crash may forget the last grants (appendfsync {})",
-                    fsync.unwrap_or("?")
-                ),
+                format!("a crash may lose the last grants (appendfsync {})", fsync.unwrap_or("?")),
                 "CONFIG SET appendfsync always, or check fences where it matters",
             ),
             (Some(_), _) => Finding::warn(
-                "a restart forgets locks that are held (appendonly no)",
+                "a restart loses held locks (appendonly no)",
                 "CONFIG SET appendonly yes and appendfsync always, or check fences where it matters",
             ),
             (None, _) => Finding::warn(
-                "it is not known whether grants survive a restart",
-                "see yourself that appendonly is yes and appendfsync always",
+                "persistence settings unknown: grants may not survive a restart",
+                "check by hand that appendonly is yes and appendfsync always",
             ),
         }
     }
 
-    /// `None` if their number is not known.
+    /// Returns `None` if the number of replicas is unknown.
     fn replicas(&self, config: &Config, replicas: &[Replica]) -> Option<Finding> {
         let count = self.info("connected_slaves")?.parse().ok()?;
         Some(replicas::acknowledged(count, replicas, config))
@@ -302,12 +299,14 @@ impl Report {
 
     fn clock(&self) -> Finding {
         match self.clock.map(Clock::apart) {
-            None => Finding::warn("the server's clock cannot be read", "see that TIME is allowed"),
+            None => {
+                Finding::warn("the server's clock cannot be read", "allow the user to run TIME")
+            }
             Some(apart) if apart > MAX_DIFFERENCE => Finding::warn(
-                format!("the server's clock is {apart:.1?} from the one here"),
-                "leases survive that, but not a jump when it is corrected: let NTP set both",
+                format!("the server's clock differs from the local clock by {apart:.1?}"),
+                "leases tolerate that, but not a jump when it is corrected: synchronise both with NTP",
             ),
-            Some(_) => Finding::ok("the server's clock agrees with the one here"),
+            Some(_) => Finding::ok("the server's clock agrees with the local clock"),
         }
     }
 }
@@ -318,29 +317,29 @@ mod tests {
 
     use super::*;
 
-    fn says(info: &[(&str, &str)]) -> Report {
+    fn report(info: &[(&str, &str)]) -> Report {
         let info = info.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
         Report { info: info.collect(), settings: HashMap::new(), clock: None }
     }
 
     #[test]
-    fn servers_that_are_too_old_are_found() {
-        let severity = |info: &[(&str, &str)]| says(info).version().severity;
+    fn unsupported_versions_are_reported() {
+        let severity = |info: &[(&str, &str)]| report(info).version().severity;
         for old in ["2.8.19", "5.0.14", "6.0.16", "6"] {
             assert_eq!(severity(&[("redis_version", old)]), Severity::Fail, "{old}");
         }
         for new in ["6.2.0", "6.10.1", "7.0.15", "10.0.0"] {
             assert_eq!(severity(&[("redis_version", new)]), Severity::Ok, "{new}");
         }
-        // It calls itself a Redis of the version that it came from.
-        let valkey = says(&[("redis_version", "7.2.4"), ("valkey_version", "8.1.0")]).version();
+        // Valkey also reports the Redis version that it was forked from.
+        let valkey = report(&[("redis_version", "7.2.4"), ("valkey_version", "8.1.0")]).version();
         assert_eq!((valkey.severity, valkey.what.as_str()), (Severity::Ok, "Valkey 8.1.0"));
-        assert_eq!(severity(&[("role", "master")]), Severity::Warn, "it does not say");
+        assert_eq!(severity(&[("role", "master")]), Severity::Warn, "no version");
     }
 
     #[test]
-    fn clocks_may_be_two_seconds_apart() {
-        let severity = |clock| Report { clock, ..says(&[]) }.clock().severity;
+    fn clock_differences_above_two_seconds_are_reported() {
+        let severity = |clock| Report { clock, ..report(&[]) }.clock().severity;
         let ahead = |micros| Some(Clock::ahead(micros));
         assert_eq!(severity(ahead(1_900_000)), Severity::Ok);
         assert_eq!(severity(ahead(2_100_000)), Severity::Warn);

@@ -1,9 +1,9 @@
-//! Errors of the redis crate and of servers, translated.
+//! Translation of errors of the redis crate and of servers.
 
 use lockkeeper_core::{Error, ErrorKind, Fence};
 use redis::{ErrorKind as RedisKind, RedisError, ServerErrorKind};
 
-/// What an error means for the connection it came from.
+/// The consequence of an error for its connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ErrorClass {
     /// The connection cannot be used any more.
@@ -14,7 +14,7 @@ pub(crate) enum ErrorClass {
 
 pub(crate) fn classify(error: &RedisError) -> ErrorClass {
     let broken = match error.kind() {
-        // The last two: it was the master and is a replica now.
+        // The server was demoted: ReadOnly and MasterDown are replies of a replica.
         RedisKind::Io
         | RedisKind::Parse
         | RedisKind::Server(ServerErrorKind::ReadOnly | ServerErrorKind::MasterDown) => true,
@@ -23,9 +23,9 @@ pub(crate) fn classify(error: &RedisError) -> ErrorClass {
     if broken { ErrorClass::Broken } else { ErrorClass::Refused }
 }
 
-/// Extracts the error of a command that a script ran from the text that servers before 7.0 put around it:
+/// Extracts the error of a command inside a script. Servers before 7.0 wrap it:
 /// `ERR Error running script (call to f_…): @user_script:17: WRONGTYPE …`, or `@user_script: 205: -READONLY …` if
-/// the script has caught it.
+/// the script catches it.
 pub(crate) fn unwrapped(error: RedisError) -> RedisError {
     let text = [error.code(), error.detail()].map(Option::unwrap_or_default).join(" ");
     let inner = text.split_once("@user_script:").and_then(|(_, rest)| rest.split_once(": "));
@@ -43,25 +43,25 @@ pub(crate) fn unwrapped(error: RedisError) -> RedisError {
     }
 }
 
-/// Translates an error to one line, with what to do where something can be done.
+/// Translates an error to one line that says what to do where the user can act.
 pub(crate) fn translate(error: RedisError) -> Error {
     let code = error.code().unwrap_or_default();
     let detail = || one_line(&error);
     let (kind, message) = match (error.kind(), code) {
         (_, "WRONGPASS") | (RedisKind::AuthenticationFailed, _) => (
             ErrorKind::Config,
-            "the server refuses the user name or the password: check them in the URL".to_owned(),
+            "the server rejects the user name or the password: check them in the URL".to_owned(),
         ),
         (_, "NOAUTH") => (
             ErrorKind::Config,
-            "the server wants a password: put it into the URL, as in \"redis://:password@host/\""
+            "the server requires a password: add it to the URL, as in \"redis://:password@host/\""
                 .to_owned(),
         ),
         (RedisKind::Server(ServerErrorKind::NoPerm), _) | (_, "NOPERM") => (
             ErrorKind::Config,
             format!("the user lacks a permission that locks need: {}", detail()),
         ),
-        // The first up to Redis 7.0, the second from 7.2.
+        // The wording of Redis up to 7.0, and from 7.2.
         _ if detail().contains("user executing the script can't")
             || detail().contains("ACL failure in script") =>
         {
@@ -72,24 +72,25 @@ pub(crate) fn translate(error: RedisError) -> Error {
         }
         (_, "OOM") => (
             ErrorKind::Unavailable,
-            "the server is out of memory (maxmemory reached, nothing to evict): give it more, or \
-             give the locks a server of their own"
+            "the server is out of memory (maxmemory reached, nothing to evict): raise maxmemory, \
+             or use a separate server for locks"
                 .to_owned(),
         ),
         (RedisKind::Server(ServerErrorKind::ReadOnly), _) => (
             ErrorKind::Unavailable,
-            "the server is a read-only replica: give the address of the master, or use \
+            "the server is a read-only replica: use the address of the master, or \
              redis+sentinel://"
                 .to_owned(),
         ),
         (_, "FENCEAHEAD" | "FENCEEND") => return fence(code, &error).with_source(error),
         (_, "WRONGTYPE") => (
             ErrorKind::Config,
-            "a key of the lock has been used for something else: choose another prefix".to_owned(),
+            "a key of this lock is used by another program (wrong type): choose another prefix or key template"
+                .to_owned(),
         ),
         _ if detail().contains("DB index is out of range") => (
             ErrorKind::Config,
-            "the server has no database of that number: check the one after the host in the URL"
+            "the server has no database with that number: check the number in the URL"
                 .to_owned(),
         ),
         _ if error.is_timeout() => (ErrorKind::Unavailable, "no answer in time".to_owned()),
@@ -98,7 +99,7 @@ pub(crate) fn translate(error: RedisError) -> Error {
     Error::new(kind, message).with_source(error)
 }
 
-/// Translates the error of a script that refuses a floor or has no fence left.
+/// Translates the error of a script that refuses a floor or cannot grant a higher fence.
 fn fence(code: &str, error: &RedisError) -> Error {
     let detail = error.detail().unwrap_or_default();
     let mut numbers = detail.split(' ').map_while(|word| word.parse().ok());
@@ -109,7 +110,7 @@ fn fence(code: &str, error: &RedisError) -> Error {
     }
 }
 
-/// Returns the first line of an error, without the script that a server may quote.
+/// Returns the first line of an error. Further lines may quote the script.
 fn one_line(error: &RedisError) -> String {
     let text = error.to_string();
     let text = text.split(['\n', '\r']).next().unwrap_or_default();
@@ -130,7 +131,7 @@ pub(crate) fn at(address: &impl std::fmt::Display, error: &Error) -> Error {
     Error::new(error.kind(), format!("{address}: {error}")).with_source(error.clone())
 }
 
-/// An error for a reply that no version of the script gives.
+/// Returns the error for a reply that no version of the script sends.
 pub(crate) fn unexpected(reply: &redis::Value) -> Error {
     unavailable(format!("unexpected reply: {reply:?}"))
 }
@@ -152,9 +153,9 @@ mod tests {
         value.extract_error().unwrap_err()
     }
 
-    /// As Redis 6.2.14 words them.
+    /// In the wording of Redis 6.2.14.
     #[test]
-    fn errors_within_scripts_are_those_of_their_commands() {
+    fn an_error_in_a_script_becomes_the_error_of_its_command() {
         let wrong = "WRONGTYPE Operation against a key holding the wrong kind of value";
         let read_only = "READONLY You can't write against a read only replica.";
         let call =
@@ -174,7 +175,7 @@ mod tests {
             classify(&unwrapped(reply(&format!("@user_script: 1: -{read_only}")))),
             ErrorClass::Broken
         );
-        // Newer servers say it at the end; and what merely mentions a script is left alone.
+        // Newer servers append the script's position. A text that only mentions a script is unchanged.
         for same in
             [&format!("{wrong} script: b7a9, on @user_script:17."), "ERR @user_script: none", wrong]
         {

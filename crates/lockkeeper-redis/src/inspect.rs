@@ -13,12 +13,13 @@ use redis::Value;
 use crate::backend::Redis;
 use crate::claim::Again;
 use crate::claim::commands::COMMANDS;
+use crate::claim::record::READERS;
 use crate::claim::store::Store;
 use crate::client::node::Node as _;
 use crate::client::reconnecting::ReconnectingClient;
 use crate::client::script::{Script, script};
 use crate::error::{translate, unexpected};
-use crate::names::{Keys, name_of, pattern};
+use crate::names::Keys;
 
 static BREAK: LazyLock<Script> = script!("claim/one.lua" "claim/common.lua" "inspect/break.lua");
 static LOOK: LazyLock<Script> = script!("inspect/look.lua");
@@ -36,8 +37,11 @@ impl Inspector for Redis {
             }
             let mut infos = Vec::new();
             for name in names {
-                // Keys of other programs may have names that are not valid here.
-                let Ok(name) = Name::new(name) else { continue };
+                // A key of another program may leave no name. A wrapper may have derived a name that no user can choose.
+                if name.is_empty() {
+                    continue;
+                }
+                let name = Name::derived(name);
                 match self.store.show(&name).await {
                     Ok(info) => infos.extend(info),
                     // Keys of a wrong type belong to other programs, too.
@@ -66,9 +70,9 @@ impl Inspector for Redis {
                     Value::Int(count) => broken += usize::try_from(count).unwrap_or(0),
                     answer => return Err(unexpected(&answer)),
                 }
-                // It is broken: after an error the caller would repeat it, and break the next holder. If this fails, the
-                // next attempt or release hands over.
-                let _ = self.store.hand_over(kind, &name).await;
+                // It is broken: after an error the caller would repeat the call, and break the next holder. If this fails, the
+                // next attempt or release hands the lock off.
+                let _ = self.store.hand_off(kind, &name).await;
             }
             Ok(broken)
         })
@@ -93,7 +97,7 @@ async fn scan(
         let mut scan = redis::cmd("SCAN");
         scan.arg(&cursor)
             .arg("MATCH")
-            .arg(pattern(&store.prefix, start))
+            .arg(store.template.pattern(start))
             .arg("COUNT")
             .arg(SCAN_COUNT);
         let answer = session.send(&scan).await.map_err(translate)?;
@@ -101,7 +105,7 @@ async fn scan(
         let (next, keys) = page.map_err(|error| translate(error.into()))?;
         let keys = keys.iter().filter_map(|key| std::str::from_utf8(key).ok());
         names.extend(
-            keys.filter_map(|key| name_of(&store.prefix, key))
+            keys.filter_map(|key| store.template.name_of(key))
                 .filter(|name| name.starts_with(start)),
         );
         cursor = next;
@@ -119,7 +123,7 @@ impl Store {
         script: &Script,
         arguments: &[&str],
     ) -> Result<Value> {
-        let keys = Keys::new(&self.prefix, kind, name);
+        let keys = Keys::new(&self.template, kind, name)?;
         let replied = self.run(&keys, script, |call| {
             keys.add_all_with_count_to(call);
             call.arg(arguments);
@@ -127,11 +131,11 @@ impl Store {
         Ok(replied.await?.1)
     }
 
-    /// Hands over what is free to the next waiter that is alive, behind however many dead ones.
-    async fn hand_over(&self, kind: Kind, name: &Name) -> Result<()> {
+    /// Hands a free lock off to the next live waiter, behind any number of dead ones.
+    async fn hand_off(&self, kind: Kind, name: &Name) -> Result<()> {
         let word = if kind == Kind::Lock { "l" } else { "m" };
         // A release by an owner that holds nothing.
-        let arguments = [word, &Owner::random().to_string()];
+        let arguments = [word, &Owner::random().to_string(), "0", "0"];
         loop {
             let reply = self.run_on(kind, name, &COMMANDS, &arguments).await?;
             let reply = reply.as_sequence().and_then(<[Value]>::first).unwrap_or(&reply);
@@ -158,16 +162,15 @@ impl Store {
 /// What the script saw.
 struct Snapshot {
     now: u64,
-    holder: Option<(String, i64, Option<String>)>,
-    sharers: Vec<(String, u64, String)>,
-    waiters: Vec<(String, String)>,
+    holder: Option<(String, i64)>,
+    /// Each with the end of its lease.
+    sharers: Vec<(u64, String)>,
+    waiters: Vec<String>,
 }
 
 impl Snapshot {
     fn read(reply: &Value) -> Option<Self> {
-        let [now, holder, left, record, sharers, waiters] = reply.as_sequence()? else {
-            return None;
-        };
+        let [now, holder, left, sharers, waiters] = reply.as_sequence()? else { return None };
         let text = |value: &Value| -> Option<String> {
             // Another kind of client may have written any value.
             let bytes = redis::from_redis_value::<Option<Vec<u8>>>(value.clone()).ok()??;
@@ -175,24 +178,20 @@ impl Snapshot {
         };
         let holder = text(holder).map(|holder| {
             let left = if let Value::Int(left) = left { *left } else { -1 };
-            (holder, left, text(record))
+            (holder, left)
         });
         let sharers = sharers.as_sequence()?.iter().map(|sharer| {
-            let [owner, ends, record] = sharer.as_sequence()? else { return None };
+            let [ends, record] = sharer.as_sequence()? else { return None };
             // A score is printed as a floating-point number if it is large.
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a time")]
             let ends = text(ends)?.parse::<f64>().ok()? as u64;
-            Some((text(owner)?, ends, text(record)?))
-        });
-        let waiters = waiters.as_sequence()?.iter().map(|waiter| {
-            let [owner, record] = waiter.as_sequence()? else { return None };
-            Some((text(owner)?, text(record)?))
+            Some((ends, text(record)?))
         });
         Some(Self {
             now: text(now)?.parse().ok()?,
             holder,
             sharers: sharers.collect::<Option<_>>()?,
-            waiters: waiters.collect::<Option<_>>()?,
+            waiters: waiters.as_sequence()?.iter().map(text).collect::<Option<_>>()?,
         })
     }
 
@@ -200,29 +199,26 @@ impl Snapshot {
         let now = self.now;
         let mut holders = Vec::new();
         let shared = kind == Kind::Semaphore
-            || self.holder.as_ref().is_some_and(|(holder, ..)| holder == "(readers)");
+            || self.holder.as_ref().is_some_and(|(holder, ..)| holder == READERS);
         if shared {
-            let live = self.sharers.iter().filter(|(_, ends, _)| *ends > now);
-            holders.extend(live.filter_map(|(owner, ends, record)| {
+            let live = self.sharers.iter().filter(|(ends, _)| *ends > now);
+            holders.extend(live.filter_map(|(ends, record)| {
                 let record = Record::read(record)?;
-                Some((record.since, record.holder(owner, now, Some(*ends - now))))
+                Some((record.since, record.participant(now, Some(*ends - now))))
             }));
-        } else if let Some((owner, left, record)) = &self.holder {
+        } else if let Some((value, left)) = &self.holder {
             let left = u64::try_from(*left).ok();
-            // The record may be that of an earlier holder, if the key was deleted and taken again.
-            let record = record.as_deref().filter(|_| owner.parse::<Owner>().is_ok());
-            let record = record.and_then(Record::read);
-            holders.push(match record {
-                Some(record) => (record.since, record.holder(owner, now, left)),
+            holders.push(match Record::read(value) {
+                Some(record) => (record.since, record.participant(now, left)),
                 // Another kind of client.
-                None => (now, foreign(owner, left)),
+                None => (now, foreign(value, left)),
             });
         }
         holders.sort_by_key(|(since, _)| *since);
-        let waiters = self.waiters.iter().filter_map(|(owner, record)| {
+        let waiters = self.waiters.iter().filter_map(|record| {
             let record = Record::read(record).filter(|record| record.ends > now)?;
             let left = Some(record.ends - now);
-            Some(Participant { fence: None, ..record.holder(owner, now, left) })
+            Some(Participant { fence: None, ..record.participant(now, left) })
         });
         LockInfo {
             name: name.clone(),
@@ -248,18 +244,21 @@ fn foreign(value: &str, left: Option<u64>) -> Participant {
 
 /// The record of a holder or waiter: see common.lua.
 struct Record<'a> {
+    owner: Owner,
     mode: Mode,
     since: u64,
-    ends: u64,
+    /// Zero if it is not known: the lock was taken without a script and has not been renewed yet.
     fence: u64,
+    ends: u64,
     label: &'a str,
 }
 
 impl<'a> Record<'a> {
     fn read(record: &'a str) -> Option<Self> {
-        let mut words = record.splitn(10, ' ');
-        let (since, fence, mode) = (words.next()?, words.next()?, words.next()?);
-        let (take, of, _ttl) = (words.next()?, words.next()?, words.next()?);
+        let mut words = record.splitn(11, ' ');
+        let owner = words.next()?.parse().ok()?;
+        let (mode, take, of) = (words.next()?, words.next()?, words.next()?);
+        let (_ttl, since, fence) = (words.next()?, words.next()?, words.next()?);
         let (ends, _secret, _channel) = (words.next()?, words.next()?, words.next()?);
         let mode = match mode {
             "x" => Mode::Exclusive,
@@ -267,17 +266,18 @@ impl<'a> Record<'a> {
             _ => Mode::Permits { take: take.parse().ok()?, of: of.parse().ok()? },
         };
         Some(Self {
+            owner,
             mode,
             since: since.parse::<u64>().ok()? / 1000,
-            ends: ends.parse().ok()?,
             fence: fence.parse().ok()?,
+            ends: ends.parse().ok()?,
             label: words.next()?,
         })
     }
 
-    fn holder(&self, owner: &str, now: u64, left: Option<u64>) -> Participant {
+    fn participant(&self, now: u64, left: Option<u64>) -> Participant {
         Participant {
-            owner: owner.parse::<Owner>().ok(),
+            owner: Some(self.owner),
             label: Label::new(self.label).ok(),
             mode: self.mode,
             fence: Fence::new(self.fence),

@@ -1,25 +1,24 @@
 //! Locks on Redis: one node, Sentinel, Cluster, and Redlock over independent nodes.
 //!
-//! Users take the `lockkeeper` crate with its feature `redis`, and open a URL. This crate is for programs that create the
-//! store themselves.
+//! Most programs use the `lockkeeper` crate with its feature `redis` and open a URL. This crate is for programs that
+//! create the store themselves.
 //!
 //! # What it guarantees
 //!
 //! - The exclusive holder of the lock `orders/42` is the string key `lockkeeper:{orders/42}`, with an
-//!   expiry, whose value is the owner: `redis-cli GET` and `PTTL` show it. A client of any make that
-//!   follows the usual recipe on that key (`SET NX PX`, compare and delete) excludes these locks and is
-//!   excluded by them.
-//! - Releasing hands the lock to the next waiter within the same command, and notifies it. Waiters enter
-//!   in the order in which they asked.
-//! - Every request is one script, on the server's clock alone, and idempotent; except a break, which run twice also takes
-//!   the lock from the holder that it was handed to. Every key has an expiry.
+//!   expiry, whose value is the owner. `redis-cli GET` and `PTTL` show it. A client that follows the plain recipe on that
+//!   key (`SET NX PX`, compare-and-delete) excludes these locks and is excluded by them.
+//! - A release hands the lock off to the next waiter in the same request and notifies it. Waiters acquire in order of
+//!   arrival.
+//! - Every request is one script, uses only the server's clock, and is idempotent. The exception is a break: a second one
+//!   also breaks the lock of the waiter that received it from the first. Every key has an expiry.
 //!
-//! # What it does not
+//! # What it does not guarantee
 //!
-//! - A server that forgets (a restart without persistence, a failover to a replica that was behind) gives
-//!   a lock twice. [`Config::min_replicas`] prevents that for failovers if it counts all replicas that may be
-//!   promoted, [`redlock`] survives a minority of it.
-//! - Leases follow the server's wall clock: a jump of it ends them early or late.
+//! - A server that loses data (a restart without persistence, a failover to a replica that lags) may grant a held lock
+//!   again. [`Config::min_replicas`] prevents this for failovers if it counts all replicas that may be promoted.
+//!   [`redlock`] survives the loss of a minority.
+//! - Leases follow the server's wall clock. A clock that jumps ends them early or late.
 //!
 //! # Examples
 //!

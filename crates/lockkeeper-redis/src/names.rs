@@ -2,13 +2,15 @@
 
 use std::sync::Arc;
 
-use lockkeeper_core::Kind;
+use lockkeeper_core::{Kind, Result};
 
-/// The keys of one lock or semaphore. All have the same hash tag, so a cluster keeps them together.
+mod template;
+
+pub(crate) use template::KeyTemplate;
+
+/// The keys of one lock or semaphore. A cluster keeps them together.
 ///
-/// The holder of the lock `orders/42` is `lockkeeper:{orders/42}`. The name is written as it is, but
-/// for `%` and `}`, which become `%25` and `%7D`: a cluster hashes the text between the first `{` and
-/// the first `}` after it, and everything if nothing does.
+/// The holder of the lock `orders/42` is `lockkeeper:{orders/42}`, or what the [template](KeyTemplate) says.
 #[derive(Debug, Clone)]
 pub(crate) struct Keys {
     /// The holder's key; the others are this and a suffix.
@@ -16,20 +18,19 @@ pub(crate) struct Keys {
 }
 
 /// What is appended to the holder's key, in the order in which scripts expect their keys.
-const SUFFIXES: [&str; 6] = ["", ":x", ":r", ":q", ":i", ":f"];
+const SUFFIXES: [&str; 5] = ["", ":r", ":q", ":i", ":f"];
 const SEMAPHORE: &str = ":s";
 
 impl Keys {
-    pub(crate) fn new(prefix: &str, kind: Kind, name: &str) -> Self {
-        let mut holder = String::with_capacity(prefix.len() + name.len() + 5);
-        holder.push_str(prefix);
-        holder.push_str(":{");
-        encode(name, &mut holder);
-        holder.push('}');
+    /// # Errors
+    ///
+    /// [`InvalidName`](lockkeeper_core::ErrorKind::InvalidName) if the template cannot have this name.
+    pub(crate) fn new(template: &KeyTemplate, kind: Kind, name: &str) -> Result<Self> {
+        let mut holder = template.holder(name)?;
         if kind == Kind::Semaphore {
             holder.push_str(SEMAPHORE);
         }
-        Self { holder: holder.into() }
+        Ok(Self { holder: holder.into() })
     }
 
     /// The key of the exclusive holder, and the channel for waiters without a place in the queue.
@@ -37,23 +38,34 @@ impl Keys {
         &self.holder
     }
 
-    /// Adds the keys with these numbers to a command.
-    pub(crate) fn add_to(&self, command: &mut redis::Cmd, which: &[usize]) {
+    /// Calls `add` with the keys of these numbers.
+    pub(crate) fn each(&self, which: &[usize], mut add: impl FnMut(&str)) {
         let mut key = String::with_capacity(self.holder.len() + 2);
         key.push_str(&self.holder);
         for &which in which {
             key.truncate(self.holder.len());
             key.push_str(SUFFIXES[which]);
-            command.arg(&key);
+            add(&key);
         }
     }
+
+    /// Adds the keys with these numbers to a command.
+    pub(crate) fn add_to(&self, command: &mut redis::Cmd, which: &[usize]) {
+        self.each(which, |key| {
+            command.arg(key);
+        });
+    }
+
+    /// The keys that must not exist while a claim takes a free lock without a script: queue and fence. Sharers without a
+    /// holder key have lost the lock.
+    pub(crate) const IN_THE_WAY: [usize; 2] = [2, 4];
 
     /// How many keys there are.
     pub(crate) const COUNT: usize = SUFFIXES.len();
 
     /// Adds all keys to a command.
     pub(crate) fn add_all_to(&self, command: &mut redis::Cmd) {
-        self.add_to(command, &[0, 1, 2, 3, 4, 5]);
+        self.add_to(command, &[0, 1, 2, 3, 4]);
     }
 
     /// Adds the number of keys and all keys to the call of a script.
@@ -64,50 +76,23 @@ impl Keys {
 
     /// The slot of a cluster that all of them are in.
     pub(crate) fn slot(&self) -> u16 {
-        let start = self.holder.find('{').map_or(0, |at| at + 1);
-        let rest = &self.holder[start..];
-        let tag = &rest[..rest.find('}').unwrap_or(rest.len())];
-        crc16(tag.as_bytes()) % 16384
+        slot(&self.holder)
     }
+}
+
+/// Returns the slot of a key: that of the text between the first `{` and the first `}` after it, if there is any.
+fn slot(key: &str) -> u16 {
+    let tag = key.split_once('{').and_then(|(_, rest)| rest.split_once('}')).map(|(tag, _)| tag);
+    let hashed = tag.filter(|tag| !tag.is_empty()).unwrap_or(key);
+    crc16(hashed.as_bytes()) % 16384
 }
 
 /// Returns the key of the highest fence of a name, and keys in the same slot. No key of a lock ends like this one, so it
-/// collides with none, whatever its prefix.
-pub(crate) fn register_key(prefix: &str, name: &str) -> (String, Keys) {
-    let keys = Keys::new(&format!("{prefix}:fence"), Kind::Lock, name);
-    (format!("{}:highest", keys.holder()), keys)
-}
-
-fn encode(name: &str, into: &mut String) {
-    for part in name.split_inclusive(['%', '}']) {
-        match part.as_bytes().last() {
-            Some(b'%') => into.extend([&part[..part.len() - 1], "%25"]),
-            Some(b'}') => into.extend([&part[..part.len() - 1], "%7D"]),
-            _ => into.push_str(part),
-        }
-    }
-}
-
-/// Returns a pattern for SCAN that matches the keys of all names that start with `start`, and more.
-pub(crate) fn pattern(prefix: &str, start: &str) -> String {
-    let mut encoded = format!("{prefix}:{{");
-    encode(start, &mut encoded);
-    let mut pattern = String::with_capacity(encoded.len() + 8);
-    for character in encoded.chars() {
-        if "*?[]\\^".contains(character) {
-            pattern.push('\\');
-        }
-        pattern.push(character);
-    }
-    pattern.push('*');
-    pattern
-}
-
-/// Returns the name that a key belongs to, if it is a key of this store.
-pub(crate) fn name_of(prefix: &str, key: &str) -> Option<String> {
-    let rest = key.strip_prefix(prefix)?.strip_prefix(":{")?;
-    let encoded = &rest[..rest.find('}')?];
-    Some(encoded.replace("%7D", "}").replace("%25", "%"))
+/// collides with none, with any prefix or template.
+pub(crate) fn register_key(prefix: &str, name: &str) -> Result<(String, Keys)> {
+    let template = KeyTemplate::of_prefix(&format!("{prefix}:fence"));
+    let keys = Keys::new(&template, Kind::Lock, name)?;
+    Ok((format!("{}{}", keys.holder(), template::REGISTER), keys))
 }
 
 /// Computes CRC-16/XMODEM, which a cluster uses.
@@ -123,8 +108,12 @@ fn crc16(bytes: &[u8]) -> u16 {
 mod tests {
     use super::*;
 
+    fn keys(prefix: &str, kind: Kind, name: &str) -> Keys {
+        Keys::new(&KeyTemplate::of_prefix(prefix), kind, name).unwrap()
+    }
+
     fn holder(name: &str) -> String {
-        Keys::new("lockkeeper", Kind::Lock, name).holder().to_owned()
+        keys("lockkeeper", Kind::Lock, name).holder().to_owned()
     }
 
     #[test]
@@ -133,43 +122,48 @@ mod tests {
         assert_eq!(holder("{a}"), "lockkeeper:{{a%7D}");
         assert_eq!(holder("}a"), "lockkeeper:{%7Da}");
         assert_eq!(holder("%7D"), "lockkeeper:{%257D}");
-        let semaphore = Keys::new("shop", Kind::Semaphore, "gpu");
-        assert_eq!(semaphore.holder(), "shop:{gpu}:s");
+        assert_eq!(keys("shop", Kind::Semaphore, "gpu").holder(), "shop:{gpu}:s");
     }
 
     #[test]
     fn a_key_leads_back_to_its_name() {
+        let template = KeyTemplate::of_prefix("lockkeeper");
         for name in ["a", "}", "{}", "%", "%7D", "%25", "a}:q", "🔒", "a\nb", "%7D}"] {
             for kind in [Kind::Lock, Kind::Semaphore] {
-                let keys = Keys::new("lockkeeper", kind, name);
+                let keys = Keys::new(&template, kind, name).unwrap();
                 for suffix in SUFFIXES {
                     let key = format!("{}{suffix}", keys.holder());
-                    assert_eq!(name_of("lockkeeper", &key).as_deref(), Some(name), "{key}");
+                    assert_eq!(template.name_of(&key).as_deref(), Some(name), "{key}");
                 }
             }
         }
-        assert_eq!(name_of("lockkeeper", "lockkeeper:wake:1"), None);
-        assert_eq!(name_of("lockkeeper", "other:{a}"), None);
+        assert_eq!(template.name_of("lockkeeper:wake:1"), None);
+        assert_eq!(template.name_of("other:{a}"), None);
     }
 
     #[test]
     fn the_register_of_a_name_is_in_the_slot_of_its_lock_and_not_among_its_keys() {
-        let (key, keys) = register_key("lockkeeper", "orders/42");
+        let (key, register) = register_key("lockkeeper", "orders/42").unwrap();
         assert_eq!(key, "lockkeeper:fence:{orders/42}:highest");
-        assert_eq!(keys.slot(), Keys::new("lockkeeper", Kind::Lock, "orders/42").slot());
-        assert_eq!(name_of("lockkeeper", &key), None);
+        assert_eq!(register.slot(), keys("lockkeeper", Kind::Lock, "orders/42").slot());
+        assert_eq!(KeyTemplate::of_prefix("lockkeeper").name_of(&key), None);
     }
 
     /// Golden values of CLUSTER KEYSLOT on a real server.
     #[test]
     fn slots_are_those_of_the_server() {
         assert_eq!(crc16(b"123456789"), 0x31C3);
-        assert_eq!(Keys::new("a", Kind::Lock, "123456789").slot(), 12739);
-        assert_eq!(Keys::new("b", Kind::Semaphore, "123456789").slot(), 12739);
+        assert_eq!(keys("a", Kind::Lock, "123456789").slot(), 12739);
+        assert_eq!(keys("b", Kind::Semaphore, "123456789").slot(), 12739);
+        // Without a tag, the whole key.
+        for key in ["123456789", "{123456789}{x}", "x}{123456789}"] {
+            assert_eq!(slot(key), 12739, "{key}");
+        }
+        assert_eq!(slot("{}123456789"), slot_of_all("{}123456789"));
+        assert_eq!(slot("{123456789"), slot_of_all("{123456789"));
     }
 
-    #[test]
-    fn a_pattern_takes_nothing_in_a_name_for_a_wildcard() {
-        assert_eq!(pattern("lk", "a*[b]?"), "lk:{a\\*\\[b\\]\\?*");
+    fn slot_of_all(key: &str) -> u16 {
+        crc16(key.as_bytes()) % 16384
     }
 }

@@ -1,4 +1,4 @@
-//! The suite that every store passes, on every form of Redis.
+//! The conformance suite on every topology of Redis, on Redis 6.2 and 8.2 and on Valkey.
 #![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 
 use std::path::PathBuf;
@@ -12,10 +12,10 @@ use lockkeeper_testkit::server::{
     RedisCluster, RedisMake, RedisSentinel, RedisServer, RedlockNodes,
 };
 
-/// Long enough to be renewed in time on a machine that is busy with other tests.
+/// Long enough for renewals on a machine that is busy with other tests.
 const TTL: Duration = Duration::from_secs(2);
 
-/// One server for all tests that run at the same time; it ends with the last of them.
+/// One server for all tests that run concurrently. It is terminated after the last of them.
 struct Shared<T>(Mutex<Weak<T>>);
 
 impl<T> Shared<T> {
@@ -35,12 +35,13 @@ impl<T> Shared<T> {
 
 static ONE: Shared<RedisServer> = Shared::new();
 static REDIS_62: Shared<RedisServer> = Shared::new();
+static REDIS_82: Shared<RedisServer> = Shared::new();
 static VALKEY: Shared<RedisServer> = Shared::new();
 static SENTINEL: Shared<RedisSentinel> = Shared::new();
 static CLUSTER: Shared<RedisCluster> = Shared::new();
 static REDLOCK: Shared<RedlockNodes> = Shared::new();
 
-/// The example beside the tests, which cargo builds with them.
+/// Returns the path of the example `redis_helper`, which cargo builds with the tests.
 fn helper() -> PathBuf {
     let mut path = std::env::current_exe().unwrap();
     path.pop();
@@ -48,7 +49,7 @@ fn helper() -> PathBuf {
     path.join("examples/redis_helper")
 }
 
-/// The key of a mutex.
+/// Returns the key of a mutex.
 fn key(name: &str) -> String {
     format!("lockkeeper:{{{}}}", name.replace('%', "%25").replace('}', "%7D"))
 }
@@ -57,7 +58,7 @@ async fn store(url: &str) -> Arc<dyn Backend> {
     Arc::new(Redis::connect(Config::from_url(url).unwrap()).await.unwrap())
 }
 
-/// How to open the store once more.
+/// Returns a function that opens the store again.
 fn another(url: &str) -> impl Fn() -> BoxFuture<'static, Arc<dyn Backend>> + Send + Sync + 'static {
     let url = url.to_owned();
     move || {
@@ -72,6 +73,10 @@ async fn single(options: &str) -> Subject {
 
 async fn redis_62() -> Subject {
     on(REDIS_62.get(|| start(RedisMake::Redis62)), "").await
+}
+
+async fn redis_82() -> Subject {
+    on(REDIS_82.get(|| start(RedisMake::Redis82)), "").await
 }
 
 async fn valkey() -> Subject {
@@ -126,9 +131,9 @@ async fn cluster() -> Subject {
         let servers = servers.clone();
         move |held| {
             let key = key(&held.name);
-            let gone =
+            let deleted =
                 |node: &RedisServer| node.try_command(&["DEL", &key]).is_ok_and(|n| n == "1");
-            assert_eq!(servers.nodes().iter().filter(|node| gone(node)).count(), 1);
+            assert_eq!(servers.nodes().iter().filter(|node| deleted(node)).count(), 1);
             std::future::ready(())
         }
     })
@@ -178,6 +183,10 @@ mod on_one_node_with_resp2 {
 
 mod on_redis_6_2 {
     lockkeeper_testkit::conformance!(super::redis_62);
+}
+
+mod on_redis_8_2 {
+    lockkeeper_testkit::conformance!(super::redis_82);
 }
 
 mod on_valkey {

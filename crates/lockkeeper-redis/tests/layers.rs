@@ -1,4 +1,4 @@
-//! Imports point downwards only, and no modules import each other.
+//! Imports point downwards only, without cycles.
 
 use lockkeeper_testkit::layers::{Layer, check};
 
@@ -11,7 +11,7 @@ const LAYERS: [Layer<'_>; 6] = [
     Layer { name: "backend", modules: &["backend"], below: &["claim", "config", "client", "base"] },
     Layer { name: "claim", modules: &["claim"], below: &["client", "base"] },
     Layer { name: "config", modules: &["config"], below: &["client", "base"] },
-    // The transport, which knows nothing of locks.
+    // The transport, without lock logic.
     Layer { name: "client", modules: &["client"], below: &["base"] },
     Layer { name: "base", modules: &["error", "names"], below: &[] },
 ];

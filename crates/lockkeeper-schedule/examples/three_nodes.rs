@@ -1,7 +1,7 @@
-//! Three nodes with clocks that differ, one job: each tick is run by one of them.
+//! Three nodes with skewed clocks share one job: one node runs each tick.
 //!
 //! `cargo run --example three_nodes -p lockkeeper-schedule`
-#![allow(clippy::print_stdout, reason = "an example shows what happens")]
+#![allow(clippy::print_stdout, reason = "the example prints its runs")]
 
 use std::collections::HashSet;
 use std::time::{Duration, SystemTime};
@@ -13,18 +13,18 @@ use tokio::sync::mpsc;
 #[tokio::main]
 async fn main() -> Result<()> {
     let keeper = Keeper::new(Memory::new()); // in one process; redis://… for several
-    let (tell, mut told) = mpsc::unbounded_channel();
+    let (sender, mut runs) = mpsc::unbounded_channel();
 
     let mut nodes = Vec::new();
     for (node, ahead) in [("node-1", 0), ("node-2", 300), ("node-3", 700)] {
-        let tell = tell.clone();
+        let sender = sender.clone();
         let job = Schedule::every(Duration::from_secs(1))
             .job("pulse", move |ctx| {
-                let tell = tell.clone();
+                let sender = sender.clone();
                 async move {
                     println!("{node} runs, fence {:?}", ctx.fence());
-                    // Nobody listens any more once the example ends.
-                    let _ = tell.send(ctx.scheduled_at());
+                    // The receiver is dropped when the example ends.
+                    let _ = sender.send(ctx.scheduled_at());
                 }
             })
             .jitter(Duration::from_millis(800));
@@ -34,13 +34,13 @@ async fn main() -> Result<()> {
 
     let mut ticks = HashSet::new();
     while ticks.len() < 3 {
-        let tick = told.recv().await.expect("the nodes live");
-        assert!(ticks.insert(tick), "run twice");
+        let tick = runs.recv().await.expect("the jobs hold senders");
+        assert!(ticks.insert(tick), "a tick was run twice");
     }
     for node in nodes {
         node.shutdown().await;
     }
     keeper.close().await;
-    println!("3 ticks, each of them run once");
+    println!("3 ticks, each run once");
     Ok(())
 }

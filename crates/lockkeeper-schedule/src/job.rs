@@ -1,4 +1,4 @@
-//! What is done at a tick, and what it is told.
+//! Jobs, their options, and the context of a run.
 
 use std::fmt;
 use std::future::Future;
@@ -11,35 +11,34 @@ use tokio_util::sync::CancellationToken;
 
 use crate::schedule::{Schedule, invalid};
 
-/// How late a tick may be tried and still be on time. Timers are late on a busy machine, and so is a
-/// store that is slow to answer.
+/// How late a tick may be attempted and still count as on time. Allows for late timers on a busy machine and
+/// for a slow store.
 pub(crate) const ON_TIME: Duration = Duration::from_secs(60);
 
-/// The longest time that any option may be.
-const LONGEST: Duration = Duration::from_secs(366 * 24 * 60 * 60);
+/// The longest duration that an option accepts.
+const MAX_DURATION: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 
-/// What becomes of ticks that came while no node was there to see them, or while this node's clock was
-/// wrong.
+/// The policy for ticks that were missed because no node was running, or because this node's clock was wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Misfire {
-    /// They are skipped. A tick that is tried within a minute of its time is on time.
+    /// Skips missed ticks. A tick that is attempted within a minute of its time is not missed.
     #[default]
     Skip,
-    /// The last of them is run as soon as it is noticed, also when the scheduler starts, if that is
-    /// `within` so long of its time. The others are skipped.
+    /// Runs the last missed tick as soon as it is noticed, including at the start of the scheduler, if that is
+    /// `within` this time of the tick. The others are skipped.
     ///
-    /// The claim on a tick is kept in the store for as long, so that a node which comes late knows whether
-    /// it has been run. On stores whose holds end with their process that cannot be known, and so it is
+    /// The claim on a tick is kept in the store for at least this long, so that a node that starts late knows
+    /// whether the tick was run. Stores whose holds end with their process cannot keep it; there, `start` returns
     /// [`Unsupported`](lockkeeper_core::ErrorKind::Unsupported).
     RunOnce {
-        /// How late a tick may be run.
+        /// How late a tick may run.
         within: Duration,
     },
 }
 
-/// A name, a schedule, and what to do. From [`Schedule::job`].
+/// A named task with a schedule. Created by [`Schedule::job`] and [`Schedule::blocking_job`].
 #[derive(Clone)]
-#[must_use = "a job does nothing until it is given to a scheduler"]
+#[must_use = "a job does nothing until it is added to a scheduler"]
 pub struct Job {
     pub(crate) name: Arc<str>,
     pub(crate) schedule: Schedule,
@@ -50,16 +49,16 @@ pub struct Job {
     pub(crate) jitter: Duration,
 }
 
-/// Makes the work of one run. An error is for the log.
+/// Creates the work of one run.
 #[derive(Clone)]
 pub(crate) enum Work {
-    Async(Arc<dyn Fn(Context) -> BoxFuture<'static, Ended> + Send + Sync>),
-    /// On a thread that it may block.
-    Blocking(Arc<dyn Fn(Context) -> Ended + Send + Sync>),
+    Async(Arc<dyn Fn(Context) -> BoxFuture<'static, RunResult> + Send + Sync>),
+    /// Runs on a thread that it may block.
+    Blocking(Arc<dyn Fn(Context) -> RunResult + Send + Sync>),
 }
 
-/// How the work of a run ended.
-pub(crate) type Ended = std::result::Result<(), String>;
+/// The result of a run. The error is logged.
+pub(crate) type RunResult = std::result::Result<(), String>;
 
 impl Job {
     pub(crate) fn new<F, O>(
@@ -92,43 +91,43 @@ impl Job {
         Self { name, schedule, work, at_most_for, at_least_for, misfire: Misfire::Skip, jitter }
     }
 
-    /// Sets how long a run may take (without limit if not set). Then its future is dropped.
+    /// Sets how long a run may take (no limit by default). After that its future is dropped.
     ///
-    /// Only code that awaits can be stopped. A run that does not, like every [blocking](Schedule::blocking_job) one, loses its lock ten seconds later all
-    /// the same, so that one stuck node does not stop the job everywhere: what it still does has a
-    /// lower [fence](Context::fence) than what the next run does.
+    /// Only code that awaits can be cancelled. A run that does not await, like every [blocking](Schedule::blocking_job) run, loses
+    /// its lock ten seconds after the limit, so that one stuck node does not stop the job on all nodes. Its writes
+    /// carry a lower [fence](Context::fence) than those of the next run.
     pub fn at_most_for(mut self, limit: Duration) -> Self {
         self.at_most_for = Some(limit);
         self
     }
 
-    /// Sets how long the job counts as busy at least, from the start of a run, however short the run is
-    /// (not at all if not set). A tick that comes meanwhile is skipped, on every node.
+    /// Sets how long a run keeps the job's lock at least, from the start of the run (zero by default). A tick that is
+    /// due during that time is skipped on every node.
     ///
-    /// It is not needed to keep nodes with skewed clocks from running a tick twice: they do not. On stores
-    /// whose holds end with their process, this time does, too.
+    /// Nodes with skewed clocks do not run a tick twice even without this option. On stores whose holds end with
+    /// their process, the lock ends with the process.
     pub fn at_least_for(mut self, time: Duration) -> Self {
         self.at_least_for = time;
         self
     }
 
-    /// Sets what becomes of missed ticks ([`Misfire::Skip`] if not set).
+    /// Sets the policy for missed ticks ([`Misfire::Skip`] by default).
     pub fn misfire(mut self, misfire: Misfire) -> Self {
         self.misfire = misfire;
         self
     }
 
-    /// Lets each node try each tick a random time later, up to this long (at once if not set).
+    /// Delays each attempt on each node by a random time up to `max` (zero by default).
     ///
-    /// So they do not all ask the store in the same moment, and it is not always the node whose clock is
-    /// the fastest that runs the job. It should be shorter than the time between ticks: a tick that is
-    /// overtaken by the next is missed.
-    pub fn jitter(mut self, most: Duration) -> Self {
-        self.jitter = most;
+    /// This spreads the load on the store, and spreads the runs over the nodes: without jitter the node whose
+    /// clock is furthest ahead runs every tick. The jitter should be shorter than the time between ticks, because a
+    /// tick that is overtaken by the next one is missed.
+    pub fn jitter(mut self, max: Duration) -> Self {
+        self.jitter = max;
         self
     }
 
-    /// How late a tick may still be tried.
+    /// Returns how late a tick may still be attempted.
     pub(crate) fn latest(&self) -> Duration {
         let late = match self.misfire {
             Misfire::Skip => ON_TIME,
@@ -137,21 +136,21 @@ impl Job {
         late + self.jitter
     }
 
-    /// The lock that a run has, so that no two overlap.
+    /// Returns the name of the lock that a run holds, so that runs do not overlap.
     pub(crate) fn run_lock(&self) -> String {
         format!("schedule/run/{}", self.name)
     }
 
-    /// The lock that stands for a tick. The time is before the name, which may contain anything.
+    /// Returns the name of the lock that represents a tick. The time precedes the job's name, which may contain slashes.
     pub(crate) fn tick_lock(&self, tick: Timestamp) -> String {
         format!("schedule/tick/{tick}/{}", self.name)
     }
 
-    /// Whether this can work, on such a store, from now on.
+    /// Checks the options, and that the schedule has a tick after `now`.
     pub(crate) fn check(&self, now: Timestamp, store: Capabilities) -> Result<()> {
         let wrong = |what: String| Err(invalid(format!("job {:?}: {what}", self.name)));
         if self.name.is_empty() {
-            return wrong("a job needs a name".into());
+            return wrong("the name is empty".into());
         }
         if let Err(error) = Name::new(self.tick_lock(Timestamp::MAX)) {
             return wrong(error.to_string());
@@ -162,27 +161,27 @@ impl Job {
         };
         let limit = self.at_most_for.unwrap_or(Duration::MAX);
         for time in [within, self.jitter, self.at_least_for, self.at_most_for.unwrap_or_default()] {
-            if time > LONGEST {
-                return wrong(format!("{time:?} is too long: a year is the most"));
+            if time > MAX_DURATION {
+                return wrong(format!("{time:?} is too long: the maximum is 366 days"));
             }
         }
         if limit.is_zero() {
-            return wrong("at_most_for leaves it no time".into());
+            return wrong("at_most_for is zero".into());
         }
         if self.at_least_for > limit {
             return wrong("at_least_for is longer than at_most_for".into());
         }
         if self.schedule.interval().is_some_and(|interval| self.jitter >= interval) {
-            return wrong("the jitter is not shorter than the interval".into());
+            return wrong("the jitter must be shorter than the interval".into());
         }
         match self.schedule.next(now) {
             Ok(Some(_)) => {}
-            Ok(None) => return wrong("its schedule has no tick from now on".into()),
+            Ok(None) => return wrong("its schedule has no tick in the future".into()),
             Err(error) => return wrong(error.to_string()),
         }
         if self.misfire != Misfire::Skip && !store.leases {
-            let what = "this store cannot keep a claim when its process has ended, and so a missed \
-                        tick cannot be told from one that was run: take Misfire::Skip";
+            let what = "this store cannot keep a claim after its process has ended, so a node cannot \
+                        know whether a past tick was run: use Misfire::Skip";
             let kind = lockkeeper_core::ErrorKind::Unsupported;
             return Err(Error::new(kind, format!("job {:?}: {what}", self.name)));
         }
@@ -202,7 +201,7 @@ impl fmt::Debug for Job {
     }
 }
 
-/// What a run is told.
+/// The tick, the fence and the lock state of a run.
 #[derive(Clone)]
 pub struct Context {
     job: Arc<str>,
@@ -218,37 +217,38 @@ impl Context {
         Self { job, tick, fence, lost, is_held: Arc::new(guard.is_held_owned()) }
     }
 
-    /// The name of the job.
+    /// Returns the name of the job.
     pub fn job(&self) -> &str {
         &self.job
     }
 
-    /// The tick that this run is for. Take this and not the clock, where the run works on "the last
-    /// hour": it may have started late.
+    /// Returns the time of the tick that this run is for.
+    ///
+    /// A run may start late. Use this time instead of the clock to compute periods such as "the last hour".
     pub fn scheduled_at(&self) -> SystemTime {
         self.tick.into()
     }
 
-    /// The fencing token of this run, higher than that of any run of the job before; `None` where the store
-    /// has none.
+    /// Returns the fencing token of this run, which is higher than that of every earlier run of the job; `None` if the
+    /// store has no fences.
     pub fn fence(&self) -> Option<Fence> {
         self.fence
     }
 
-    /// Whether the job's lock is held, as far as this process knows; false when the run is over.
+    /// Returns whether the job's lock is held, as far as this process knows. False after the lock is released.
     ///
-    /// For [blocking jobs](crate::Schedule::blocking_job), which cannot be stopped: ask it at each step.
+    /// [Blocking jobs](crate::Schedule::blocking_job) cannot be cancelled and should check it at each step.
     pub fn is_held(&self) -> bool {
         (self.is_held)()
     }
 
-    /// Ready when the job's lock is lost, and with it the right to go on.
+    /// Completes when the job's lock is lost.
     ///
-    /// The run's future is dropped at that moment anyway. This is for what it has spawned elsewhere.
+    /// The run's future is dropped at that time. Tasks that the run has spawned are not: they can await this.
     ///
     /// # Cancel safety
     ///
-    /// Dropping it changes nothing.
+    /// Dropping it has no effect.
     pub fn lost(&self) -> impl Future<Output = ()> + Send + 'static + use<> {
         self.lost.clone().cancelled_owned()
     }
@@ -265,13 +265,13 @@ impl fmt::Debug for Context {
     }
 }
 
-/// What a run may return: nothing, or a result whose error is logged.
+/// The output of a run: `()`, or a `Result<(), E>` whose error is logged.
 pub trait JobOutput {
-    /// The error as text, if there is one.
+    /// Converts the output into a result.
     ///
     /// # Errors
     ///
-    /// If the run failed.
+    /// Returns the error as text if the run failed.
     fn into_result(self) -> std::result::Result<(), String>;
 }
 

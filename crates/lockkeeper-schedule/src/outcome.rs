@@ -1,39 +1,39 @@
-//! What became of a tick, and the one place where that is told.
+//! The outcomes of a tick, and the only place that logs and counts them.
 
 use std::time::Duration;
 
 use jiff::Timestamp;
 use lockkeeper_core::{Error, Fence};
 
-use crate::counting::count;
+use crate::tick_metrics::count;
 
-/// What became of a tick on this node.
+/// The outcome of a tick on this node.
 #[derive(Debug)]
 pub(crate) enum Outcome {
-    /// The job ran here, to its end.
+    /// The job completed.
     Ran { took: Duration },
-    /// It ran here and returned an error.
+    /// The job returned an error.
     Failed { took: Duration, error: String },
-    /// It ran here and panicked.
+    /// The job panicked.
     Panicked { took: Duration },
-    /// It ran here until `at_most_for`, and was cancelled.
+    /// The job was cancelled at `at_most_for`.
     TimedOut { took: Duration },
-    /// It ran here until its lock was lost, and was cancelled.
+    /// The job was cancelled because its lock was lost.
     Lost { took: Duration },
-    /// Another node has this tick.
+    /// Another node has claimed the tick.
     Taken,
-    /// The tick is ours, and the job is still busy with an earlier one.
+    /// This node claimed the tick, but an earlier run holds the job's lock.
     Overlaps,
-    /// It was too late for this tick, and for all others before `until`.
+    /// The tick, and all later ones before `until`, were attempted too late.
     Missed { until: Timestamp },
-    /// The store could not decide which node has this tick, or which may run.
+    /// The store could not decide which node gets the tick or the job's lock.
     Undecided { error: Error },
-    /// The store did not answer.
+    /// The store failed, or the claim was lost before the run.
     Unavailable { error: Error },
 }
 
 impl Outcome {
-    /// What it is called where ticks are counted.
+    /// Returns the value of the metric label `outcome`.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::Ran { .. } => "ran",
@@ -50,14 +50,14 @@ impl Outcome {
     }
 }
 
-/// Tells that a job starts.
-pub(crate) fn tell_start(job: &str, tick: Timestamp, fence: Option<Fence>, node: &str) {
+/// Logs the start of a run.
+pub(crate) fn report_start(job: &str, tick: Timestamp, fence: Option<Fence>, node: &str) {
     let fence = fence.map(Fence::get);
     tracing::info!(job, scheduled_at = %tick, fence, node, "job starts");
 }
 
-/// Tells what became of a tick. Everything that became of any tick passes through here.
-pub(crate) fn tell(job: &str, tick: Timestamp, outcome: &Outcome) {
+/// Logs and counts the outcome of a tick.
+pub(crate) fn report(job: &str, tick: Timestamp, outcome: &Outcome) {
     count(job, outcome);
     let scheduled_at = tick;
     match outcome {
@@ -67,18 +67,21 @@ pub(crate) fn tell(job: &str, tick: Timestamp, outcome: &Outcome) {
         }
         Outcome::Panicked { took } => tracing::error!(job, %scheduled_at, ?took, "job panicked"),
         Outcome::TimedOut { took } => {
-            tracing::warn!(job, %scheduled_at, ?took, "job cancelled: it took too long");
+            tracing::warn!(job, %scheduled_at, ?took, "job cancelled: it ran longer than at_most_for");
         }
         Outcome::Lost { took } => {
-            tracing::warn!(job, %scheduled_at, ?took, "job cancelled: its lock is lost");
+            tracing::warn!(job, %scheduled_at, ?took, "job cancelled: its lock was lost");
         }
-        // As often as there are other nodes.
-        Outcome::Taken => tracing::debug!(job, %scheduled_at, "tick skipped: another node has it"),
+        // Debug: all nodes but one log this for every tick.
+        Outcome::Taken => {
+            tracing::debug!(job, %scheduled_at, "tick skipped: another node claimed it");
+        }
         Outcome::Overlaps => {
-            tracing::warn!(job, %scheduled_at, "tick skipped: the job is busy with an earlier one");
+            let message = "tick skipped: an earlier run still holds the job's lock";
+            tracing::warn!(job, %scheduled_at, "{message}");
         }
         Outcome::Missed { until } => {
-            tracing::warn!(job, %scheduled_at, %until, "tick skipped: it is too late for it");
+            tracing::warn!(job, %scheduled_at, %until, "tick skipped: too late to run it");
         }
         Outcome::Undecided { error } => {
             tracing::warn!(job, %scheduled_at, %error, "tick skipped: the store could not decide");

@@ -1,4 +1,4 @@
-//! When a job is due.
+//! Schedules: cron patterns and intervals.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -8,27 +8,27 @@ use jiff::Timestamp;
 use lockkeeper_core::{Error, ErrorKind, Result};
 
 use crate::job::{Context, Job, JobOutput};
-use crate::wall::WallTimes;
+use crate::zoned_cron::ZonedCron;
 
-/// The shortest interval: each tick leaves a claim in the store for a while.
-const SHORTEST: Duration = Duration::from_secs(1);
+/// The shortest interval. Each tick leaves a claim in the store until it expires.
+const MIN_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The ticks at which a job is due: the same on every node, whenever it was started.
+/// The ticks at which a job is due. They are the same on every node, regardless of when it was started.
 ///
-/// What is wrong with it is told when the scheduler is [started](crate::Scheduler::start), or by
+/// An invalid schedule is reported when the scheduler is [started](crate::Scheduler::start), or by
 /// [`next_after`](Self::next_after).
 ///
 /// # Daylight saving time
 ///
-/// [`cron`](Self::cron) follows the clock on the wall of its time zone, as Vixie's cron does:
+/// [`cron`](Self::cron) follows the local time of its time zone, as Vixie cron does:
 ///
 /// | | fixed times (`30 2 * * *`) | with `*` or a step in minutes or hours (`30 * * * *`, `*/15 * * * *`) |
 /// |---|---|---|
-/// | a time that does not exist, because the clock is set forward | once, at the first moment after the gap | not for that hour |
+/// | a time that does not exist, because the clock is set forward | once, at the end of the gap | not for that hour |
 /// | a time that exists twice, because the clock is set back | once, the first time | both times |
 ///
-/// So a job at 02:30 or at 03:00 runs once on each day of the year. [`every`](Self::every) counts seconds, and
-/// knows nothing of time zones.
+/// A job at 02:30 or at 03:00 is due once on each day of the year. [`every`](Self::every) counts seconds and
+/// ignores time zones.
 ///
 /// # Examples
 ///
@@ -50,40 +50,38 @@ pub struct Schedule(Result<Pattern>);
 
 #[derive(Debug, Clone)]
 enum Pattern {
-    Cron(Box<WallTimes>),
+    Cron(Box<ZonedCron>),
     Every(Duration),
 }
 
 impl Schedule {
-    /// At the times that a cron pattern matches, in a time zone.
+    /// Creates a schedule with a tick at every time that matches a cron pattern, in a time zone.
     ///
     /// The pattern has five fields: minute, hour, day of the month, month, day of the week (0 and 7 are
-    /// Sunday), or six, with seconds first. Lists, ranges, steps, names (`MON`, `JAN`), `L`, `W`, `#` and
-    /// `@daily` and its like are understood. The zone is a name of the IANA database: `UTC`,
-    /// `Europe/Berlin`. What the machine knows of zones is used if it knows any, else what was built in.
+    /// Sunday), or six, with seconds first. It may contain lists, ranges, steps, names (`MON`, `JAN`), `L`, `W`
+    /// and `#`, or be a nickname such as `@daily`. The zone is a name of the IANA database, such as `UTC` or
+    /// `Europe/Berlin`. The system's zone database is used if there is one, otherwise the bundled one.
     #[must_use]
     pub fn cron(pattern: &str, zone: &str) -> Self {
-        Self(WallTimes::new(pattern, zone).map(|times| Pattern::Cron(Box::new(times))))
+        Self(ZonedCron::new(pattern, zone).map(|times| Pattern::Cron(Box::new(times))))
     }
 
-    /// Every so often, at the multiples of `interval` since 1970 in UTC, so that all nodes agree: every
-    /// hour is on the hour, every 24 hours at midnight in UTC. At least a second.
+    /// Creates a schedule with a tick at every multiple of `interval` since 1970 in UTC. Every hour is on the
+    /// hour; every 24 hours is midnight in UTC. The interval must be at least one second.
     #[must_use]
     pub fn every(interval: Duration) -> Self {
-        let every = if interval < SHORTEST {
-            let least = format!("{SHORTEST:?} is the least");
-            Err(invalid(format!("an interval of {interval:?} is too short: {least}")))
+        let every = if interval < MIN_INTERVAL {
+            let minimum = format!("the minimum is {MIN_INTERVAL:?}");
+            Err(invalid(format!("an interval of {interval:?} is too short: {minimum}")))
         } else {
             Ok(Pattern::Every(interval))
         };
         Self(every)
     }
 
-    /// What is to be done at these times, under a name that is the same on all nodes and that no
-    /// other job has.
+    /// Creates a job that runs at these ticks. Its name must be the same on all nodes and unique among the jobs.
     ///
-    /// The closure makes the work of one run; what that returns is `()` or a `Result<(), E>`, whose error
-    /// is logged.
+    /// The closure creates the future of one run. Its output is `()` or a `Result<(), E>` whose error is logged.
     pub fn job<F, O>(
         self,
         name: impl Into<Arc<str>>,
@@ -96,11 +94,11 @@ impl Schedule {
         Job::new(self, name.into(), work)
     }
 
-    /// Returns a job for code that is not async: `work` runs on a thread of its own at these times, and may block it.
+    /// Creates a job for code that is not async: each run has a separate thread, which `work` may block.
     ///
-    /// As [`job`](Self::job), except that **a run cannot be stopped**. If its lock is lost, or `at_most_for` is over, it runs on until it
-    /// returns, and may meet the next run on another node. It asks [`Context::is_held`] at each step, and sends
-    /// [`Context::fence`] along where two at a time would do harm. A shutdown waits for it.
+    /// The same as [`job`](Self::job), except that **a run cannot be cancelled**. If its lock is lost, or `at_most_for` is over, it
+    /// continues until it returns, and may overlap with the next run on another node. It should check [`Context::is_held`] at each
+    /// step, and send [`Context::fence`] where overlapping writes would do harm. A shutdown waits for it.
     ///
     /// # Examples
     ///
@@ -114,14 +112,14 @@ impl Schedule {
     /// let pulse = Schedule::every(Duration::from_secs(1)).blocking_job("pulse", move |ctx| {
     ///     for part in 0..3 {
     ///         if !ctx.is_held() {
-    ///             return; // another node may run by now
+    ///             return; // another node may run the job by now
     ///         }
     ///         println!("part {part}, fence {:?}", ctx.fence());
     ///     }
     /// #   let _ = done.send(());
     /// });
     /// let running = Scheduler::new(Keeper::new(Memory::new())).job(pulse).blocking_start()?;
-    /// // … until the process is told to end
+    /// // … until the process receives a signal to stop
     /// # ran.recv().unwrap();
     /// running.blocking_shutdown();
     /// # Ok(())
@@ -135,14 +133,15 @@ impl Schedule {
         Job::blocking(self, name.into(), work)
     }
 
-    /// The first tick after a moment; `None` if there is none any more.
+    /// Returns the first tick after `time`, or `None` if there is none.
     ///
     /// # Errors
     ///
-    /// [`InvalidOption`](ErrorKind::InvalidOption) if the pattern cannot be understood, the zone is
-    /// unknown or the interval too short.
+    /// [`InvalidOption`](ErrorKind::InvalidOption) if the pattern is invalid, the zone is unknown, the interval is too
+    /// short or `time` is outside the years -9999 to 9999.
     pub fn next_after(&self, time: SystemTime) -> Result<Option<SystemTime>> {
-        let after = Timestamp::try_from(time).map_err(|_| invalid("a time before year -9999"))?;
+        let after = Timestamp::try_from(time)
+            .map_err(|_| invalid("time outside the years -9999 to 9999"))?;
         Ok(self.next(after)?.map(SystemTime::from))
     }
 
@@ -153,7 +152,7 @@ impl Schedule {
         }
     }
 
-    /// The interval, where it is always the same.
+    /// Returns the interval of an [`every`](Self::every) schedule.
     pub(crate) fn interval(&self) -> Option<Duration> {
         match self.0 {
             Ok(Pattern::Every(interval)) => Some(interval),

@@ -15,14 +15,14 @@ use crate::job::Job;
 use crate::runner::{Clock, Runner, now};
 use crate::schedule::invalid;
 
-/// How far clocks may be apart, if not said otherwise.
+/// The default of `max_skew`.
 const DEFAULT_SKEW: Duration = Duration::from_secs(10 * 60);
-/// Longer makes no sense, and would make claims stay for longer than stores can count.
+/// The longest `max_skew` that is accepted.
 const MAX_SKEW: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 
-/// The jobs of one node, and the keeper whose store they meet the other nodes on.
+/// The jobs of one node, and the keeper of the store that all nodes share.
 ///
-/// Every node of the cluster starts the same. See the [crate](crate) for what it guarantees.
+/// Every node of the cluster starts the same jobs. See the [crate](crate) for what it guarantees.
 ///
 /// # Examples
 ///
@@ -47,9 +47,9 @@ const MAX_SKEW: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 /// });
 ///
 /// let running = Scheduler::new(keeper).job(nightly).job(pulse).start()?;
-/// // … until the process is told to end
+/// // … until the process receives a signal to stop
 /// # ran.recv().await.unwrap();
-/// running.shutdown().await; // lets a job that runs end
+/// running.shutdown().await; // waits for running jobs
 /// # Ok(())
 /// # }
 /// ```
@@ -62,7 +62,7 @@ pub struct Scheduler {
 }
 
 impl Scheduler {
-    /// A scheduler without jobs.
+    /// Creates a scheduler without jobs.
     pub fn new(keeper: Keeper) -> Self {
         Self { keeper, jobs: Vec::new(), max_skew: DEFAULT_SKEW, clock: Arc::new(SystemTime::now) }
     }
@@ -73,46 +73,49 @@ impl Scheduler {
         self
     }
 
-    /// Sets how far the clocks of two nodes may be apart, at most, without a tick being run twice (10
-    /// minutes if not set). It should be the same on all nodes.
+    /// Sets by how much the clocks of two nodes may differ without a tick being run twice (10 minutes by
+    /// default). It should be the same on all nodes.
     ///
-    /// The claim on each tick stays in the store for that much longer. So a job that is due every second
-    /// leaves 660 of them there, if nothing is set.
+    /// The claim on each tick stays in the store for that much longer. By default a job that is due every second
+    /// keeps 660 claims there.
     pub fn max_skew(mut self, skew: Duration) -> Self {
         self.max_skew = skew;
         self
     }
 
-    /// Sets where the time of day comes from (the system's clock if not set), for tests.
+    /// Sets the source of the wall-clock time (the system's clock by default), for tests.
     ///
-    /// Pauses are made with tokio's timers; this clock is looked at again every ten seconds.
+    /// The scheduler waits with tokio's timers and reads this clock at least every ten seconds.
     pub fn clock(mut self, clock: impl Fn() -> SystemTime + Send + Sync + 'static) -> Self {
         self.clock = Arc::new(clock);
         self
     }
 
-    /// Starts to follow the ticks of all jobs, from now on.
+    /// Starts to follow the ticks of all jobs.
     ///
     /// # Errors
     ///
-    /// [`InvalidOption`](ErrorKind::InvalidOption) if something is wrong with a job or with two of the same
-    /// name; [`Unsupported`](ErrorKind::Unsupported) for [`RunOnce`](crate::Misfire::RunOnce) on a store whose
-    /// holds end with their process; [`Config`](ErrorKind::Config) outside of a tokio runtime, where
-    /// [`blocking_start`](Self::blocking_start) is for.
+    /// - [`InvalidOption`](ErrorKind::InvalidOption) if a job or an option is invalid, or if two jobs have the same name.
+    /// - [`Unsupported`](ErrorKind::Unsupported) for [`RunOnce`](crate::Misfire::RunOnce) on a store whose holds end with
+    ///   their process.
+    /// - [`Config`](ErrorKind::Config) outside a tokio runtime. Use [`blocking_start`](Self::blocking_start) there.
     pub fn start(self) -> Result<Running> {
         let Self { keeper, jobs, max_skew, clock } = self;
         if max_skew > MAX_SKEW {
-            return Err(invalid("a max_skew of more than a year is too long"));
+            return Err(invalid(format!(
+                "max_skew {max_skew:?} is too long: the maximum is 366 days"
+            )));
         }
         let mut names = HashSet::new();
         for job in &jobs {
             job.check(now(&clock), keeper.capabilities())?;
             if !names.insert(&job.name) {
-                return Err(invalid(format!("job {:?}: there are two of that name", job.name)));
+                return Err(invalid(format!("job {:?}: another job has the same name", job.name)));
             }
         }
         let handle = Handle::try_current().map_err(|_| {
-            Error::new(ErrorKind::Config, "no tokio runtime: start the scheduler inside of one")
+            let message = "no tokio runtime: call start inside one, or use blocking_start";
+            Error::new(ErrorKind::Config, message)
         })?;
         let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
         for job in jobs {
@@ -122,17 +125,15 @@ impl Scheduler {
         }
         Ok(Running { stop, tasks })
     }
-}
 
-impl Scheduler {
-    /// Starts to follow the ticks of all jobs, from now on. Does what [`start`](Self::start) does, for code that is not async.
+    /// Starts to follow the ticks of all jobs, like [`start`](Self::start), from code that is not async.
     ///
-    /// Ticks are followed by the thread that serves all [blocking](lockkeeper_core::blocking) locks, and async jobs run there:
-    /// they must not block it. A [blocking job](crate::Schedule::blocking_job) has a thread of its own.
+    /// The scheduler and async jobs run on the thread that serves all [blocking](lockkeeper_core::blocking) locks. Async jobs
+    /// must not block it. A [blocking job](crate::Schedule::blocking_job) runs on a separate thread.
     ///
     /// # Errors
     ///
-    /// As [`start`](Self::start). It needs no runtime.
+    /// The same as [`start`](Self::start), except that it needs no runtime.
     pub fn blocking_start(mut self) -> Result<Running> {
         self.keeper = self.keeper.on_blocking_runtime();
         block_on(async { self.start() })
@@ -148,9 +149,9 @@ impl fmt::Debug for Scheduler {
     }
 }
 
-/// A scheduler that runs.
+/// A started scheduler.
 ///
-/// Dropping it is as [`shutdown`](Self::shutdown), without waiting.
+/// Dropping it stops the scheduler without waiting for running jobs.
 #[derive(Debug)]
 #[must_use = "dropping it stops the scheduler"]
 pub struct Running {
@@ -159,22 +160,21 @@ pub struct Running {
 }
 
 impl Running {
-    /// Tries no further tick, and waits until the jobs that run have ended and given back their locks.
+    /// Starts no further run, and waits until running jobs have ended and released their locks.
     ///
-    /// Put a timeout around it if you cannot wait for as long as they may take. A store that does not
-    /// answer holds it up for a minute at most.
+    /// Wrap it in a timeout to bound the wait. If the store does not respond, pending attempts and releases have
+    /// to time out first.
     ///
     /// # Cancel safety
     ///
-    /// Dropping it stops the waiting. The jobs run on to their end.
+    /// Dropping it stops the wait. Running jobs continue to their end.
     pub async fn shutdown(self) {
         self.stop.cancel();
         self.tasks.close();
         self.tasks.wait().await;
     }
 
-    /// Tries no further tick, and blocks until the jobs that run have ended. Does what [`shutdown`](Self::shutdown) does, in
-    /// code that is not async.
+    /// Starts no further run, and blocks until running jobs have ended, like [`shutdown`](Self::shutdown).
     pub fn blocking_shutdown(self) {
         block_on(self.shutdown());
     }

@@ -1,48 +1,48 @@
-//! Which tick is next, on a clock that may be set.
+//! Finds the next tick on a wall clock that may be set back or forward. No I/O.
 
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use lockkeeper_core::Result;
 
+use crate::decided::DecidedRanges;
 use crate::job::{Job, Misfire};
-use crate::lived::Lived;
 use crate::schedule::Schedule;
 
-/// How often to look at the clock at least: timers do not hear of it when it is set, nor when the machine
-/// was asleep.
-const LOOK_EVERY: Duration = Duration::from_secs(10);
+/// The longest time between two reads of the wall clock. Timers do not notice a clock that is set or a machine
+/// that is suspended.
+const CLOCK_CHECK_INTERVAL: Duration = Duration::from_secs(10);
 
-/// A job's ticks as this node comes by them.
+/// The ticks of a job, as this node processes them.
 #[derive(Debug)]
 pub(crate) struct Ticks {
     schedule: Schedule,
     jitter: Duration,
     latest: Duration,
-    /// Ticks up to here have been decided on, or are of no interest.
+    /// Ticks up to here are decided, or came before this node started.
     position: Timestamp,
-    /// When the clock was looked at last.
-    looked: Timestamp,
-    lived: Lived,
-    /// The next tick from the position on, and how long after it to try.
+    /// The last time read from the clock.
+    last_read: Timestamp,
+    decided: DecidedRanges,
+    /// The next tick after the position, and the jitter to add.
     awaited: Option<(Timestamp, Duration)>,
 }
 
-/// What there is to do.
+/// What a job has to do next.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Look {
-    /// Nothing for so long.
+pub(crate) enum NextTick {
+    /// No tick is due for this long, or the clock has to be read again then.
     Wait(Duration),
-    /// Some ticks are due.
+    /// At least one tick is due.
     Due {
-        /// The last of them.
+        /// The last tick that is due.
         tick: Timestamp,
-        /// Whether it is still time for it.
+        /// Whether that tick may still be attempted.
         in_time: bool,
-        /// The first of those that it overtook.
+        /// The first tick that was due before it, if any.
         overtook: Option<Timestamp>,
     },
-    /// There is no tick any more.
+    /// The schedule has no further tick.
     Over,
 }
 
@@ -53,12 +53,12 @@ impl Ticks {
             jitter: job.jitter,
             latest: job.latest(),
             position: now,
-            looked: now,
-            lived: Lived::default(),
+            last_read: now,
+            decided: DecidedRanges::default(),
             awaited: None,
         };
         if let Misfire::RunOnce { within } = job.misfire {
-            // Of those that came before this node, the last is of interest, and the others not missed.
+            // Of the ticks before the start, only the last may run. The others are not reported as missed.
             let first = ticks.next(earlier(now, within))?.filter(|first| *first <= now);
             if let Some(first) = first {
                 ticks.position = just_before(ticks.last(first, now)?);
@@ -67,32 +67,32 @@ impl Ticks {
         Ok(ticks)
     }
 
-    /// Looks at the clock. What is due is due once.
-    pub(crate) fn look(&mut self, now: Timestamp) -> Result<Look> {
-        if now < self.looked {
-            // The clock was set back. What lies before us again was lived already, but for what it
-            // had been set over.
+    /// Returns what to do at `now`. Each tick is returned as due once.
+    pub(crate) fn poll(&mut self, now: Timestamp) -> Result<NextTick> {
+        if now < self.last_read {
+            // The clock was set back. `decided` excludes the ticks that were processed; ticks that the clock
+            // had skipped may come again.
             self.position = self.position.min(now);
             self.awaited = None;
         }
-        self.looked = now;
-        let Some((first, delay)) = self.await_next()? else { return Ok(Look::Over) };
+        self.last_read = now;
+        let Some((first, delay)) = self.await_next()? else { return Ok(NextTick::Over) };
         let late = since(now, first);
         if now < first || late < delay {
             let left = since(first, now) + delay.saturating_sub(late);
-            return Ok(Look::Wait(left.min(LOOK_EVERY)));
+            return Ok(NextTick::Wait(left.min(CLOCK_CHECK_INTERVAL)));
         }
         let tick = self.last(first, now)?;
         let (overtook, from) = if tick == first {
             (None, self.position)
         } else {
-            // Those in between were not decided on: should the clock be set back, they may come yet.
+            // The overtaken ticks stay undecided: they may run if the clock is set back.
             (Some(first), just_before(tick))
         };
-        self.lived.add(from, tick);
+        self.decided.add(from, tick);
         self.position = tick;
         self.awaited = None;
-        Ok(Look::Due { tick, in_time: since(now, tick) <= self.latest, overtook })
+        Ok(NextTick::Due { tick, in_time: since(now, tick) <= self.latest, overtook })
     }
 
     fn await_next(&mut self) -> Result<Option<(Timestamp, Duration)>> {
@@ -103,17 +103,16 @@ impl Ticks {
         Ok(self.awaited)
     }
 
-    /// The next tick that was not decided on.
+    /// Returns the next tick that is not decided.
     fn next(&self, after: Timestamp) -> Result<Option<Timestamp>> {
         let mut tick = self.schedule.next(after)?;
-        while let Some(end) = tick.and_then(|tick| self.lived.end_of(tick)) {
+        while let Some(end) = tick.and_then(|tick| self.decided.end_of(tick)) {
             tick = self.schedule.next(end)?;
         }
         Ok(tick)
     }
 
-    /// The last tick from `first` on that is due. There may be millions of them, so it is looked for from
-    /// the end.
+    /// Returns the last due tick from `first` on. There may be millions, so the search starts at the end.
     fn last(&self, first: Timestamp, now: Timestamp) -> Result<Timestamp> {
         let mut back = Duration::from_secs(1);
         let mut last = loop {
@@ -133,7 +132,7 @@ impl Ticks {
     }
 }
 
-/// How long it is from one time to another that is later; zero if it is not.
+/// Returns the time from `earlier` to `later`, or zero if the order is reversed.
 pub(crate) fn since(later: Timestamp, earlier: Timestamp) -> Duration {
     Duration::try_from(later.duration_since(earlier)).unwrap_or_default()
 }
@@ -156,19 +155,19 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_is_years_ahead_is_caught_up_with_at_once() {
+    fn a_clock_that_jumps_years_ahead_makes_only_the_last_tick_due() {
         let job = Schedule::every(Duration::from_secs(1)).job("x", |_| async {});
         let mut ticks = Ticks::new(&job, at("2026-01-01T00:00:00Z")).unwrap();
-        // There were 220 thousand million ticks in between.
-        let due = ticks.look(at("9000-01-01T00:00:00.5Z")).unwrap();
+        // About 220 billion ticks are overtaken.
+        let due = ticks.poll(at("9000-01-01T00:00:00.5Z")).unwrap();
         let (tick, first) = (at("9000-01-01T00:00:00Z"), at("2026-01-01T00:00:01Z"));
-        assert_eq!(due, Look::Due { tick, in_time: true, overtook: Some(first) });
+        assert_eq!(due, NextTick::Due { tick, in_time: true, overtook: Some(first) });
         let wait = Duration::from_millis(500);
-        assert_eq!(ticks.look(at("9000-01-01T00:00:00.5Z")).unwrap(), Look::Wait(wait));
+        assert_eq!(ticks.poll(at("9000-01-01T00:00:00.5Z")).unwrap(), NextTick::Wait(wait));
     }
 
     #[test]
-    fn the_last_of_those_that_are_due_is_found_however_they_are_spread() {
+    fn the_last_due_tick_is_found_for_any_distribution_of_ticks() {
         let start = at("2026-01-01T00:00:00Z");
         for pattern in ["* 2 * * *", "0 0 1 * *", "*/7 9-17 * * MON-FRI", "59 23 31 12 *"] {
             let job = Schedule::cron(pattern, "UTC").job("x", |_| async {});
@@ -181,8 +180,8 @@ mod tests {
                     tick = job.schedule.next(tick).unwrap().unwrap();
                 }
                 let mut ticks = Ticks::new(&job, start).unwrap();
-                let found = match ticks.look(now).unwrap() {
-                    Look::Due { tick, .. } => Some(tick),
+                let found = match ticks.poll(now).unwrap() {
+                    NextTick::Due { tick, .. } => Some(tick),
                     _ => None,
                 };
                 assert_eq!(found, expected, "{pattern} after {hours} hours");
@@ -191,12 +190,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_late_is_not_tried() {
+    fn a_tick_is_in_time_for_one_minute() {
         let job = Schedule::cron("0 * * * *", "UTC").job("x", |_| async {});
         for (now, in_time) in [("2026-01-01T01:01:00Z", true), ("2026-01-01T01:01:01Z", false)] {
             let mut ticks = Ticks::new(&job, at("2026-01-01T00:00:00Z")).unwrap();
-            let due = Look::Due { tick: at("2026-01-01T01:00:00Z"), in_time, overtook: None };
-            assert_eq!(ticks.look(at(now)).unwrap(), due);
+            let due = NextTick::Due { tick: at("2026-01-01T01:00:00Z"), in_time, overtook: None };
+            assert_eq!(ticks.poll(at(now)).unwrap(), due);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! When jobs are due: patterns, time zones, daylight saving time.
+//! The ticks of a schedule: patterns, time zones, daylight saving time.
 #![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 
 use std::time::{Duration, SystemTime};
@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use lockkeeper::ErrorKind;
 use lockkeeper_schedule::Schedule;
 
-/// All ticks after one time, up to and with another.
+/// Returns all ticks after `from`, up to and including `to`.
 fn ticks(schedule: &Schedule, from: &str, to: &str) -> Vec<Timestamp> {
     let (mut at, to): (Timestamp, Timestamp) = (from.parse().unwrap(), to.parse().unwrap());
     let mut ticks = Vec::new();
@@ -45,7 +45,7 @@ fn a_job_at_three_in_berlin_is_due_once_on_each_day_of_the_year() {
 #[test]
 fn a_time_that_does_not_exist_is_due_once_at_the_end_of_the_gap() {
     let schedule = Schedule::cron("30 2 * * *", "Europe/Berlin");
-    // On 29 March 2026 the clock goes from 01:59 to 03:00.
+    // On 29 March 2026 the local time jumps from 01:59 to 03:00.
     let ticks = ticks(&schedule, "2026-03-27T22:00:00Z", "2026-03-30T22:00:00Z");
     let expected = ["2026-03-28T01:30:00Z", "2026-03-29T01:00:00Z", "2026-03-30T00:30:00Z"];
     assert_eq!(texts(&ticks), expected);
@@ -54,14 +54,14 @@ fn a_time_that_does_not_exist_is_due_once_at_the_end_of_the_gap() {
 #[test]
 fn a_time_that_exists_twice_is_due_the_first_time() {
     let schedule = Schedule::cron("30 2 * * *", "Europe/Berlin");
-    // On 25 October 2026 the clock goes from 02:59 to 02:00.
+    // On 25 October 2026 the local time jumps from 02:59 to 02:00.
     let ticks = ticks(&schedule, "2026-10-23T22:00:00Z", "2026-10-26T22:00:00Z");
     let expected = ["2026-10-24T00:30:00Z", "2026-10-25T00:30:00Z", "2026-10-26T01:30:00Z"];
     assert_eq!(texts(&ticks), expected);
 }
 
 #[test]
-fn a_job_in_every_hour_leaves_out_the_gap_and_is_due_in_both_of_the_doubled_hours() {
+fn an_hourly_pattern_skips_the_gap_and_is_due_in_both_of_the_repeated_hours() {
     let schedule = Schedule::cron("30 * * * *", "Europe/Berlin");
     let spring = ticks(&schedule, "2026-03-29T00:00:00Z", "2026-03-29T02:00:00Z");
     assert_eq!(texts(&spring), ["2026-03-29T00:30:00Z", "2026-03-29T01:30:00Z"]);
@@ -73,13 +73,13 @@ fn a_job_in_every_hour_leaves_out_the_gap_and_is_due_in_both_of_the_doubled_hour
 }
 
 #[test]
-fn every_counts_seconds_whatever_clocks_on_walls_do() {
+fn every_counts_seconds_and_ignores_time_zones() {
     let hourly = Schedule::every(Duration::from_secs(3600));
     let year = ticks(&hourly, "2026-01-01T00:00:00Z", "2027-01-01T00:00:00Z");
     assert_eq!(year.len(), 365 * 24);
     assert!(year.windows(2).all(|two| two[1].duration_since(two[0]).as_secs() == 3600));
     assert!(year.iter().all(|tick| tick.as_second() % 3600 == 0));
-    // Whatever does not divide a day goes on over midnight, and before 1970 as well.
+    // An interval that does not divide a day continues across midnight, and before 1970.
     let odd = Schedule::every(Duration::from_millis(1500));
     let ticks = ticks(&odd, "1969-12-31T23:59:58Z", "1970-01-01T00:00:02Z");
     assert_eq!(
@@ -88,18 +88,18 @@ fn every_counts_seconds_whatever_clocks_on_walls_do() {
     );
 }
 
-/// Whoever asks, whenever he asks, must be told of the same ticks: else two nodes run one of them each.
+/// If two searches disagreed on a tick, two nodes would each run it.
 #[test]
-fn all_agree_on_the_ticks_whenever_they_ask() {
+fn nodes_agree_on_the_ticks_regardless_of_when_they_search() {
     let nights = [
         ("Europe/Berlin", "2026-03-28T20:00:00Z"),
         ("Europe/Berlin", "2026-10-24T20:00:00Z"),
         ("America/New_York", "2026-03-08T02:00:00Z"),
         ("America/New_York", "2026-11-01T02:00:00Z"),
-        // Half an hour.
+        // The clock changes by half an hour.
         ("Australia/Lord_Howe", "2026-10-03T10:00:00Z"),
         ("Australia/Lord_Howe", "2026-04-04T10:00:00Z"),
-        // At midnight.
+        // The clock changes at midnight.
         ("America/Santiago", "2026-09-05T23:00:00Z"),
         ("America/Santiago", "2026-04-04T23:00:00Z"),
         ("UTC", "2026-12-31T20:00:00Z"),
@@ -123,7 +123,11 @@ fn all_agree_on_the_ticks_whenever_they_ask() {
             let mut at = start;
             while at < *all.last().unwrap() {
                 let expected = all.iter().find(|tick| **tick > at).copied();
-                assert_eq!(next(&schedule, at), expected, "{pattern} in {zone}, asked at {at}");
+                assert_eq!(
+                    next(&schedule, at),
+                    expected,
+                    "{pattern} in {zone}, searched from {at}"
+                );
                 at += jiff::SignedDuration::from_millis(97_500);
             }
             for tick in &all {
@@ -134,9 +138,9 @@ fn all_agree_on_the_ticks_whenever_they_ask() {
     }
 }
 
-/// Checked minute by minute, with nothing but a look at the wall.
+/// Compared with the local time of every minute of a day.
 #[test]
-fn a_rhythm_beats_whenever_the_wall_shows_it() {
+fn a_recurring_pattern_is_due_whenever_the_local_time_matches() {
     for (zone, start) in [
         ("Europe/Berlin", "2026-03-28T20:00:00Z"),
         ("Europe/Berlin", "2026-10-24T20:00:00Z"),
@@ -145,20 +149,20 @@ fn a_rhythm_beats_whenever_the_wall_shows_it() {
     ] {
         let start: Timestamp = start.parse().unwrap();
         let end = start + jiff::SignedDuration::from_hours(24);
-        let beats =
+        let found =
             ticks(&Schedule::cron("*/25 0-4 * * *", zone), &start.to_string(), &end.to_string());
         let minutes = (1..=24 * 60).map(|i| start + jiff::SignedDuration::from_mins(i));
-        let shown = minutes.filter(|minute| {
-            let wall = minute.in_tz(zone).unwrap();
-            wall.hour() <= 4 && wall.minute() % 25 == 0
+        let expected = minutes.filter(|minute| {
+            let local = minute.in_tz(zone).unwrap();
+            local.hour() <= 4 && local.minute() % 25 == 0
         });
-        assert_eq!(beats, shown.collect::<Vec<_>>(), "{zone}");
+        assert_eq!(found, expected.collect::<Vec<_>>(), "{zone}");
     }
 }
 
 #[test]
-fn a_day_that_a_country_left_out_does_not_end_the_schedule() {
-    // Samoa went from 29 December 2011 to the 31st.
+fn a_day_that_a_time_zone_skips_does_not_end_the_schedule() {
+    // Samoa skipped 30 December 2011.
     let schedule = Schedule::cron("0 12 * * *", "Pacific/Apia");
     let ticks = ticks(&schedule, "2011-12-28T00:00:00Z", "2012-01-02T00:00:00Z");
     assert!(ticks.len() >= 4, "{ticks:?}");
@@ -166,7 +170,7 @@ fn a_day_that_a_country_left_out_does_not_end_the_schedule() {
 }
 
 #[test]
-fn what_cannot_be_understood_is_told() {
+fn an_invalid_schedule_is_an_error_that_names_the_cause() {
     let wrong = |schedule: Schedule, text: &str| {
         let error = schedule.next_after(SystemTime::UNIX_EPOCH).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidOption);
@@ -176,13 +180,13 @@ fn what_cannot_be_understood_is_told() {
     wrong(Schedule::cron("0 25 * * *", "UTC"), "cron pattern \"0 25 * * *\"");
     wrong(Schedule::cron("", "UTC"), "cron pattern \"\"");
     wrong(Schedule::cron("* * *", "UTC"), "cron pattern");
-    wrong(Schedule::cron("0 3 * * *", "Europe/Bonn"), "no time zone \"Europe/Bonn\"");
-    wrong(Schedule::cron("0 3 * * *", "../../etc/passwd"), "no time zone");
-    wrong(Schedule::every(Duration::ZERO), "0ns is too short: 1s is the least");
+    wrong(Schedule::cron("0 3 * * *", "Europe/Bonn"), "unknown time zone \"Europe/Bonn\"");
+    wrong(Schedule::cron("0 3 * * *", "../../etc/passwd"), "unknown time zone");
+    wrong(Schedule::every(Duration::ZERO), "0ns is too short: the minimum is 1s");
 }
 
 #[test]
-fn what_never_comes_has_no_next() {
+fn a_schedule_without_further_ticks_has_no_next_tick() {
     let start = SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000);
     assert_eq!(Schedule::cron("0 0 30 2 *", "UTC").next_after(start).unwrap(), None);
     assert_eq!(Schedule::every(Duration::MAX).next_after(start).unwrap(), None);

@@ -1,15 +1,15 @@
-//! Durations as people write them.
+//! Durations such as `1h30m`.
 
 use std::time::Duration;
 
 const EXPECTED: &str = "write a duration as 500ms, 1.5s, 30s, 5m, 1h30m or 2d";
-const TOO_LONG: &str = "that is longer than can be counted";
+const TOO_LONG: &str = "the duration is too long";
 
-/// Parses a duration: numbers with their units (`d`, `h`, `m` or `min`, `s`, `ms`), larger units first, each once; or `0`.
+/// Parses a duration: numbers with units (`d`, `h`, `m` or `min`, `s`, `ms`), larger units first, each at most once; or `0`.
 ///
 /// # Errors
 ///
-/// What to write instead, in words.
+/// Returns a message for the user that shows the expected format.
 ///
 /// # Examples
 ///
@@ -38,7 +38,7 @@ pub fn parse(text: &str) -> Result<Duration, &'static str> {
             "ms" => 1,
             _ => return Err(EXPECTED),
         };
-        // "30s1h" is more likely a mistake than a wish.
+        // "30s1h" is more likely a mistake than intended.
         if unit >= before {
             return Err(EXPECTED);
         }
@@ -50,7 +50,7 @@ pub fn parse(text: &str) -> Result<Duration, &'static str> {
     }
 }
 
-/// Returns so many units, each of so many milliseconds. What is below a nanosecond is dropped.
+/// Returns `number` units of `unit_millis` milliseconds each, rounded down to a nanosecond.
 fn part(number: &str, unit_millis: u64) -> Result<Duration, &'static str> {
     let (whole, fraction) = match number.split_once('.') {
         Some((whole, fraction)) => (whole, Some(fraction)),
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_are_read_as_people_write_them() {
+    fn valid_durations_are_parsed() {
         let good = [
             ("0", 0),
             ("0s", 0),
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_durations_are_refused() {
+    fn invalid_durations_are_rejected() {
         let bad = [
             "",
             "5",

@@ -1,7 +1,7 @@
-//! Durations and key templates as Lockkeeper's command line, `#[locked]` and the axum layers read them.
+//! Parsers for durations and key templates, shared by Lockkeeper's command line, `#[locked]` and the axum layers.
 //!
-//! An internal part of Lockkeeper: it changes without notice. It is a crate of its own, without dependencies, because a
-//! macro crate should not compile the locks to read `"1h30m"`.
+//! Internal to Lockkeeper: it changes without notice. It is a separate crate without dependencies, so that the
+//! macro crate does not have to compile the locks.
 
 pub mod duration;
 pub mod template;

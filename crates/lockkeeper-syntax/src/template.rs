@@ -1,20 +1,21 @@
-//! Keys with placeholders in them: `order:{order_id}`.
+//! Keys with placeholders, such as `order:{order_id}`.
 
 /// A part of a template.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Piece<P> {
-    /// Text, as it is.
+    /// Literal text.
     Text(String),
-    /// What stood between braces.
+    /// The parsed text between two braces.
     Placeholder(P),
 }
 
-/// Parses a template. Braces that stand for themselves are doubled, as in `format!`. `placeholder` reads what stands
-/// between braces.
+/// Parses a template. Literal braces are doubled, as in `format!`. `placeholder` parses the text between two
+/// braces.
 ///
 /// # Errors
 ///
-/// What is wrong with it, in words: it is empty, has a NUL, or its braces do not match. Or the error of `placeholder`.
+/// Returns a message for the user if the template is empty, contains NUL or has unmatched braces. Returns the error
+/// of `placeholder` if that fails.
 ///
 /// # Examples
 ///
@@ -46,12 +47,12 @@ pub fn parse<P>(
             continue;
         }
         if brace == "}" {
-            return Err("a `}` without a `{`: write `}}` for a brace in the key".to_owned());
+            return Err("unmatched `}`: write `}}` for a literal brace in the key".to_owned());
         }
         let Some((inside, after)) =
             after.split_once('}').filter(|(inside, _)| !inside.contains('{'))
         else {
-            return Err("a `{` without a `}`: write `{{` for a brace in the key".to_owned());
+            return Err("unmatched `{`: write `{{` for a literal brace in the key".to_owned());
         };
         if !plain.is_empty() {
             pieces.push(Piece::Text(std::mem::take(&mut plain)));
@@ -70,7 +71,7 @@ pub fn parse<P>(
 mod tests {
     use super::*;
 
-    fn read(template: &str) -> Result<Vec<Piece<String>>, String> {
+    fn parsed(template: &str) -> Result<Vec<Piece<String>>, String> {
         parse(template, |inside| match inside {
             "refused" => Err("refused by the caller".to_owned()),
             inside => Ok(inside.to_owned()),
@@ -95,21 +96,21 @@ mod tests {
             ("{}", vec![of("")]),
         ];
         for (template, pieces) in cases {
-            assert_eq!(read(template), Ok(pieces), "{template}");
+            assert_eq!(parsed(template), Ok(pieces), "{template}");
         }
     }
 
     #[test]
-    fn doubled_braces_are_braces() {
-        assert_eq!(read("a{{b}}c"), Ok(vec![text("a{b}c")]));
-        assert_eq!(read("{{{a}}}"), Ok(vec![text("{"), of("a"), text("}")]));
+    fn doubled_braces_are_literal_braces() {
+        assert_eq!(parsed("a{{b}}c"), Ok(vec![text("a{b}c")]));
+        assert_eq!(parsed("{{{a}}}"), Ok(vec![text("{"), of("a"), text("}")]));
     }
 
     #[test]
-    fn what_is_no_template_is_refused() {
+    fn invalid_templates_are_rejected() {
         for bad in ["", "a\0b", "{", "}", "a{b", "a}b", "{a{b}}", "{a}}", "{{a}", "{refused}"] {
-            assert!(read(bad).is_err(), "{bad:?} was taken for {:?}", read(bad));
+            assert!(parsed(bad).is_err(), "{bad:?} was parsed as {:?}", parsed(bad));
         }
-        assert_eq!(read("a{refused}b"), Err("refused by the caller".to_owned()));
+        assert_eq!(parsed("a{refused}b"), Err("refused by the caller".to_owned()));
     }
 }

@@ -67,7 +67,7 @@ pub use processes::*;
 pub use unsuccessful_acquires::*;
 pub use waits::*;
 
-/// A store under test, created per case or shared by all cases: every case uses names of its own.
+/// A store under test, created per case or shared by all cases. Every case uses unique names.
 pub struct Subject {
     backend: Arc<dyn Backend>,
     sever: Sever,
@@ -92,7 +92,7 @@ enum ShownWaiters {
 type Another = Box<dyn Fn() -> BoxFuture<'static, Arc<dyn Backend>> + Send + Sync>;
 type Sever = Arc<dyn Fn(Held) -> BoxFuture<'static, ()> + Send + Sync>;
 
-/// A hold that is to be removed from the store.
+/// A hold to remove from the store.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Held {
@@ -135,8 +135,8 @@ impl Subject {
         self
     }
 
-    /// Sets a function that opens the store again, like another client, with connections of its own. Cases in which
-    /// clients compete then use one client each; without it they share one.
+    /// Sets a function that opens the store again, as another client with separate connections. Cases in which several
+    /// clients contend then open one per client. Without it they share one.
     #[must_use]
     pub fn another<F>(mut self, open: impl Fn() -> F + Send + Sync + 'static) -> Self
     where
@@ -211,7 +211,7 @@ impl Subject {
         if self.capabilities().leases {
             return true;
         }
-        let mut claim = self.claim("a hold that is looked at", |_| ());
+        let mut claim = self.claim("a probe", |_| ());
         let answer = soon("attempt", claim.attempt(None)).await.expect("the store answers");
         soon("release", claim.release()).await.expect("the store answers");
         matches!(answer, Attempt::Granted(Grant { valid_for: Some(_), .. }))
@@ -226,12 +226,12 @@ impl Subject {
     async fn remaining_locks(&self) -> Option<Vec<LockInfo>> {
         let inspector = self.backend.inspector()?;
         let listed = match inspector.list(&self.prefix).await {
-            // A store that hashes names knows those of this process, and can list only everything.
+            // A store that hashes names cannot filter by prefix. It lists the names of this process.
             Err(error) if error.kind() == ErrorKind::Unsupported => {
-                let all = inspector.list("").await.expect("the store can be looked into");
+                let all = inspector.list("").await.expect("the store supports inspection");
                 all.into_iter().filter(|info| info.name.starts_with(&self.prefix)).collect()
             }
-            listed => listed.expect("the store can be looked into"),
+            listed => listed.expect("the store supports inspection"),
         };
         Some(listed)
     }
@@ -239,11 +239,11 @@ impl Subject {
     /// Waits until a name has this many waiters; if the store does not show waiters, for 100 ms.
     async fn wait_for_waiters(&self, name: &str, count: usize) {
         if self.backend.inspector().is_none() || self.shown_waiters != ShownWaiters::All {
-            // By then every waiter is queued; a store that is slower fails the checks of order.
+            // Every waiter is queued by then. A slower store fails the checks of order.
             return tokio::time::sleep(Duration::from_millis(100)).await;
         }
         let full = self.name(name);
-        eventually(&format!("{count} wait for {name:?}"), async || {
+        eventually(&format!("{count} waiters for {name:?}"), async || {
             let left = self.remaining_locks().await.unwrap_or_default();
             let infos = left.iter().filter(|info| *info.name == *full);
             infos.map(|info| info.waiters.len()).sum::<usize>() == count
@@ -268,7 +268,7 @@ impl fmt::Debug for Subject {
     }
 }
 
-/// Runs a case on a runtime of its own.
+/// Runs a case on a new runtime.
 #[doc(hidden)]
 pub fn run<S, F>(factory: impl FnOnce() -> S, case: impl FnOnce(Subject) -> F)
 where
@@ -277,13 +277,13 @@ where
 {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     let runtime = builder.worker_threads(2).enable_all().build();
-    let runtime = runtime.expect("the operating system gives threads");
+    let runtime = runtime.expect("a runtime");
     let done = runtime.block_on(async {
         tokio::time::timeout(MAX_CASE_TIME, async { case(factory().await).await }).await
     });
     // Dropping the runtime would wait for its blocking threads.
     runtime.shutdown_timeout(Duration::from_secs(10));
-    assert!(done.is_ok(), "the case has not ended within {MAX_CASE_TIME:?}: it hangs");
+    assert!(done.is_ok(), "the case hangs: it did not finish within {MAX_CASE_TIME:?}");
 }
 
 /// Longer than any case takes, even on a busy machine.
@@ -318,11 +318,11 @@ macro_rules! __cases {
             a_cancelled_call_leaves_the_claim_usable
             fences_rise_and_honour_their_floor_where_declared
             holders_never_overlap_under_contention
-            of_clients_that_try_a_free_lock_together_exactly_one_gets_it
+            exactly_one_of_concurrent_tries_for_a_free_lock_succeeds
             two_guards_of_one_mutex_exclude_each_other
-            a_try_that_fails_is_none_and_a_bounded_wait_ends
+            a_failed_try_returns_none_and_a_bounded_wait_times_out
             a_wait_that_timed_out_has_left_the_queue
-            a_set_that_was_not_locked_is_free_at_once
+            a_failed_lock_all_holds_no_lock_when_it_returns
             extreme_waits_are_granted_or_refused_and_never_fail
             a_contended_lock_all_waits_for_all_its_names
             waiters_are_granted_the_lock_in_order_where_declared

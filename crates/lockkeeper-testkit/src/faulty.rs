@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use lockkeeper_core::{
     Attempt, Backend, BoxFuture, Capabilities, Change, Claim, ClaimSpec, Error, ErrorKind, Fence,
-    Inspector, Release, Renewal, Result,
+    Inspector, Mode, Release, Renewal, Result,
 };
 use tokio::time::{Instant, sleep};
 
@@ -26,7 +26,7 @@ pub enum Op {
     Release,
 }
 
-/// What goes wrong with a request.
+/// A fault that is injected into a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// The request reaches the store after this delay.
@@ -108,13 +108,15 @@ pub struct Faults(Arc<Mutex<Script>>);
 struct Script {
     always: HashMap<Op, Fault>,
     once: HashMap<Op, VecDeque<Fault>>,
-    asked: HashMap<Op, usize>,
+    requests: HashMap<Op, usize>,
     /// How often the store has lost all data.
     forgotten: u64,
     /// When the store was last restarted.
     restarted: Option<Instant>,
     /// The origin of the store's clock.
     clock: Option<Instant>,
+    /// The highest fence that a release told the store.
+    told: Option<Fence>,
 }
 
 impl Faulty {
@@ -172,31 +174,33 @@ impl Faults {
         script.once.clear();
     }
 
-    /// Deletes all data of a store made by [`Faulty::forgetting`], without notice, like a server whose data is deleted.
+    /// Deletes all data of a store created by [`Faulty::forgetting`], like `FLUSHALL` on a server. Claims are not notified.
     pub fn forget(&self) {
-        self.script().forgotten += 1;
+        let mut script = self.script();
+        script.forgotten += 1;
+        script.told = None;
     }
 
-    /// Restarts the store without its data: it knows its uptime, and honours
-    /// [`ClaimSpec::min_uptime`].
+    /// Restarts the store without its data. From now on it has an uptime and honours [`ClaimSpec::min_uptime`].
     pub fn restart(&self) {
         let mut script = self.script();
         script.forgotten += 1;
+        script.told = None;
         script.restarted = Some(Instant::now());
     }
 
-    /// Makes fences follow a clock, as those of Redis do: none is below the microseconds since this instant. Nodes with
-    /// different instants have skewed clocks. The store must honour floors.
+    /// Makes fences follow a clock, as on Redis: no fence is below the microseconds since this instant. Nodes with
+    /// different instants have skewed clocks. The store must honour floors. It then also honours [`Claim::set_fence`].
     pub fn clock(&self, since: Instant) {
         self.script().clock = Some(since);
     }
 
     /// Fails if the store was restarted less than this long ago.
-    fn check_uptime(&self, least: Option<Duration>) -> Result<()> {
+    fn check_uptime(&self, min: Option<Duration>) -> Result<()> {
         let restarted = self.script().restarted;
-        match (restarted.map(|at| at.elapsed()), least) {
-            (Some(uptime), Some(least)) if uptime < least => {
-                let message = format!("started {uptime:?} ago, does not vote before {least:?}");
+        match (restarted.map(|at| at.elapsed()), min) {
+            (Some(uptime), Some(min)) if uptime < min => {
+                let message = format!("started {uptime:?} ago, does not vote before {min:?}");
                 Err(Error::new(ErrorKind::Unavailable, message))
             }
             _ => Ok(()),
@@ -208,38 +212,47 @@ impl Faults {
         Fence::new(u64::try_from(micros).unwrap_or(u64::MAX).max(1))
     }
 
-    /// Returns how many requests of an operation were made.
+    /// Remembers the fence that a release carried to a store with a clock, as Redis does.
+    fn remember(&self, told: Option<Fence>, ttl: Duration) {
+        let Some(now) = self.time() else { return };
+        let most = u64::try_from(ttl.as_micros() / 2).unwrap_or(u64::MAX);
+        let most = Fence::new(now.get().saturating_add(most)).unwrap_or(Fence::MAX);
+        let mut script = self.script();
+        script.told = script.told.max(told.map(|told| told.min(most)));
+    }
+
+    /// Returns the number of requests of an operation so far.
     pub fn asked(&self, op: Op) -> usize {
-        self.script().asked.get(&op).copied().unwrap_or(0)
+        self.script().requests.get(&op).copied().unwrap_or(0)
     }
 
     fn next(&self, op: Op) -> Option<Fault> {
         let mut script = self.script();
-        *script.asked.entry(op).or_default() += 1;
+        *script.requests.entry(op).or_default() += 1;
         let once = script.once.get_mut(&op).and_then(VecDeque::pop_front);
         once.or_else(|| script.always.get(&op).copied())
     }
 
-    async fn apply<T>(&self, op: Op, ask: impl AsyncFnOnce() -> Result<T>) -> Result<T> {
+    async fn apply<T>(&self, op: Op, send: impl AsyncFnOnce() -> Result<T>) -> Result<T> {
         let lost = |what| Err(Error::new(ErrorKind::Unavailable, what));
         match self.next(op) {
-            None => ask().await,
+            None => send().await,
             Some(Fault::SlowRequest(delay)) => {
                 sleep(delay).await;
-                ask().await
+                send().await
             }
             Some(Fault::SlowAnswer(delay)) => {
-                let answer = ask().await;
+                let answer = send().await;
                 sleep(delay).await;
                 answer
             }
             Some(Fault::Refused) => lost("connection refused"),
             Some(Fault::LostAnswer) => {
-                let _ = ask().await;
+                let _ = send().await;
                 lost("connection reset")
             }
             Some(Fault::NoAnswer) => {
-                let _ = ask().await;
+                let _ = send().await;
                 std::future::pending().await
             }
             Some(Fault::Hangs) => std::future::pending().await,
@@ -260,7 +273,15 @@ impl Backend for Faulty {
         let (store, faults) = (self.store.clone(), self.faults.clone());
         let forgotten = faults.script().forgotten;
         let claim = store.after(forgotten).claim(spec.clone())?;
-        let inner = Inner { store, faults: faults.clone(), spec, forgotten, claim, minted: None };
+        let inner = Inner {
+            store,
+            faults: faults.clone(),
+            spec,
+            forgotten,
+            claim,
+            minted: None,
+            told: None,
+        };
         Ok(Box::new(FaultyClaim { inner, faults }))
     }
 
@@ -281,8 +302,10 @@ struct Inner {
     spec: ClaimSpec,
     forgotten: u64,
     claim: Box<dyn Claim>,
-    /// The clock at the claim's first attempt: a repeated attempt of a holder returns the same fence.
+    /// The store's clock at the claim's first attempt. A repeated attempt of a holder returns the same fence.
     minted: Option<Fence>,
+    /// The fence of the hold, if a combinator granted a higher one.
+    told: Option<Fence>,
 }
 
 impl Inner {
@@ -300,18 +323,37 @@ impl Inner {
     async fn attempt(&mut self, floor: Option<Fence>) -> Result<Attempt> {
         self.faults.check_uptime(self.spec.min_uptime)?;
         self.now();
-        self.minted = self.minted.or_else(|| self.faults.time());
+        if self.minted.is_none() {
+            let told = self.faults.script().told;
+            let told = if self.spec.mode == Mode::Exclusive { told.map(Fence::next) } else { told };
+            self.minted = self.faults.time().max(told);
+        }
         let floor = floor.max(self.minted);
         let answer = self.claim.attempt(floor).await;
-        if !matches!(answer, Ok(Attempt::Granted(_))) {
+        let Ok(Attempt::Granted(mut grant)) = answer else {
             self.minted = None;
-        }
-        answer
+            return answer;
+        };
+        let time = self.faults.time();
+        grant.fence_is_past |= time.is_some() && grant.fence <= time;
+        Ok(Attempt::Granted(grant))
     }
 
     async fn release(&mut self) -> Result<Release> {
         self.minted = None;
-        self.now().release().await
+        let release = self.now().release().await;
+        if let (Ok(Release::Released), told) = (&release, self.told.take()) {
+            self.faults.remember(told, self.spec.ttl);
+        }
+        release
+    }
+
+    async fn downgrade(&mut self, ttl: Duration) -> Result<Renewal> {
+        let renewal = self.now().downgrade(ttl).await;
+        if let (Ok(Renewal::Renewed { .. }), told) = (&renewal, self.told.take()) {
+            self.faults.remember(told, self.spec.ttl);
+        }
+        renewal
     }
 }
 
@@ -330,7 +372,7 @@ impl Claim for FaultyClaim {
                     sleep(delay).await;
                     change
                 }
-                // A notification has no errors: it is missed.
+                // `changed` cannot fail: the notification is lost.
                 Some(_) => std::future::pending().await,
             }
         })
@@ -343,7 +385,12 @@ impl Claim for FaultyClaim {
 
     fn downgrade(&mut self, ttl: Duration) -> BoxFuture<'_, Result<Renewal>> {
         let Self { inner, faults } = self;
-        Box::pin(faults.apply(Op::Downgrade, async move || inner.now().downgrade(ttl).await))
+        Box::pin(faults.apply(Op::Downgrade, async move || inner.downgrade(ttl).await))
+    }
+
+    fn set_fence(&mut self, fence: Fence) {
+        self.inner.told = Some(fence);
+        self.inner.now().set_fence(fence);
     }
 
     fn release(&mut self) -> BoxFuture<'_, Result<Release>> {

@@ -6,7 +6,7 @@ use tokio::task::JoinSet;
 use crate::wait::soon;
 
 /// The number of fences that are checked concurrently, per name.
-const AT_ONCE: u64 = 24;
+const CONCURRENT: u64 = 24;
 /// The number of names.
 const NAMES: u64 = 12;
 
@@ -16,12 +16,12 @@ const NAMES: u64 = 12;
 /// # Panics
 ///
 /// If the register accepts a stale fence or rejects a valid one.
-pub async fn check_register(ways: &[FenceRegister]) {
-    a_lower_fence_is_stale_and_the_same_passes_again(ways).await;
-    names_are_kept_apart(ways).await;
-    fences_are_compared_as_numbers_over_their_whole_range(ways).await;
-    of_many_at_once_the_highest_is_remembered(ways).await;
-    let refused = ways[0].check("", fence(1)).await;
+pub async fn check_register(handles: &[FenceRegister]) {
+    a_lower_fence_is_stale_and_the_same_passes_again(handles).await;
+    names_are_independent(handles).await;
+    fences_are_compared_as_numbers_over_their_whole_range(handles).await;
+    of_concurrent_fences_the_highest_is_stored(handles).await;
+    let refused = handles[0].check("", fence(1)).await;
     assert_eq!(refused.map_err(|error| error.kind()), Err(ErrorKind::InvalidName));
 }
 
@@ -30,59 +30,59 @@ fn fence(number: u64) -> Fence {
 }
 
 /// Uses the handles in turn.
-async fn check(ways: &[FenceRegister], name: &str, number: u64) -> FenceCheck {
-    let way = &ways[usize::try_from(number).unwrap_or(0) % ways.len()];
-    let checked = soon("a check", way.check(name, fence(number))).await;
+async fn check(handles: &[FenceRegister], name: &str, number: u64) -> FenceCheck {
+    let handle = &handles[usize::try_from(number).unwrap_or(0) % handles.len()];
+    let checked = soon("a check", handle.check(name, fence(number))).await;
     checked.unwrap_or_else(|error| panic!("{error}"))
 }
 
-async fn a_lower_fence_is_stale_and_the_same_passes_again(ways: &[FenceRegister]) {
+async fn a_lower_fence_is_stale_and_the_same_passes_again(handles: &[FenceRegister]) {
     let stale = FenceCheck::Stale { highest: fence(7) };
     let expected = [(5, FenceCheck::Passed), (5, FenceCheck::Passed), (7, FenceCheck::Passed)];
     let expected = expected.into_iter().chain([(5, stale), (6, stale), (7, FenceCheck::Passed)]);
     for (number, expected) in expected {
-        assert_eq!(check(ways, "register", number).await, expected, "{number}");
+        assert_eq!(check(handles, "register", number).await, expected, "{number}");
     }
 }
 
-async fn names_are_kept_apart(ways: &[FenceRegister]) {
+async fn names_are_independent(handles: &[FenceRegister]) {
     let long = format!("register {}", "x".repeat(1015));
     let names =
         ["register a", "register A", "register a ", "register {a}", "register a}", "register %7D"];
     let names = names.into_iter().chain(["register 🔒", "register 'a'--", "register\na", &long]);
     for (number, name) in (1..=9).rev().zip(names) {
-        assert_eq!(check(ways, name, number).await, FenceCheck::Passed, "{name:?}");
-        assert_eq!(check(ways, name, number).await, FenceCheck::Passed, "{name:?}");
+        assert_eq!(check(handles, name, number).await, FenceCheck::Passed, "{name:?}");
+        assert_eq!(check(handles, name, number).await, FenceCheck::Passed, "{name:?}");
     }
 }
 
-async fn fences_are_compared_as_numbers_over_their_whole_range(ways: &[FenceRegister]) {
+async fn fences_are_compared_as_numbers_over_their_whole_range(handles: &[FenceRegister]) {
     let max = Fence::MAX.get();
     // As text or as floating-point numbers, these would compare differently.
     let rising = [1, 9, 10, 99, 100, (1 << 53) - 1, 1 << 53, (1 << 53) + 1, max - 1, max];
     for pair in rising.windows(2) {
-        assert_eq!(check(ways, "register range", pair[1]).await, FenceCheck::Passed);
+        assert_eq!(check(handles, "register range", pair[1]).await, FenceCheck::Passed);
         let stale = FenceCheck::Stale { highest: fence(pair[1]) };
-        assert_eq!(check(ways, "register range", pair[0]).await, stale);
+        assert_eq!(check(handles, "register range", pair[0]).await, stale);
     }
 }
 
-async fn of_many_at_once_the_highest_is_remembered(ways: &[FenceRegister]) {
+async fn of_concurrent_fences_the_highest_is_stored(handles: &[FenceRegister]) {
     let mut checks = JoinSet::new();
-    for round in 0..AT_ONCE {
+    for round in 0..CONCURRENT {
         for name in 0..NAMES {
             // Each name gets all fences in a different order.
-            let number = 1 + (round * 7 + name * 5) % AT_ONCE;
-            let ways = ways.to_vec();
+            let number = 1 + (round * 7 + name * 5) % CONCURRENT;
+            let handles = handles.to_vec();
             checks.spawn(async move {
-                let passed = check(&ways, &format!("register {name}"), number).await;
+                let passed = check(&handles, &format!("register {name}"), number).await;
                 (name, number, passed)
             });
         }
     }
     while let Some(checked) = checks.join_next().await {
         let (name, number, checked) = checked.expect("a check does not panic");
-        if number == AT_ONCE {
+        if number == CONCURRENT {
             assert_eq!(checked, FenceCheck::Passed, "register {name}");
         }
         if let FenceCheck::Stale { highest } = checked {
@@ -90,7 +90,7 @@ async fn of_many_at_once_the_highest_is_remembered(ways: &[FenceRegister]) {
         }
     }
     for name in 0..NAMES {
-        let stale = FenceCheck::Stale { highest: fence(AT_ONCE) };
-        assert_eq!(check(ways, &format!("register {name}"), AT_ONCE - 1).await, stale);
+        let stale = FenceCheck::Stale { highest: fence(CONCURRENT) };
+        assert_eq!(check(handles, &format!("register {name}"), CONCURRENT - 1).await, stale);
     }
 }

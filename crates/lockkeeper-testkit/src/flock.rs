@@ -38,8 +38,8 @@ impl Flock {
     /// Ends an owner's session, if there is one.
     fn end(&self, owner: Owner) -> bool {
         let file = self.held().remove(&owner);
-        // Closing alone would leave the lock with a process that another thread is just spawning: it inherits
-        // all open files until `exec`.
+        // Unlocks explicitly: if another thread is spawning a process, that process has inherited the file until its
+        // `exec`, and would keep the lock after a mere close.
         file.inspect(|file| drop(file.unlock())).is_some()
     }
 
@@ -93,7 +93,8 @@ struct FlockClaim {
 
 impl FlockClaim {
     fn attempt_now(&self) -> Result<Attempt> {
-        let granted = Attempt::Granted(Grant { fence: None, valid_for: None });
+        let granted =
+            Attempt::Granted(Grant { fence: None, fence_is_past: false, valid_for: None });
         if self.store.held().contains_key(&self.owner) {
             return Ok(granted);
         }
@@ -145,6 +146,8 @@ impl Claim for FlockClaim {
     fn downgrade(&mut self, _ttl: Duration) -> BoxFuture<'_, Result<Renewal>> {
         Box::pin(async { Err(Error::new(ErrorKind::Unsupported, "flock has no downgrade")) })
     }
+
+    fn set_fence(&mut self, _fence: Fence) {}
 
     fn release(&mut self) -> BoxFuture<'_, Result<Release>> {
         let held = self.store.end(self.owner);

@@ -1,4 +1,4 @@
-//! A program that acquires locks in a process of its own, for tests that kill it.
+//! A program that acquires locks in a separate process, for tests that kill it.
 //!
 //! A store crate builds it with a main function of a few lines, as a binary or an example:
 //!
@@ -93,20 +93,20 @@ async fn end_of_input() {
 async fn lead_until_end_of_input(keeper: &Keeper, name: &str) -> Result<()> {
     let election = keeper.election(name);
     let history = History::new();
-    let told = end_of_input();
-    tokio::pin!(told);
+    let end_of_input = end_of_input();
+    tokio::pin!(end_of_input);
     print_line("campaigns");
     loop {
         let leadership = tokio::select! {
             leadership = election.campaign() => leadership?,
-            () = &mut told => return Ok(()),
+            () = &mut end_of_input => return Ok(()),
         };
         let (owner, term) = (leadership.owner(), Some(leadership.term()));
         let open = history.begin(name, owner, Mode::Exclusive, term);
         print_line(&format!("leads {}", open.hold()));
         let ended = tokio::select! {
             () = leadership.lost() => false,
-            () = &mut told => true,
+            () = &mut end_of_input => true,
         };
         if let Some(deadline) = leadership.expires_at() {
             open.until(deadline);

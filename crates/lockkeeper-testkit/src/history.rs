@@ -5,19 +5,22 @@
 //! loss is reported or the deadline passes, whichever is first. That interval is never longer than the grant of the
 //! store, so two recorded holds that overlap are two concurrent holders, and not an artefact of clocks.
 //!
-//! Times are nanoseconds of the machine's monotonic clock, which all its processes share: a worker
-//! process prints its [`Hold`]s as lines, and the test that started it reads them back. The clock is
-//! the real one even where tokio's is paused.
+//! Times are nanoseconds of the machine's monotonic clock, which all its processes share (on systems other than Unix, of
+//! the wall clock). A worker process prints its [`Hold`]s as lines, and the test that started it parses them. Pausing
+//! tokio's clock does not affect them.
 
 use std::cmp::Reverse;
 use std::collections::hash_map::{Entry, HashMap};
 use std::collections::{BTreeMap, BinaryHeap};
-use std::fmt::{self, Write as _};
-use std::str::FromStr;
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use lockkeeper_core::{Fence, Kind, Mode};
+
+mod line;
+
+pub use line::ParseHoldError;
 
 /// The recorded holds of a run. Clones are handles to the same history.
 ///
@@ -72,14 +75,13 @@ impl History {
     ) -> OpenHold {
         let (name, owner) = (name.to_owned(), owner.to_string());
         let mut records = self.records();
-        // The time is taken under the lock: so the order of the records is the order of the starts.
+        // The time is read under the lock, so that records are in the order of their starts.
         let number = records.push(Hold { name, owner, mode, fence, start: now(), end: None });
         OpenHold { history: self.clone(), number, discarded: false }
     }
 
-    /// Adds a hold that was recorded elsewhere. A hold with the same name, owner and start
-    /// replaces the earlier one: so a worker can print a hold when it begins, and again, with its
-    /// end, if it survives until then.
+    /// Adds a hold that another process recorded. It replaces a hold with the same name, owner and start. So a worker can
+    /// print a hold when it begins, and again with its end, if the worker survives until then.
     pub fn add(&self, hold: Hold) {
         let records = &mut *self.records();
         match records.added.entry((hold.name.clone(), hold.owner.clone(), hold.start)) {
@@ -93,8 +95,8 @@ impl History {
         }
     }
 
-    /// Ends every hold that has not ended yet: `end` is when the process that recorded them, the only one
-    /// in this history, was killed.
+    /// Ends every hold by `end`, the time at which their process was killed. The history must contain the holds of that
+    /// process only.
     pub fn end_all(&self, end: u64) {
         for hold in self.records().holds.values_mut() {
             hold.end = Some(hold.end.map_or(end, |known| known.min(end)));
@@ -109,7 +111,7 @@ impl History {
     /// Checks the history for violations.
     ///
     /// Locks and semaphores of one name are checked separately, since they are independent. A hold without a
-    /// fence is left out of the order of fences; a hold without an end never ends.
+    /// fence is not checked for the order of fences. A hold without an end never ends.
     ///
     /// # Errors
     ///
@@ -155,15 +157,15 @@ impl History {
     }
 
     fn records(&self) -> MutexGuard<'_, Records> {
-        // A worker that panicked has left complete records: each is written in one step.
+        // A worker that panics leaves complete records: each is written in one step.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Each exclusive hold must start after all earlier ones have ended, each shared one after all
-/// earlier exclusive ones.
+/// Finds exclusive holds that start before all earlier holds have ended, and shared holds that start before all earlier
+/// exclusive ones have.
 fn find_overlaps(group: &[&Hold], violations: &mut Vec<Violation>) {
-    // It is enough to remember the hold that ends last: if it has ended, all have.
+    // If the hold that ends last has ended, all have.
     let mut longest: Option<&Hold> = None;
     let mut longest_exclusive: Option<&Hold> = None;
     for &hold in group {
@@ -181,8 +183,8 @@ fn find_overlaps(group: &[&Hold], violations: &mut Vec<Violation>) {
     }
 }
 
-/// The fence of an exclusive hold must be above those of all earlier exclusive holds, that of a shared one
-/// not below them.
+/// Finds exclusive holds whose fence is not above those of all earlier exclusive holds, and shared holds whose fence is
+/// below one of them.
 fn find_low_fences(group: &[&Hold], violations: &mut Vec<Violation>) {
     let mut highest: Option<&Hold> = None;
     for &hold in group.iter().filter(|hold| hold.fence.is_some()) {
@@ -200,7 +202,7 @@ fn find_low_fences(group: &[&Hold], violations: &mut Vec<Violation>) {
     }
 }
 
-/// The permits in use must never exceed the smallest `of` of their holders.
+/// Finds holds with which the permits in use exceed the smallest `of` of their holders.
 fn find_excess_permits(group: &[&Hold], violations: &mut Vec<Violation>) {
     let mut ends = BinaryHeap::new();
     let mut in_use = 0;
@@ -224,7 +226,7 @@ fn find_excess_permits(group: &[&Hold], violations: &mut Vec<Violation>) {
         *limits.entry(of).or_default() += 1;
         let of = limits.keys().next().copied().unwrap_or(of);
         if in_use > u64::from(of) {
-            violations.push(Violation::Crowd { last: hold.clone(), in_use, of });
+            violations.push(Violation::ExcessPermits { last: hold.clone(), in_use, of });
         }
     }
 }
@@ -330,88 +332,6 @@ impl Hold {
     }
 }
 
-impl fmt::Display for Hold {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {} ", escape(&self.name), escape(&self.owner))?;
-        match self.mode {
-            Mode::Exclusive => f.write_str("exclusive")?,
-            Mode::Shared => f.write_str("shared")?,
-            Mode::Permits { take, of } => write!(f, "permits:{take}/{of}")?,
-        }
-        let or_dash = |number: Option<u64>| number.map_or("-".to_owned(), |n| n.to_string());
-        write!(f, " {} {} {}", or_dash(self.fence.map(Fence::get)), self.start, or_dash(self.end))
-    }
-}
-
-impl FromStr for Hold {
-    type Err = ParseHoldError;
-
-    /// Parses the output of `Display`.
-    fn from_str(line: &str) -> Result<Self, ParseHoldError> {
-        parse(line).ok_or_else(|| ParseHoldError(line.to_owned()))
-    }
-}
-
-fn parse(line: &str) -> Option<Hold> {
-    let fields: Vec<&str> = line.split(' ').collect();
-    let [name, owner, mode, fence, start, end] = fields[..] else { return None };
-    let unless_dash = |text: &str| match text {
-        "-" => Some(None),
-        number => number.parse::<u64>().ok().map(Some),
-    };
-    let mode = match mode {
-        "exclusive" => Mode::Exclusive,
-        "shared" => Mode::Shared,
-        permits => {
-            let (take, of) = permits.strip_prefix("permits:")?.split_once('/')?;
-            Mode::Permits { take: take.parse().ok()?, of: of.parse().ok()? }
-        }
-    };
-    let fence = match unless_dash(fence)? {
-        Some(number) => Some(Fence::new(number)?),
-        None => None,
-    };
-    let (start, end) = (start.parse().ok()?, unless_dash(end)?);
-    Some(Hold { name: unescape(name)?, owner: unescape(owner)?, mode, fence, start, end })
-}
-
-/// Escapes separators as `%` and two hexadecimal digits.
-fn escape(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for c in text.chars() {
-        if c == ' ' || c == '%' || c.is_ascii_control() {
-            let _ = write!(escaped, "%{:02x}", u32::from(c));
-        } else {
-            escaped.push(c);
-        }
-    }
-    escaped
-}
-
-fn unescape(text: &str) -> Option<String> {
-    let mut parts = text.split('%');
-    let mut plain = parts.next()?.to_owned();
-    for part in parts {
-        let (digits, rest) = part.split_at_checked(2)?;
-        let byte = u8::from_str_radix(digits, 16).ok().filter(u8::is_ascii)?;
-        plain.push(char::from(byte));
-        plain += rest;
-    }
-    Some(plain)
-}
-
-/// A line that is not a [`Hold`].
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ParseHoldError(String);
-
-impl fmt::Display for ParseHoldError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "not a hold (name owner mode fence start end): {:?}", self.0)
-    }
-}
-
-impl std::error::Error for ParseHoldError {}
-
 /// The size of a clean history, so that a test can assert that it tested something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Summary {
@@ -422,7 +342,7 @@ pub struct Summary {
     /// The number of holds that have not ended.
     pub open: usize,
     /// The maximum number of concurrent holds of one name.
-    pub most_at_once: usize,
+    pub max_concurrent: usize,
 }
 
 impl Summary {
@@ -439,7 +359,7 @@ impl Summary {
             while ended < earlier && ends[ended] <= hold.start {
                 ended += 1;
             }
-            self.most_at_once = self.most_at_once.max(earlier + 1 - ended);
+            self.max_concurrent = self.max_concurrent.max(earlier + 1 - ended);
         }
     }
 }
@@ -455,7 +375,7 @@ pub enum Violation {
         second: Hold,
     },
     /// More permits were in use than the smallest `of` of their holders.
-    Crowd {
+    ExcessPermits {
         /// The hold that exceeded the limit.
         last: Hold,
         /// The number of permits in use with it.
@@ -480,7 +400,7 @@ impl fmt::Display for Violation {
             Self::Overlap { first, second } => {
                 write!(f, "two holds overlap: [{first}] and [{second}]")
             }
-            Self::Crowd { last, in_use, of } => {
+            Self::ExcessPermits { last, in_use, of } => {
                 write!(f, "{in_use} of {of} permits are in use, with [{last}]")
             }
             Self::Fence { before, after } => {

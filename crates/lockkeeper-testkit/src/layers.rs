@@ -1,8 +1,8 @@
 //! Checks that the modules of a crate import downwards only, by reading their source.
 //!
-//! A crate lists its layers, from top to bottom, and which ones each of them may import. Paths are read from `use`
-//! statements and from code (`crate::`, `super::` and `self::`), not from comments and not from unit tests, which may
-//! use anything. `crate::Name` means the module that the crate root re-exports `Name` from.
+//! A crate lists its layers, from top to bottom, with the layers that each may import. The check reads paths from `use`
+//! statements and from code (`crate::`, `super::` and `self::`). Comments and unit tests are ignored. `crate::Name` means
+//! the module from which the crate root re-exports `Name`.
 //!
 //! # Examples
 //!
@@ -27,25 +27,24 @@ use std::path::Path;
 
 use source::{Crate, Import};
 
-/// Some modules of a crate.
+/// A layer: some modules of a crate.
 #[derive(Debug, Clone, Copy)]
 pub struct Layer<'a> {
-    /// What it is called in failures and in `below`.
+    /// The name of the layer in messages and in `below`.
     pub name: &'a str,
     /// Modules of the crate root. Their submodules belong to the same layer.
     pub modules: &'a [&'a str],
-    /// The names of the layers that it may import, beside itself. Not transitive.
+    /// The names of the layers that it may import, in addition to itself. Not transitive.
     pub below: &'a [&'a str],
 }
 
-/// Checks the source of a crate.
+/// Asserts that each module belongs to a layer and imports only what its layer may, and that there are no import cycles.
 ///
-/// Each module belongs to a layer and imports only what its layer may. No module imports itself by way of others: files are
-/// the nodes, except that a file and its own submodules are one node, unless the file only declares them.
+/// A cycle is one between files. A file and its submodules count as one, unless the file only declares modules.
 ///
 /// # Panics
 ///
-/// With the offending lines.
+/// If an import violates this. The message shows the offending lines.
 pub fn check(src: impl AsRef<Path>, layers: &[Layer<'_>]) {
     let root = Crate::read(src.as_ref());
     let mut faults = directions(&root, layers);
@@ -77,7 +76,7 @@ fn directions(root: &Crate, layers: &[Layer<'_>]) -> Vec<String> {
     faults
 }
 
-/// A cycle of imports, if there is one.
+/// Finds an import cycle and describes it.
 fn cycle(root: &Crate) -> Option<String> {
     let mut edges: BTreeMap<&str, BTreeMap<&str, &Import>> = BTreeMap::new();
     for module in root.modules.values().filter(|module| !module.path.is_empty()) {
@@ -131,7 +130,7 @@ mod tests {
         Layer { name: "base", modules: &["base", "other"], below: &[] },
     ];
 
-    /// What the check says about a crate of these files.
+    /// Returns the message of the check for a crate of these files; empty if it passes.
     fn faults(files: &[(&str, &str)]) -> String {
         let dir = tempfile::tempdir().unwrap();
         for (file, text) in files {
@@ -145,8 +144,8 @@ mod tests {
     }
 
     #[test]
-    fn imports_downwards_and_unit_tests_pass() {
-        let said = faults(&[
+    fn downward_imports_and_any_import_of_a_unit_test_pass() {
+        let message = faults(&[
             ("lib.rs", "mod base;\nmod top;\npub use top::Top;\n"),
             (
                 "top.rs",
@@ -161,11 +160,11 @@ mod tests {
                 "pub struct Base;\n#[cfg(test)]\nmod tests {\n    use crate::top::Top;\n}\n",
             ),
         ]);
-        assert_eq!(said, "");
+        assert_eq!(message, "");
     }
 
     #[test]
-    fn an_import_upwards_fails_with_its_line() {
+    fn an_upward_import_fails_with_its_line() {
         for line in [
             "use crate::top::Top;",
             "use crate::{top::Top};",
@@ -176,23 +175,23 @@ mod tests {
         ] {
             let base = format!("// A comment.\n{line}\npub struct Base;\n");
             let files = [("lib.rs", "pub use top::Top;\n"), ("top.rs", "pub struct Top;\n")];
-            let said = faults(&[files[0], files[1], ("base.rs", &base)]);
+            let message = faults(&[files[0], files[1], ("base.rs", &base)]);
             assert!(
-                said.contains("base.rs:") && said.contains("base imports top"),
-                "{line}: {said}"
+                message.contains("base.rs:") && message.contains("base imports top"),
+                "{line}: {message}"
             );
         }
     }
 
     #[test]
     fn a_cycle_fails_with_its_lines() {
-        let said = faults(&[
+        let message = faults(&[
             ("lib.rs", "mod base;\nmod other;\n"),
             ("base.rs", "use std::fmt;\n\nuse crate::other::Other;\npub struct Base;\n"),
             ("other.rs", "pub struct Other;\nfn f(_: crate::base::Base) {}\n"),
         ]);
-        assert!(said.contains("base.rs:3: use crate::other::Other"), "{said}");
-        assert!(said.contains("other.rs:2: crate::base::Base"), "{said}");
+        assert!(message.contains("base.rs:3: use crate::other::Other"), "{message}");
+        assert!(message.contains("other.rs:2: crate::base::Base"), "{message}");
     }
 
     #[test]

@@ -4,9 +4,9 @@
 //! - [`Faulty`]: a wrapper around a store that loses responses, hangs or fails on demand.
 //! - [`fences`]: the behaviour that every fence register must have.
 //! - [`history`]: a record of all holds of a run, and a check that no two holders overlapped.
-//! - [`helper`]: a program that acquires locks in a process of its own, to be killed.
+//! - [`helper`]: a program that acquires locks in a separate process, which tests can kill.
 //! - [`server`]: real servers, started on free ports in temporary directories and stopped by pid.
-//! - [`layers`]: whether the modules of a crate import downwards only.
+//! - [`layers`]: a check that the modules of a crate import downwards only.
 //! - [`log`]: captured log lines.
 //! - [`proxy`]: a TCP proxy to a server, whose connections can be delayed, cut and frozen.
 //! - [`wait`]: waits with a timeout, which panic with the name of what did not happen.

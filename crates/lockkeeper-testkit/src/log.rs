@@ -22,7 +22,7 @@ use tracing::{Dispatch, Event, Metadata, Subscriber};
 /// its tasks must run them on its own thread, as `#[tokio::test]` does.
 pub struct Log {
     lines: Lines,
-    _heard: DefaultGuard,
+    _subscribed: DefaultGuard,
 }
 
 #[derive(Clone, Default)]
@@ -31,14 +31,14 @@ struct Lines(Arc<Mutex<Vec<String>>>);
 impl Log {
     /// Starts capturing.
     pub fn start() -> Self {
-        // While there is only one subscriber, `tracing` asks the subscriber of the thread that first reaches a
-        // callsite, and caches the answer for all threads: a test without a subscriber
-        // would disable the callsite. This subscriber stays, so there are always two.
+        // While only one subscriber is registered, `tracing` caches for all threads whether the subscriber of the thread
+        // that first reaches a callsite is interested. A thread without a subscriber would disable the callsite. With a
+        // second registered subscriber it does not.
         static ANOTHER: OnceLock<Dispatch> = OnceLock::new();
         ANOTHER.get_or_init(|| Dispatch::new(Lines::default()));
         let lines = Lines::default();
-        let heard = tracing::subscriber::set_default(lines.clone());
-        Self { lines, _heard: heard }
+        let subscribed = tracing::subscriber::set_default(lines.clone());
+        Self { lines, _subscribed: subscribed }
     }
 
     /// Returns the lines logged so far: level, message, fields.
@@ -46,17 +46,17 @@ impl Log {
         self.lines.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Returns how many lines contain all of these.
+    /// Returns how many lines contain all of these parts.
     pub fn count(&self, parts: &[&str]) -> usize {
         let has_all = |line: &&String| parts.iter().all(|part| line.contains(part));
         self.lines().iter().filter(has_all).count()
     }
 
-    /// Fails unless a line contains all of these.
+    /// Asserts that a line contains all of these parts.
     ///
     /// # Panics
     ///
-    /// With all captured lines.
+    /// If none does. The message shows all captured lines.
     #[track_caller]
     pub fn assert_has(&self, parts: &[&str]) {
         assert!(self.count(parts) > 0, "no line with {parts:?} in {:#?}", self.lines());

@@ -1,9 +1,8 @@
-//! A TCP proxy for failures of the network: it can be slow, cut, or frozen.
+//! A TCP proxy that injects network failures: delays, cuts, freezes and lost data.
 //!
-//! Point a client at [`Proxy::addr`] instead of at its server. Unlike firewall rules, it needs no root,
-//! and its calls take effect before they return: after [`cut`](Proxy::cut) or
-//! [`freeze`](Proxy::freeze) not one more byte passes, in either direction, and after [`lose`](Proxy::lose) none
-//! in the direction that loses.
+//! Clients connect to [`Proxy::addr`] instead of the server. Unlike firewall rules, the proxy needs no root privileges,
+//! and its methods take effect before they return. After [`cut`](Proxy::cut) or [`freeze`](Proxy::freeze) no byte passes
+//! in either direction, and after [`lose`](Proxy::lose) none in the affected direction.
 
 use std::future::poll_fn;
 use std::io;
@@ -38,7 +37,7 @@ pub struct Proxy {
 struct Network {
     flow: Flow,
     delay: Duration,
-    /// How often the network was cut: a connection from before a cut is gone, even if the network was healed immediately.
+    /// The number of cuts so far. A connection from before a cut is closed, even if the network was healed immediately.
     cuts: u64,
     /// The number of connections so far.
     connections: u64,
@@ -87,8 +86,7 @@ impl Proxy {
     ///
     /// # Errors
     ///
-    /// If no port can be bound. A missing server at `target` shows only when a client connects:
-    /// the client's connection is reset.
+    /// If no port can be bound. A missing server at `target` is not an error: the proxy resets the connections of clients.
     pub async fn start(target: SocketAddr) -> io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let addr = listener.local_addr()?;
@@ -111,8 +109,8 @@ impl Proxy {
         self.addr
     }
 
-    /// Delays every byte that arrives from now on, in each direction: a round trip takes twice the
-    /// delay longer. [`Duration::ZERO`] ends it.
+    /// Delays every byte that arrives from now on, in each direction: a round trip takes longer by twice the
+    /// delay. [`Duration::ZERO`] ends it.
     pub fn delay(&self, delay: Duration) {
         self.network.send_modify(|network| network.delay = delay);
     }
@@ -179,7 +177,7 @@ async fn accept(listener: TcpListener, target: SocketAddr, network: Arc<watch::S
                     let state = ConnectionState { network: network.clone(), cuts, number };
                     connections.spawn(carry(client, target, state));
                 }
-                // Probably there are too many open files: a pause lets some be closed.
+                // Probably too many open files: wait until some are closed.
                 Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
             },
             // Finished connections must be removed, or the set grows without limit.
@@ -200,11 +198,11 @@ async fn carry(mut client: TcpStream, target: SocketAddr, state: ConnectionState
         () = state.cut() => Err(io::ErrorKind::ConnectionReset.into()),
     };
     let Ok(mut server) = server else { return reset(&client) };
-    // Without this a small response may wait for the acknowledgement of the previous one.
+    // Otherwise Nagle's algorithm may delay a small response until the previous one is acknowledged.
     let _ = client.set_nodelay(true);
     let _ = server.set_nodelay(true);
 
-    // Borrowed halves, because an owned half shuts the connection down in order when it is dropped.
+    // Borrowed halves: dropping an owned half would send an orderly shutdown.
     let (mut from_client, mut to_client) = client.split();
     let (mut from_server, mut to_server) = server.split();
     let both = async {
@@ -223,7 +221,7 @@ async fn carry(mut client: TcpStream, target: SocketAddr, state: ConnectionState
     }
 }
 
-/// Forwards, after the delay, what one side sends to the other, then its close or its failure.
+/// Forwards the data of one side to the other after the delay, then its close or its error.
 async fn pump(
     from: &mut ReadHalf<'_>,
     to: &mut WriteHalf<'_>,
@@ -256,7 +254,7 @@ async fn pump(
                     passed.map_or(Ok(()), |()| Err(error))
                 }
             };
-            // The failure of the other side is data from it, which may be lost, too.
+            // An error of the other side counts as data from it, which may be lost, too.
             if result.is_err() && !state.loses(&state.network.borrow(), side.other()) {
                 return result;
             }
@@ -274,7 +272,7 @@ async fn write(
 ) -> io::Result<()> {
     while !chunk.is_empty() {
         let write = state.gate(Some(side), |cx| Pin::new(&mut *to).poll_write(cx, chunk));
-        // Lost, and with it the rest of the chunk.
+        // The rest of the chunk is lost, too.
         let Some(written) = write.await else { return Ok(()) };
         chunk = &chunk[written?..];
     }
@@ -298,7 +296,7 @@ enum StepResult<T> {
 }
 
 impl ConnectionState {
-    /// Polls `act` only while data flows. `None` if the network loses what `from` sends.
+    /// Polls `act` only while data flows. Returns `None` if the network loses the data of `from`.
     async fn gate<T>(
         &self,
         from: Option<Side>,
@@ -307,8 +305,8 @@ impl ConnectionState {
         let mut changes = self.network.subscribe();
         loop {
             let acted = poll_fn(|cx| {
-                // The network is borrowed, and so cannot change, while `act` runs: this is what makes
-                // the promise of `freeze`, `cut` and `lose` that nothing passes after them.
+                // While the network is borrowed it cannot change, so nothing passes after `freeze`, `cut` and `lose`
+                // return.
                 let network = self.network.borrow();
                 if !self.flows(&network) {
                     Poll::Ready(StepResult::Blocked)
@@ -345,7 +343,7 @@ impl ConnectionState {
     }
 
     async fn wait(&self, changes: &mut watch::Receiver<Network>, until: impl Fn(&Network) -> bool) {
-        // It cannot fail: `self` has a sender.
+        // Cannot fail: `self` has a sender.
         let _ = changes.wait_for(|network| until(network)).await;
     }
 }
@@ -356,6 +354,6 @@ fn reset(socket: &TcpStream) {
     let _ = rustix::net::sockopt::set_socket_linger(socket, Some(Duration::ZERO));
 }
 
-/// Elsewhere a close must do.
+/// Closes orderly on systems other than Unix.
 #[cfg(not(unix))]
 fn reset(_: &TcpStream) {}

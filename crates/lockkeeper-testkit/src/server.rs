@@ -1,4 +1,4 @@
-//! Real servers for tests: started on free ports in temporary directories, stopped by process id.
+//! Real servers for tests: started on free ports in temporary directories, terminated by process id.
 //!
 //! ```
 //! use lockkeeper_testkit::server::RedisServer;
@@ -9,11 +9,11 @@
 //! redis.restart().unwrap();
 //! ```
 //!
-//! Several that belong together: [`RedisCluster`], [`RedisSentinel`], [`RedlockNodes`].
+//! Groups of servers: [`RedisCluster`], [`RedisSentinel`], [`RedlockNodes`].
 //!
-//! A server ends when it is dropped, and so also when the test panics. If the test process ends without
-//! that, because it was killed or the server is in a `static`, a small shell that watches it ends the
-//! server. Everything here blocks: in an async test, servers that take long to start hold up the thread.
+//! Dropping a server terminates it, also when the test panics. If the test process ends without dropping it, because it is
+//! killed or the server is in a `static`, a watchdog (a small shell script) terminates the server. All functions here
+//! block the thread, also in async tests.
 
 mod binaries;
 mod clock_shim;
@@ -43,29 +43,29 @@ use tempfile::TempDir;
 
 use self::watchdog::Watchdog;
 
-/// How long a server may take to start, and to shut down.
+/// The timeout for a server to start, and to shut down.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
-/// How long one request may take during the start: the port may belong to another server, which does not answer.
+/// The timeout of one request during the start: the port may belong to another server, which does not reply.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 /// The interval between checks, where there is no event to wait for.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// A running server of either kind: what [`RedisServer`] and [`PostgresServer`] have in common.
+/// A server process: the common part of [`RedisServer`], [`PostgresServer`] and [`PgBouncer`].
 pub struct Server {
     recipe: Box<dyn Recipe>,
     ports: Ports,
     dir: TempDir,
-    /// The last process that was started.
+    /// The id of the process that was started last.
     pid: Pid,
     /// That process, unless it was killed.
     child: Option<Running>,
-    /// Its ports while it is dead. Another test's server on one of them would be taken for it.
+    /// Its ports while it is dead. Clients would mistake another test's server on one of them for it.
     reserved: Vec<OwnedFd>,
 }
 
-/// A process that ends with this one, however that ends.
+/// A process that is terminated with this one, however that ends.
 struct Running {
-    // Dropped first: what is reaped must not be ended again, since its id may be another's by then.
+    // Dropped before the child is reaped: after that, its process id may belong to another process.
     watchdog: Option<Watchdog>,
     child: Child,
 }
@@ -74,32 +74,32 @@ struct Running {
 #[derive(Debug, Clone, Copy)]
 struct Ports {
     main: u16,
-    /// For those that need two.
+    /// For TLS or the cluster bus.
     second: u16,
 }
 
-/// What differs between one kind of server and another.
+/// How to run one kind of server.
 trait Recipe: Send + Sync {
-    /// Its name in messages.
+    /// Returns the server's name in messages.
     fn name(&self) -> &'static str;
 
-    /// Its address, for a client.
+    /// Returns the URL for clients.
     fn url(&self, ports: Ports) -> String;
 
     /// Prepares a new directory.
     fn prepare(&self, dir: &Path) -> Result<(), StartError>;
 
-    /// The command that runs it in the foreground.
+    /// Returns the command that runs the server in the foreground.
     fn command(&self, dir: &Path, ports: Ports) -> Command;
 
-    /// Asks the server whether it is there. `Ok(true)` only if it is the one with this process id and
-    /// directory: on a port that was raced for, it may be another's.
-    fn ask(&self, stream: TcpStream, pid: Pid, dir: &Path) -> io::Result<bool>;
+    /// Returns whether the server replies and is the one with this process id and directory. If two tests race for a
+    /// port, it may be another.
+    fn probe(&self, stream: TcpStream, pid: Pid, dir: &Path) -> io::Result<bool>;
 
-    /// Ends it in the way that leaves nothing behind.
+    /// Returns the signal that terminates the server and leaves nothing behind.
     fn shutdown_signal(&self) -> Signal;
 
-    /// Removes what only an orderly shutdown would, after all its processes were killed.
+    /// Removes the leftovers of a server whose processes were killed.
     fn clean_up(&self, dir: &Path);
 }
 
@@ -118,43 +118,43 @@ impl Server {
                 return Ok(Self { recipe, ports, dir, pid, child, reserved });
             }
         }
-        Err(StartError(format!("{name}: every port that was free was taken before it could bind")))
+        Err(StartError(format!("{name}: ten free ports in a row were taken before it could bind")))
     }
 
-    /// The port it listens on, on 127.0.0.1. It stays the same over restarts.
+    /// Returns the port it listens on, on 127.0.0.1. It stays the same over restarts.
     pub fn port(&self) -> u16 {
         self.ports.main
     }
 
-    /// The address it listens on: a target for a [`Proxy`](crate::proxy::Proxy).
+    /// Returns the address it listens on: a target for a [`Proxy`](crate::proxy::Proxy).
     pub fn addr(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.port()).into()
     }
 
-    /// The address for a client, such as `redis://127.0.0.1:PORT/` or
+    /// Returns the URL for clients, such as `redis://127.0.0.1:PORT/` or
     /// `postgres://postgres@127.0.0.1:PORT/postgres`.
     pub fn url(&self) -> String {
         self.recipe.url(self.ports)
     }
 
-    /// The process id; after [`kill9`](Self::kill9), that of the one that was killed.
+    /// Returns the process id; after [`kill9`](Self::kill9), that of the killed process.
     pub fn pid(&self) -> u32 {
         self.pid.as_raw_nonzero().get().unsigned_abs()
     }
 
-    /// Returns its directory, which is removed on drop. The server's output is in `server.log`.
+    /// Returns its directory, which drop removes. The server's output is in `server.log`.
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    /// Whether it answers a client within this time. Another on its port does not count.
+    /// Returns whether it replies to a client within this time. Another server on its port does not count.
     pub fn answers(&self, within: Duration) -> bool {
         self.child.is_some()
             && answers(&*self.recipe, self.dir.path(), self.port(), self.pid, within)
     }
 
-    /// Kills it and all its processes with SIGKILL, as a crash would, and waits until they are gone.
-    /// Does nothing if it is dead. Its ports stay reserved and refuse connections.
+    /// Kills it and its child processes with SIGKILL, and waits until they are gone. Does nothing if it is dead. On Linux,
+    /// its ports stay reserved and refuse connections.
     pub fn kill9(&mut self) {
         if let Some(running) = self.child.take() {
             drop(running.watchdog);
@@ -165,14 +165,14 @@ impl Server {
         }
     }
 
-    /// Stops it and all its processes with SIGSTOP: connections stay open, but requests are not answered.
+    /// Stops it and its child processes with SIGSTOP: connections stay open, but requests get no reply.
     ///
     /// # Panics
     ///
     /// If it is dead.
     pub fn stop(&self) {
         self.signal(Signal::STOP);
-        // An exit must end this wait too. `NOWAIT` leaves the reaping to the child's owner.
+        // An exit ends the wait, too. `NOWAIT` does not reap the child.
         let events = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
         let _ = waitid(WaitId::Pid(self.pid), events);
         let children = children(self.pid);
@@ -182,7 +182,7 @@ impl Server {
         wait_for(&children, |state| matches!(state, 'T' | 'Z'));
     }
 
-    /// Lets it go on after [`stop`](Self::stop).
+    /// Continues it after [`stop`](Self::stop).
     ///
     /// # Panics
     ///
@@ -194,11 +194,11 @@ impl Server {
         self.signal(Signal::CONT);
     }
 
-    /// Starts it again on the same port and in the same directory; one that runs is killed first.
+    /// Starts it again on the same port and in the same directory. Kills it first if it runs.
     ///
     /// # Errors
     ///
-    /// If it does not come up.
+    /// If it does not start.
     pub fn restart(&mut self) -> Result<(), StartError> {
         self.kill9();
         self.reserved.clear();
@@ -212,12 +212,12 @@ impl Server {
             sleep(POLL_INTERVAL);
         }
         let (name, port) = (self.recipe.name(), self.port());
-        Err(StartError(format!("{name}: port {port} was taken while it was down")))
+        Err(StartError(format!("{name}: another process took port {port} while it was down")))
     }
 
     #[track_caller]
     fn signal(&self, which: Signal) {
-        // A reaped process's id may be another's by now, so a dead one gets no signals.
+        // The id of a reaped process may belong to another process by now.
         assert!(self.child.is_some(), "{} on port {} is dead", self.recipe.name(), self.port());
         if let Err(error) = signal(self.pid, which) {
             panic!("{} on port {}: {error}", self.recipe.name(), self.port());
@@ -252,14 +252,14 @@ impl fmt::Debug for Server {
     }
 }
 
-/// Starts the process and waits until it answers; `None` if the port is taken.
+/// Starts the process and waits until it replies. Returns `None` if the port is taken.
 fn spawn(recipe: &dyn Recipe, dir: &Path, ports: Ports) -> Result<Option<Running>, StartError> {
     let name = recipe.name();
     let (log, offset) = open_log(dir).map_err(|e| StartError(format!("{name}: no log: {e}")))?;
     let failed = |what: &str| StartError(format!("{name}: {what}; {}", log_tail(dir, offset)));
     let errors = log.try_clone().map_err(|e| StartError(format!("{name}: no log: {e}")))?;
     let mut command = recipe.command(dir, ports);
-    // The messages that are searched below are in English.
+    // For the English messages that are searched below.
     command.env("LC_ALL", "C").current_dir(dir);
     command.stdin(Stdio::null()).stdout(log).stderr(errors);
     let spawned = command.spawn();
@@ -276,32 +276,32 @@ fn spawn(recipe: &dyn Recipe, dir: &Path, ports: Ports) -> Result<Option<Running
         match running.child.try_wait() {
             Ok(None) => sleep(POLL_INTERVAL),
             _ if log_tail(dir, offset).contains("Address already in use") => return Ok(None),
-            Ok(Some(status)) => return Err(failed(&format!("ended at once with {status}"))),
+            Ok(Some(status)) => return Err(failed(&format!("exited during start with {status}"))),
             Err(error) => return Err(failed(&error.to_string())),
         }
     }
     drop(running.watchdog);
     kill_tree(running.child);
     recipe.clean_up(dir);
-    Err(failed(&format!("no answer on port {} within {START_TIMEOUT:?}", ports.main)))
+    Err(failed(&format!("no reply on port {} within {START_TIMEOUT:?}", ports.main)))
 }
 
 fn answers(recipe: &dyn Recipe, dir: &Path, port: u16, pid: Pid, within: Duration) -> bool {
-    // std refuses a timeout of zero.
+    // std rejects a timeout of zero.
     let within = within.max(Duration::from_millis(1));
-    let ask = || {
+    let probe = || {
         let stream = TcpStream::connect_timeout(&(Ipv4Addr::LOCALHOST, port).into(), within)?;
         stream.set_read_timeout(Some(within))?;
         stream.set_write_timeout(Some(within))?;
-        recipe.ask(stream, pid, dir)
+        recipe.probe(stream, pid, dir)
     };
-    ask().unwrap_or(false)
+    probe().unwrap_or(false)
 }
 
 /// Returns a port without a listener.
 ///
-/// It is from below those that Linux and macOS give to outgoing connections: one of them could take
-/// it between this and the server's bind, or while a server is down for a restart.
+/// The port is below the ephemeral ranges of Linux and macOS. An outgoing connection could take an ephemeral port before
+/// the server binds it, or while the server is down for a restart.
 fn free_port() -> Result<u16, StartError> {
     (0..1000)
         .map(|_| fastrand::u16(10_000..32_000))
@@ -309,11 +309,11 @@ fn free_port() -> Result<u16, StartError> {
         .ok_or_else(|| StartError("no free port between 10000 and 32000".into()))
 }
 
-/// Takes a port without listening on it: connections are refused, and no server can have it.
+/// Binds a port without listening on it: connections are refused, and no server can bind it.
 #[cfg(target_os = "linux")]
 fn reserve(port: u16) -> Option<OwnedFd> {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with, sockopt};
-    // Inherited by a server that another thread starts just now, it would outlive its owner.
+    // Another thread may be starting a server, which must not inherit the socket.
     let flags = SocketFlags::CLOEXEC;
     let socket = socket_with(AddressFamily::INET, SocketType::STREAM, flags, None).ok()?;
     // Leftover connections of the dead server must not prevent the bind, but a listening server must.
@@ -332,14 +332,14 @@ fn log_path(dir: &Path) -> PathBuf {
     dir.join("server.log")
 }
 
-/// The log, to append to, and how long it is already.
+/// Opens the log for appending. Returns it with its current length.
 fn open_log(dir: &Path) -> io::Result<(File, usize)> {
     let log = OpenOptions::new().create(true).append(true).open(log_path(dir))?;
     let len = log.metadata()?.len();
     Ok((log, usize::try_from(len).unwrap_or(usize::MAX)))
 }
 
-/// The last lines of the log from an offset on, in one line.
+/// Returns the last lines of the log from an offset on, joined to one line.
 fn log_tail(dir: &Path, offset: usize) -> String {
     let log = fs::read(log_path(dir)).unwrap_or_default();
     let log = String::from_utf8_lossy(log.get(offset..).unwrap_or_default()).into_owned();
@@ -351,14 +351,14 @@ fn log_tail(dir: &Path, offset: usize) -> String {
 /// Kills a process and its children, and waits until they are gone.
 fn kill_tree(mut child: Child) {
     let pid = Pid::from_child(&child);
-    // A stopped process starts no further children while they are listed.
+    // Stopped first, so that it starts no further children while they are listed.
     let _ = signal(pid, Signal::STOP);
     let children = children(pid);
     for pid in [pid].iter().chain(&children) {
         let _ = signal(*pid, Signal::KILL);
     }
     let _ = child.wait();
-    // `PostgreSQL` refuses to start in a directory in which an orphan of the last one still works.
+    // PostgreSQL refuses to start in a directory that a child of its predecessor still uses.
     wait_for(&children, |state| state == 'Z');
 }
 
@@ -366,7 +366,7 @@ fn signal(pid: Pid, which: Signal) -> io::Result<()> {
     Ok(kill_process(pid, which)?)
 }
 
-/// The processes that a process has started. Known only on Linux; elsewhere there seem to be none.
+/// Returns the child processes of a process. Reads `/proc`, so it returns none on other systems than Linux.
 fn children(parent: Pid) -> Vec<Pid> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
@@ -374,15 +374,15 @@ fn children(parent: Pid) -> Vec<Pid> {
     pids.filter(|pid| stat(*pid).is_some_and(|(_, of)| of == parent.as_raw_pid())).collect()
 }
 
-/// A process's state, as a letter, and its parent.
+/// Returns the state of a process, as a letter, and its parent.
 fn stat(pid: Pid) -> Option<(char, i32)> {
     let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid())).ok()?;
-    // The program's name comes first, in brackets, and may itself contain brackets and blanks.
+    // The program's name, in parentheses before these fields, may contain parentheses and spaces.
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
     Some((fields.next()?.chars().next()?, fields.next()?.parse().ok()?))
 }
 
-/// Waits until each process is in such a state, or gone.
+/// Waits until each process is in a matching state or gone.
 fn wait_for(pids: &[Pid], state: impl Fn(char) -> bool) {
     let start = Instant::now();
     while start.elapsed() < START_TIMEOUT
@@ -392,7 +392,7 @@ fn wait_for(pids: &[Pid], state: impl Fn(char) -> bool) {
     }
 }
 
-/// Why a server could not be started: one line, with what to install if that is it.
+/// The reason why a server did not start: one line, with the package to install if its program is missing.
 #[derive(Clone, PartialEq, Eq)]
 pub struct StartError(String);
 
@@ -402,7 +402,7 @@ impl fmt::Display for StartError {
     }
 }
 
-/// As [`Display`](fmt::Display) does, since `unwrap` prints this one.
+/// The same as [`Display`](fmt::Display), since `unwrap` prints `Debug`.
 impl fmt::Debug for StartError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)

@@ -17,14 +17,14 @@ use std::time::Duration;
 /// Longer than any successful operation takes, even on a busy machine.
 const SOON: Duration = Duration::from_secs(30);
 
-/// Aborts this test process if it still runs after this time: then a test hangs, and the caller of the process
-/// should not. Only the first call counts. Child processes that end with this one end, too.
+/// Aborts this test process if it still runs after this time, so that a hanging test fails. Only the first call has an
+/// effect.
 pub fn no_longer_than(limit: Duration) {
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| {
         std::thread::spawn(move || {
             std::thread::sleep(limit);
-            eprintln!("a test hangs: the process is aborted after {limit:?}");
+            eprintln!("a test hangs: aborting the process after {limit:?}");
             std::process::abort();
         });
     });
@@ -34,10 +34,10 @@ pub fn no_longer_than(limit: Duration) {
 ///
 /// # Panics
 ///
-/// If it takes half a minute. The message names the operation and the caller.
+/// If it takes longer than 30 seconds. The message names the operation and the caller.
 #[track_caller]
 pub fn soon<T, F: Future<Output = T>>(what: &str, future: F) -> impl Future<Output = T> {
-    // An async function would not know its caller.
+    // In an async function, `Location::caller` would not be the caller.
     let from = Location::caller();
     async move {
         let output = tokio::time::timeout(SOON, future).await;
@@ -49,7 +49,7 @@ pub fn soon<T, F: Future<Output = T>>(what: &str, future: F) -> impl Future<Outp
 ///
 /// # Panics
 ///
-/// If it does not hold within half a minute. The message names the condition and the caller.
+/// If it does not hold within 30 seconds. The message names the condition and the caller.
 #[track_caller]
 pub fn eventually(
     what: &str,

@@ -1,4 +1,4 @@
-//! The suite itself, on locked files: a store without leases, that other processes can reach.
+//! The conformance suite on `Flock`, a store without leases that other processes can reach.
 #![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 
 use std::sync::Arc;

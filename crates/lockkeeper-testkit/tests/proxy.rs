@@ -1,4 +1,4 @@
-//! The proxy, between a client and an echo server.
+//! The proxy between a client and an echo server.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::future::Future;
@@ -12,7 +12,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-/// Longer than anything here takes: a wait that reaches it has failed.
+/// Longer than any operation here takes.
 const LONG: Duration = Duration::from_secs(20);
 /// How long to wait for data that must not arrive.
 const SHORT: Duration = Duration::from_millis(200);
@@ -57,23 +57,23 @@ async fn echo() -> (SocketAddr, mpsc::UnboundedReceiver<Seen>) {
 }
 
 async fn within<T>(what: impl Future<Output = T>) -> T {
-    timeout(LONG, what).await.expect("it takes too long")
+    timeout(LONG, what).await.expect("an operation timed out")
 }
 
 async fn connect(proxy: &Proxy) -> TcpStream {
     within(TcpStream::connect(proxy.addr())).await.unwrap()
 }
 
-/// Sends and waits for the echo.
-async fn ask(stream: &mut TcpStream, text: &str) {
+/// Sends a text and waits for its echo.
+async fn echoed(stream: &mut TcpStream, text: &str) {
     stream.write_all(text.as_bytes()).await.unwrap();
     expect(stream, text).await;
 }
 
 async fn expect(stream: &mut TcpStream, text: &str) {
-    let mut answer = vec![0; text.len()];
-    within(stream.read_exact(&mut answer)).await.unwrap();
-    assert_eq!(answer, text.as_bytes());
+    let mut read = vec![0; text.len()];
+    within(stream.read_exact(&mut read)).await.unwrap();
+    assert_eq!(read, text.as_bytes());
 }
 
 /// Waits until the other side has reset the connection.
@@ -84,7 +84,7 @@ async fn assert_reset(stream: &mut TcpStream) {
 
 async fn assert_silent(stream: &mut TcpStream) {
     let read = timeout(SHORT, stream.read(&mut [0])).await;
-    assert!(read.is_err(), "{read:?} came through");
+    assert!(read.is_err(), "the client received {read:?}");
 }
 
 #[tokio::test]
@@ -92,9 +92,9 @@ async fn data_is_forwarded_in_both_directions() {
     let (target, _seen) = echo().await;
     let proxy = Proxy::start(target).await.unwrap();
     let (mut one, mut other) = (connect(&proxy).await, connect(&proxy).await);
-    ask(&mut one, "one").await;
-    ask(&mut other, "other").await;
-    ask(&mut one, "again").await;
+    echoed(&mut one, "one").await;
+    echoed(&mut other, "other").await;
+    echoed(&mut one, "again").await;
 }
 
 #[tokio::test]
@@ -129,9 +129,9 @@ async fn a_close_is_forwarded() {
 #[tokio::test]
 async fn a_client_is_reset_if_the_server_is_missing() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let nobody = listener.local_addr().unwrap();
+    let closed = listener.local_addr().unwrap();
     drop(listener);
-    let proxy = Proxy::start(nobody).await.unwrap();
+    let proxy = Proxy::start(closed).await.unwrap();
     assert_reset(&mut connect(&proxy).await).await;
 }
 
@@ -140,10 +140,10 @@ async fn a_delay_applies_in_each_direction() {
     let (target, _seen) = echo().await;
     let proxy = Proxy::start(target).await.unwrap();
     let mut client = connect(&proxy).await;
-    ask(&mut client, "fast").await;
+    echoed(&mut client, "fast").await;
     proxy.delay(Duration::from_millis(100));
     let start = Instant::now();
-    ask(&mut client, "slow").await;
+    echoed(&mut client, "slow").await;
     assert!(start.elapsed() >= Duration::from_millis(200), "{:?}", start.elapsed());
 }
 
@@ -152,7 +152,7 @@ async fn a_cut_resets_both_sides() {
     let (target, mut seen) = echo().await;
     let proxy = Proxy::start(target).await.unwrap();
     let mut client = connect(&proxy).await;
-    ask(&mut client, "a").await;
+    echoed(&mut client, "a").await;
     proxy.cut();
     assert_reset(&mut client).await;
     assert_eq!(within(seen.recv()).await, Some(Seen::Connected));
@@ -168,9 +168,9 @@ async fn a_cut_network_resets_new_connections_until_it_heals() {
     for _ in 0..3 {
         assert_reset(&mut connect(&proxy).await).await;
     }
-    assert!(seen.try_recv().is_err(), "the server has heard of it");
+    assert!(seen.try_recv().is_err(), "the server noticed");
     proxy.heal();
-    ask(&mut connect(&proxy).await, "a").await;
+    echoed(&mut connect(&proxy).await, "a").await;
 }
 
 #[tokio::test]
@@ -178,12 +178,12 @@ async fn a_cut_that_heals_immediately_still_resets() {
     let (target, _seen) = echo().await;
     let proxy = Proxy::start(target).await.unwrap();
     let mut client = connect(&proxy).await;
-    ask(&mut client, "a").await;
-    // Nothing is awaited in between: no task has seen the link while it was cut.
+    echoed(&mut client, "a").await;
+    // Without an await between them: no task runs while the network is cut.
     proxy.cut();
     proxy.heal();
     assert_reset(&mut client).await;
-    ask(&mut connect(&proxy).await, "b").await;
+    echoed(&mut connect(&proxy).await, "b").await;
 }
 
 #[tokio::test]
@@ -191,13 +191,13 @@ async fn a_frozen_network_keeps_connections_and_delivers_when_it_heals() {
     let (target, mut seen) = echo().await;
     let proxy = Proxy::start(target).await.unwrap();
     let mut client = connect(&proxy).await;
-    ask(&mut client, "a").await;
+    echoed(&mut client, "a").await;
     assert_eq!(within(seen.recv()).await, Some(Seen::Connected));
     assert_eq!(within(seen.recv()).await, Some(Seen::Bytes(b"a".to_vec())));
     proxy.freeze();
     client.write_all(b"b").await.unwrap();
     assert_silent(&mut client).await;
-    assert!(seen.try_recv().is_err(), "the server has heard of it");
+    assert!(seen.try_recv().is_err(), "the server noticed");
     proxy.heal();
     expect(&mut client, "b").await;
 }
@@ -209,11 +209,11 @@ async fn a_frozen_network_delays_responses_too() {
     let mut client = connect(&proxy).await;
     let (mut server, _) = within(listener.accept()).await.unwrap();
     proxy.freeze();
-    server.write_all(b"answer").await.unwrap();
+    server.write_all(b"response").await.unwrap();
     drop(server);
     assert_silent(&mut client).await;
     proxy.heal();
-    expect(&mut client, "answer").await;
+    expect(&mut client, "response").await;
     assert_eq!(within(client.read(&mut [0])).await.unwrap(), 0);
 }
 
@@ -225,7 +225,7 @@ async fn a_frozen_network_accepts_connections_without_the_server() {
     let mut client = connect(&proxy).await;
     client.write_all(b"a").await.unwrap();
     assert_silent(&mut client).await;
-    assert!(seen.try_recv().is_err(), "the server has heard of it");
+    assert!(seen.try_recv().is_err(), "the server noticed");
     proxy.heal();
     expect(&mut client, "a").await;
 }
@@ -235,13 +235,13 @@ async fn a_frozen_network_does_not_forward_a_close() {
     let (target, mut seen) = echo().await;
     let proxy = Proxy::start(target).await.unwrap();
     let mut client = connect(&proxy).await;
-    ask(&mut client, "a").await;
+    echoed(&mut client, "a").await;
     assert_eq!(within(seen.recv()).await, Some(Seen::Connected));
     assert_eq!(within(seen.recv()).await, Some(Seen::Bytes(b"a".to_vec())));
     proxy.freeze();
     drop(client);
-    let told = timeout(SHORT, seen.recv()).await;
-    assert!(told.is_err(), "the server has heard of it: {told:?}");
+    let event = timeout(SHORT, seen.recv()).await;
+    assert!(event.is_err(), "the server noticed: {event:?}");
     proxy.heal();
     assert_eq!(within(seen.recv()).await, Some(Seen::Closed));
 }
@@ -251,7 +251,7 @@ async fn a_frozen_network_can_be_cut() {
     let (target, _seen) = echo().await;
     let proxy = Proxy::start(target).await.unwrap();
     let mut client = connect(&proxy).await;
-    ask(&mut client, "a").await;
+    echoed(&mut client, "a").await;
     proxy.freeze();
     client.write_all(b"b").await.unwrap();
     proxy.cut();
@@ -264,7 +264,7 @@ async fn a_dropped_proxy_closes_its_port_and_its_connections() {
     let proxy = Proxy::start(target).await.unwrap();
     let addr = proxy.addr();
     let mut client = connect(&proxy).await;
-    ask(&mut client, "a").await;
+    echoed(&mut client, "a").await;
     drop(proxy);
     assert!(matches!(within(client.read(&mut [0])).await, Ok(0) | Err(_)));
     let refused = TcpStream::connect(addr).await.unwrap_err();
@@ -272,24 +272,24 @@ async fn a_dropped_proxy_closes_its_port_and_its_connections() {
 }
 
 #[tokio::test]
-async fn a_direction_that_loses_discards_silently_until_it_heals() {
+async fn a_lossy_direction_discards_data_without_notice_until_it_heals() {
     let (addr, mut seen) = echo().await;
     let proxy = Proxy::start(addr).await.unwrap();
     let mut stream = connect(&proxy).await;
     assert_eq!(within(seen.recv()).await, Some(Seen::Connected));
     proxy.lose(Side::Server);
-    stream.write_all(b"lost answer").await.unwrap();
-    assert_eq!(within(seen.recv()).await, Some(Seen::Bytes(b"lost answer".to_vec())));
+    stream.write_all(b"lost response").await.unwrap();
+    assert_eq!(within(seen.recv()).await, Some(Seen::Bytes(b"lost response".to_vec())));
     assert_silent(&mut stream).await;
     proxy.heal();
-    ask(&mut stream, "heard").await;
+    echoed(&mut stream, "heard").await;
     assert_eq!(within(seen.recv()).await, Some(Seen::Bytes(b"heard".to_vec())));
 
     proxy.lose(Side::Client);
-    stream.write_all(b"lost question").await.unwrap();
+    stream.write_all(b"lost request").await.unwrap();
     assert_silent(&mut stream).await;
     proxy.heal();
-    ask(&mut stream, "and again").await;
+    echoed(&mut stream, "and again").await;
     assert_eq!(within(seen.recv()).await, Some(Seen::Bytes(b"and again".to_vec())));
 }
 
@@ -305,7 +305,7 @@ async fn permanently_lost_connections_receive_nothing_and_new_ones_work() {
     lost.write_all(b"lost").await.unwrap();
     assert_silent(&mut lost).await;
     let mut new = connect(&proxy).await;
-    ask(&mut new, "new").await;
+    echoed(&mut new, "new").await;
     assert_eq!(within(seen.recv()).await, Some(Seen::Connected));
     assert_eq!(within(seen.recv()).await, Some(Seen::Bytes(b"new".to_vec())), "and no close");
 }
@@ -319,7 +319,7 @@ async fn new_connections_can_be_frozen_while_existing_ones_work() {
     proxy.freeze_new();
     let mut new = connect(&proxy).await;
     new.write_all(b"later").await.unwrap();
-    ask(&mut old, "now").await;
+    echoed(&mut old, "now").await;
     assert_eq!(within(seen.recv()).await, Some(Seen::Bytes(b"now".to_vec())));
     assert_silent(&mut new).await;
     proxy.heal();

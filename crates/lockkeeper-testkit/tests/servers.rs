@@ -1,4 +1,4 @@
-//! The starters of real servers, against the real servers.
+//! Tests that servers start, stop, restart and leave nothing behind.
 #![cfg(unix)]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -12,9 +12,9 @@ use std::time::Duration;
 
 use lockkeeper_testkit::server::{Binaries, PostgresServer, RedisServer, Server};
 
-/// Longer than any server takes to answer: a wait that reaches it has failed.
+/// Longer than any server takes to reply.
 const LONG: Duration = Duration::from_secs(20);
-/// How long to wait for an answer that a stopped server must not send.
+/// How long to wait for a reply that a stopped server must not send.
 const SHORT: Duration = Duration::from_millis(300);
 
 fn redis() -> RedisServer {
@@ -25,7 +25,7 @@ fn postgres() -> PostgresServer {
     PostgresServer::start_or_panic()
 }
 
-/// Whether there is such a process, if only as a zombie.
+/// Returns whether the process exists, if only as a zombie.
 fn exists(pid: u32) -> bool {
     let pid = rustix::process::Pid::from_raw(pid.try_into().unwrap()).unwrap();
     rustix::process::test_kill_process(pid).is_ok()
@@ -78,9 +78,9 @@ fn two_postgres_servers_get_different_ports() {
 
 #[track_caller]
 fn assert_gone(pid: u32, port: u16, dir: &Path) {
-    assert!(!exists(pid), "{pid} is still there");
-    assert!(is_free(port), "{port} is still taken");
-    assert!(!dir.exists(), "{} is still there", dir.display());
+    assert!(!exists(pid), "process {pid} still exists");
+    assert!(is_free(port), "port {port} is still taken");
+    assert!(!dir.exists(), "{} still exists", dir.display());
 }
 
 #[track_caller]
@@ -142,17 +142,17 @@ fn a_panicking_test_leaves_no_postgres() {
 fn assert_restarts_on_its_port(server: &mut Server) {
     let (port, pid) = (server.port(), server.pid());
     server.kill9();
-    assert!(!exists(pid), "{pid} is still there");
+    assert!(!exists(pid), "process {pid} still exists");
     assert!(!listens(port));
     server.kill9();
     server.restart().unwrap();
     assert_eq!(server.port(), port);
     assert_ne!(server.pid(), pid);
     assert!(server.answers(LONG));
-    // Without a kill before it, too.
+    // Also without `kill9` before it.
     let pid = server.pid();
     server.restart().unwrap();
-    assert!(!exists(pid), "{pid} is still there");
+    assert!(!exists(pid), "process {pid} still exists");
     assert_eq!(server.port(), port);
     assert!(server.answers(LONG));
 }
@@ -185,7 +185,7 @@ fn a_stopped_postgres_does_not_answer_until_it_continues() {
     assert_answers_only_while_running(&postgres());
 }
 
-/// The processes that a postgres server has started, with their states.
+/// Returns the child processes of a server, with their states.
 fn processes_of(parent: u32) -> Vec<(String, String)> {
     let stats = fs::read_dir("/proc").unwrap().flatten();
     let stats = stats.filter_map(|entry| fs::read_to_string(entry.path().join("stat")).ok());
@@ -204,31 +204,31 @@ fn stop_and_kill_reach_the_sessions_of_postgres_too() {
     let mut server = postgres();
     server.stop();
     let stopped = processes_of(server.pid());
-    // One that had just ended cannot be reaped by a server that is stopped.
+    // A stopped server cannot reap a child that has just ended.
     let (ended, stopped): (Vec<_>, Vec<_>) = stopped.into_iter().partition(|(_, s)| s == "Z");
     assert!(!stopped.is_empty(), "{ended:?}");
     assert!(stopped.iter().all(|(_, state)| state == "T"), "{stopped:?}");
     server.cont();
     assert!(server.answers(LONG));
     let children = processes_of(server.pid());
-    // Stopped, so that none ends by itself when it sees that the main process is gone.
+    // Stopped, so that no child exits on its own when the main process is gone.
     server.stop();
     server.kill9();
     for (pid, _) in children {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        // A zombie is dead: whether it is reaped is for the machine's init to see to.
+        // A zombie counts as dead: the machine's init reaps it.
         assert!(stat.is_empty() || stat.contains(") Z "), "{stat}");
     }
 }
 
 #[test]
-fn redis_takes_further_arguments() {
+fn redis_receives_further_arguments() {
     let server = RedisServer::with_args(&["--maxmemory", "1mb"]).unwrap();
     assert_eq!(server.command(&["CONFIG", "GET", "maxmemory"]), "maxmemory\n1048576");
 }
 
 #[test]
-fn postgres_takes_further_arguments() {
+fn postgres_receives_further_arguments() {
     let server = PostgresServer::with_args(&["-c", "fsync=off"]).unwrap();
     assert!(server.answers(LONG));
     let options = fs::read_to_string(server.dir().join("data/postmaster.opts")).unwrap();
@@ -238,10 +238,10 @@ fn postgres_takes_further_arguments() {
 #[test]
 fn a_server_that_does_not_start_reports_the_end_of_its_log() {
     let error = RedisServer::with_args(&["--no-such-option", "1"]).unwrap_err().to_string();
-    assert!(error.starts_with("redis-server: ended at once"), "{error}");
+    assert!(error.starts_with("redis-server: exited during start"), "{error}");
     assert!(error.contains("no-such-option"), "{error}");
     let error = PostgresServer::with_args(&["-c", "no_such_option=1"]).unwrap_err().to_string();
-    assert!(error.starts_with("postgres: ended at once"), "{error}");
+    assert!(error.starts_with("postgres: exited during start"), "{error}");
     assert!(error.contains("no_such_option"), "{error}");
     assert_eq!(error.lines().count(), 1);
 }
@@ -261,10 +261,10 @@ fn a_start_waits_while_another_server_has_the_port() {
         .spawn()
         .unwrap();
     while !listens(server.port()) {
-        assert!(other.try_wait().unwrap().is_none(), "the other did not come up");
+        assert!(other.try_wait().unwrap().is_none(), "the other server did not start");
         thread::sleep(Duration::from_millis(5));
     }
-    let other_answers_for_it = server.answers(LONG);
+    let mistaken_for_other = server.answers(LONG);
     let log = server.dir().join("server.log");
     let restarting = thread::spawn(move || server.restart().map(|()| server));
     while !restarting.is_finished()
@@ -275,7 +275,7 @@ fn a_start_waits_while_another_server_has_the_port() {
     other.kill().unwrap();
     other.wait().unwrap();
     assert!(restarting.join().unwrap().unwrap().answers(LONG));
-    assert!(!other_answers_for_it);
+    assert!(!mistaken_for_other);
 }
 
 #[test]
@@ -317,7 +317,7 @@ fn servers_end_when_their_test_process_is_killed() {
         let servers: [Box<dyn std::ops::Deref<Target = Server>>; 2] =
             [Box::new(redis()), Box::new(postgres())];
         for server in &servers {
-            // Not by println, which the harness keeps to itself.
+            // Not by `println!`, which the test harness captures.
             writeln!(std::io::stdout(), "{} {}", server.pid(), server.dir().display()).unwrap();
         }
         thread::sleep(Duration::from_secs(600));
@@ -340,7 +340,7 @@ fn servers_end_when_their_test_process_is_killed() {
     for (pid, dir) in servers {
         let start = std::time::Instant::now();
         while exists(pid) || Path::new(&dir).exists() {
-            assert!(start.elapsed() < LONG, "{pid} in {dir} is still there");
+            assert!(start.elapsed() < LONG, "process {pid} or {dir} still exists");
             thread::sleep(Duration::from_millis(20));
         }
     }

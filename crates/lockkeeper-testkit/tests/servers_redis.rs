@@ -14,15 +14,15 @@ use lockkeeper_testkit::server::{
 };
 
 #[track_caller]
-fn wait_until(what: &str, so: impl Fn() -> bool) {
+fn wait_until(what: &str, condition: impl Fn() -> bool) {
     let start = Instant::now();
-    while !so() {
+    while !condition() {
         assert!(start.elapsed() < Duration::from_secs(60), "{what}: not within a minute");
         thread::sleep(Duration::from_millis(20));
     }
 }
 
-/// The processes, ports and directories of servers, which must be gone after them.
+/// Returns the processes, ports and directories of servers.
 fn resources(servers: &[RedisServer]) -> Vec<(u32, u16, PathBuf)> {
     servers.iter().map(|s| (s.pid(), s.port(), s.dir().to_owned())).collect()
 }
@@ -31,9 +31,9 @@ fn resources(servers: &[RedisServer]) -> Vec<(u32, u16, PathBuf)> {
 fn assert_gone(resources: Vec<(u32, u16, PathBuf)>) {
     for (pid, port, dir) in resources {
         let process = rustix::process::Pid::from_raw(pid.try_into().unwrap()).unwrap();
-        assert!(rustix::process::test_kill_process(process).is_err(), "{pid} is still there");
-        assert!(TcpListener::bind(("127.0.0.1", port)).is_ok(), "{port} is still taken");
-        assert!(!dir.exists(), "{} is still there", dir.display());
+        assert!(rustix::process::test_kill_process(process).is_err(), "process {pid} still exists");
+        assert!(TcpListener::bind(("127.0.0.1", port)).is_ok(), "port {port} is still taken");
+        assert!(!dir.exists(), "{} still exists", dir.display());
     }
 }
 
@@ -51,7 +51,7 @@ fn a_command_returns_text() {
     assert_eq!(redis.command(&["DEBUG", "SLEEP", "0"]), "OK");
     let error = redis.try_command(&["LPUSH", "n", "1"]).unwrap_err().to_string();
     assert!(error.starts_with("WRONGTYPE"), "{error}");
-    assert!(redis.try_command(&["SHUTDOWN"]).is_err(), "it has gone without an answer");
+    assert!(redis.try_command(&["SHUTDOWN"]).is_err(), "a reply to SHUTDOWN");
 }
 
 #[test]
@@ -76,9 +76,9 @@ fn a_user_is_required_and_in_the_url() {
 fn rejects_unauthenticated_clients(redis: &RedisServer) -> bool {
     let mut stream = TcpStream::connect(redis.addr()).unwrap();
     stream.write_all(b"GET a\r\n").unwrap();
-    let mut answer = String::new();
-    BufReader::new(stream).read_line(&mut answer).unwrap();
-    answer.starts_with("-NOAUTH")
+    let mut reply = String::new();
+    BufReader::new(stream).read_line(&mut reply).unwrap();
+    reply.starts_with("-NOAUTH")
 }
 
 #[test]
@@ -102,14 +102,15 @@ fn an_argument_is_passed_on() {
 
 #[test]
 fn other_server_programs_are_started() {
-    for (make, says) in [
+    for (make, expected) in [
         (RedisMake::Installed, "redis_version:"),
         (RedisMake::Redis62, "redis_version:6.2."),
+        (RedisMake::Redis82, "redis_version:8.2."),
         (RedisMake::Valkey, "valkey_version:"),
     ] {
         let server = RedisServer::builder().make(make).start_or_panic();
         let info = server.command(&["INFO", "server"]);
-        assert!(info.lines().any(|line| line.starts_with(says)), "{make:?}: {info}");
+        assert!(info.lines().any(|line| line.starts_with(expected)), "{make:?}: {info}");
     }
     let error = Binaries::downloaded("redis-6.2", "no-such-server").unwrap_err().to_string();
     assert!(error.ends_with("no-such-server is missing: run `./check servers`"), "{error}");
@@ -168,16 +169,16 @@ fn sentinels_replace_a_dead_master_and_are_gone_after_drop() {
     assert_eq!(redis.url(), format!("redis+sentinel://{addresses}/mymaster"));
     assert_eq!(redis.master().command(&["SET", "a", "1"]), "OK");
     assert!(redis.replica().try_command(&["SET", "a", "2"]).is_err());
-    wait_until("it is replicated", || redis.replica().command(&["GET", "a"]) == "1");
+    wait_until("replication", || redis.replica().command(&["GET", "a"]) == "1");
     let (old, next) = (redis.master().addr(), redis.replica().addr());
 
     redis.kill_master();
-    wait_until("there is a new master", || {
+    wait_until("a new master", || {
         redis.master().addr() != old && redis.master().command(&["ROLE"]).starts_with("master")
     });
     assert_eq!(redis.master().addr(), next);
     assert_eq!(redis.master().command(&["GET", "a"]), "1");
-    assert!(redis.replica().try_command(&["PING"]).is_err(), "it is dead");
+    assert!(redis.replica().try_command(&["PING"]).is_err(), "the old master replies");
 
     let resources = [resources(redis.sentinels()), resources(redis.servers_mut())].concat();
     drop(redis);
@@ -185,7 +186,7 @@ fn sentinels_replace_a_dead_master_and_are_gone_after_drop() {
 }
 
 #[test]
-fn tls_uses_a_certificate_of_its_own_authority() {
+fn each_tls_server_has_its_own_ca() {
     let redis = RedisServer::builder().tls().start_or_panic();
     let other = RedisServer::builder().tls().start_or_panic();
     redis.command(&["SET", "a", "1"]);

@@ -1,4 +1,4 @@
-//! What `#[locked]` costs beside `with_lock`, on the memory store.
+//! Compares `#[locked]` with `with_lock`, on the memory store.
 //!
 //! `cargo bench -p lockkeeper --features macros`
 #![allow(missing_docs, clippy::unwrap_used, reason = "criterion's macros, and a bench")]
@@ -19,8 +19,8 @@ async fn reentrant(keeper: &Keeper, order_id: u64) -> Result<u64> {
     Ok(black_box(order_id))
 }
 
-/// By hand what the attribute writes.
-async fn by_hand(keeper: &Keeper, order_id: u64) -> Result<u64> {
+/// The equivalent of the attribute.
+async fn manual(keeper: &Keeper, order_id: u64) -> Result<u64> {
     let work = async |_: &_| Ok(black_box(order_id));
     keeper.with_lock(format!("order:{order_id}"), work).await?
 }
@@ -30,7 +30,7 @@ fn attribute_blocking(keeper: &Keeper, order_id: u64) -> Result<u64> {
     Ok(black_box(order_id))
 }
 
-fn by_hand_blocking(keeper: &Keeper, order_id: u64) -> Result<u64> {
+fn manual_blocking(keeper: &Keeper, order_id: u64) -> Result<u64> {
     keeper.blocking_with_lock(format!("order:{order_id}"), |_| Ok(black_box(order_id)))?
 }
 
@@ -39,7 +39,7 @@ fn uncontended(c: &mut Criterion) {
     let keeper = runtime.block_on(async { Keeper::new(Memory::new()) });
     let mut group = c.benchmark_group("a function under a lock");
     group.bench_function("with_lock", |b| {
-        b.to_async(&runtime).iter(async || by_hand(&keeper, black_box(42)).await.unwrap());
+        b.to_async(&runtime).iter(async || manual(&keeper, black_box(42)).await.unwrap());
     });
     group.bench_function("#[locked]", |b| {
         b.to_async(&runtime).iter(async || attribute(&keeper, black_box(42)).await.unwrap());
@@ -50,7 +50,7 @@ fn uncontended(c: &mut Criterion) {
     });
     let keeper = Keeper::new(Memory::new());
     group.bench_function("blocking with_lock", |b| {
-        b.iter(|| by_hand_blocking(&keeper, black_box(42)).unwrap());
+        b.iter(|| manual_blocking(&keeper, black_box(42)).unwrap());
     });
     group.bench_function("blocking #[locked]", |b| {
         b.iter(|| attribute_blocking(&keeper, black_box(42)).unwrap());

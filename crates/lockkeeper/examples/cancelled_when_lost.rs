@@ -1,7 +1,7 @@
-//! A job that is stopped at the moment in which its lock is taken away.
+//! Cancels a job as soon as its lock is lost.
 //!
 //! `cargo run --example cancelled_when_lost -p lockkeeper`
-#![allow(clippy::print_stdout, reason = "an example shows what happens")]
+#![allow(clippy::print_stdout, reason = "an example prints")]
 
 use std::time::Duration;
 
@@ -17,31 +17,31 @@ async fn main() -> Result<()> {
     let job = tokio::spawn(async move {
         let export = async {
             for row in 1_u32.. {
-                // Every await is a place where the work can be stopped.
+                // The work can be cancelled at every await.
                 tokio::time::sleep(Duration::from_millis(20)).await;
                 println!("job: row {row} written under fence {:?}", guard.fence());
                 let _ = progress.send(row).await;
             }
         };
         let result = guard.while_held(export).await;
-        println!("job: stopped, the lock is {:?}", guard.state());
+        println!("job: cancelled, the lock is {:?}", guard.state());
         result
     });
 
-    // Somebody else thinks that the job is stuck.
+    // An operator assumes that the job hangs, and breaks its lock.
     while rows.recv().await.is_some_and(|row| row < 3) {}
     let inspect = keeper.inspect()?;
     for lock in inspect.list("").await? {
         println!("operator: {} is held by {}", lock.name, lock.holders[0].who());
     }
     let broken = inspect.break_lock("nightly-export").await?;
-    println!("operator: taken away from {broken} holder");
+    println!("operator: broke the lock of {broken} holder");
 
     match job.await {
-        Ok(Err(error)) if error.kind() == ErrorKind::Lost => println!("job: ended with: {error}"),
-        other => panic!("the job was not stopped: {other:?}"),
+        Ok(Err(error)) if error.kind() == ErrorKind::Lost => println!("job: failed: {error}"),
+        other => panic!("the job was not cancelled: {other:?}"),
     }
     let next = keeper.mutex("nightly-export").lock().await?;
-    println!("next: holding it, fence {:?}", next.fence());
+    println!("next: acquired, fence {:?}", next.fence());
     Ok(())
 }

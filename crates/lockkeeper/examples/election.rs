@@ -1,7 +1,7 @@
-//! Three nodes, of which one leads at a time, until each has had its turn.
+//! Three nodes elect a leader, until each of them has led.
 //!
 //! `cargo run --example election -p lockkeeper`
-#![allow(clippy::print_stdout, reason = "an example shows what happens")]
+#![allow(clippy::print_stdout, reason = "an example prints")]
 
 use std::time::Duration;
 
@@ -19,9 +19,9 @@ async fn main() -> Result<()> {
     for node in ["node-1", "node-2", "node-3"] {
         let election = keeper.election("service").label(node);
         nodes.spawn(async move {
-            // The first one's leadership is taken away below: its work is dropped, and it campaigns again.
+            // The first leader is deposed below: its work is dropped, and it campaigns again.
             let work = |term| async move {
-                println!("{node} works in term {term}");
+                println!("{node} leads in term {term}");
                 sleep(Duration::from_millis(200)).await;
                 println!("{node} is done in term {term}");
             };
@@ -29,15 +29,15 @@ async fn main() -> Result<()> {
         });
     }
 
-    let first = observe.next().await?.expect("somebody leads");
-    println!("{} leads, and is deposed", first.who());
+    let first = observe.next().await?.expect("a node leads");
+    println!("{} is deposed", first.who());
     keeper.inspect()?.break_lock("election/service").await?;
 
     while let Some(node) = nodes.join_next().await {
         node.expect("no node panics")?;
     }
     assert_eq!(keeper.election("service").leader().await?, None);
-    println!("nobody leads");
+    println!("no node leads");
     keeper.close().await;
     Ok(())
 }

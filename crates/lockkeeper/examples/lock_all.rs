@@ -1,7 +1,7 @@
-//! Transfers between accounts, each of which needs two accounts at once, in any order.
+//! Concurrent transfers, each of which locks two accounts at once.
 //!
 //! `cargo run --example lock_all -p lockkeeper`
-#![allow(clippy::print_stdout, reason = "an example shows what happens")]
+#![allow(clippy::print_stdout, reason = "an example prints")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 
 const NAMES: [&str; 3] = ["alice", "bob", "carol"];
 
-/// Accounts that are read and written in two steps, so that only the locks keep them right.
+/// Balances that are read and written in two steps, so that concurrent changes of one account lose money.
 #[derive(Default)]
 struct Bank([AtomicI64; 3]);
 
@@ -50,7 +50,7 @@ async fn main() -> Result<()> {
         bank.add(account, 1000).await;
     }
 
-    // Each pair in both directions at once: taken in the order given, they would wait in a circle.
+    // Every pair in both directions: acquired one after the other, these locks would deadlock.
     let mut transfers = JoinSet::new();
     for _ in 0..100 {
         for (from, to) in [(0, 1), (1, 0), (1, 2), (2, 1), (2, 0), (0, 2), (0, 1)] {
@@ -60,9 +60,9 @@ async fn main() -> Result<()> {
     }
     let done = transfers.join_all().await.into_iter().collect::<Result<Vec<_>>>()?;
 
-    println!("{} transfers, and no deadlock", done.len());
+    println!("{} transfers without a deadlock", done.len());
     let sum = bank.show();
-    assert_eq!(sum, 3000, "money was made or lost");
+    assert_eq!(sum, 3000, "the sum has changed");
     println!("{:>6} {sum:>5}, as before", "sum");
     Ok(())
 }

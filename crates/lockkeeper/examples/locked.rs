@@ -1,7 +1,7 @@
-//! Functions under a lock: who pays an order twice at the same time gets an error at once.
+//! Functions under a lock: a second, concurrent payment of an order fails at once.
 //!
 //! `cargo run --example locked -p lockkeeper --features macros`
-#![allow(clippy::print_stdout, reason = "an example shows what happens")]
+#![allow(clippy::print_stdout, reason = "an example prints")]
 
 use std::fmt;
 use std::time::Duration;
@@ -26,7 +26,7 @@ impl From<lockkeeper::Error> for AppError {
 impl fmt::Display for AppError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Busy => f.write_str("somebody else is paying this order"),
+            Self::Busy => f.write_str("this order is being paid by another request"),
             Self::Locking(error) => error.fmt(f),
         }
     }
@@ -37,14 +37,14 @@ struct Payment {
     cents: u64,
 }
 
-/// One at a time for each order, and nobody waits.
+/// One payment at a time for each order. A concurrent one fails at once.
 #[locked(key = "order:{payment.order_id}", ttl = "15s", wait = "0s")]
 async fn pay(payment: &Payment) -> Result<String, AppError> {
-    tokio::time::sleep(Duration::from_millis(50)).await; // the bank takes its time
+    tokio::time::sleep(Duration::from_millis(50)).await; // the call to the bank
     Ok(format!("order {}: {} cents paid", payment.order_id, payment.cents))
 }
 
-/// Not async: it blocks its thread.
+/// A blocking function: it blocks the calling thread.
 #[locked(key = "report", wait = "5s")]
 fn report() -> Result<&'static str, AppError> {
     Ok("reported")
@@ -53,18 +53,18 @@ fn report() -> Result<&'static str, AppError> {
 #[tokio::main]
 async fn main() -> Result<(), AppError> {
     let keeper = Keeper::new(Memory::new());
-    lockkeeper::install(keeper.clone())?; // once, for the whole program
+    lockkeeper::install(keeper.clone())?; // once per process
 
     let payment = Payment { order_id: 42, cents: 1250 };
     let other = Payment { order_id: 43, cents: 99 };
     let (first, second, third) = tokio::join!(pay(&payment), pay(&payment), pay(&other));
     println!("{}", first?);
-    println!("order 42 again: {}", second.expect_err("two at a time"));
+    println!("order 42 again: {}", second.expect_err("the order is being paid"));
     println!("{}", third?);
 
-    let reported = tokio::task::spawn_blocking(report).await.expect("it does not panic")?;
+    let reported = tokio::task::spawn_blocking(report).await.expect("the task does not panic")?;
     println!("{reported}");
-    println!("{}, now that the first is done", pay(&payment).await?);
+    println!("after the first payment: {}", pay(&payment).await?);
 
     assert!(keeper.inspect()?.list("").await?.is_empty());
     keeper.close().await;

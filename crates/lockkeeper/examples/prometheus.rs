@@ -1,10 +1,10 @@
-//! What locks do, in the text that Prometheus reads.
+//! Prints the metrics of some locks in the text format of Prometheus.
 //!
 //! `cargo run -p lockkeeper --features metrics --example prometheus`
 //!
-//! The exporter is a recorder for the `metrics` crate, as small as it can be. A program takes
-//! `metrics-exporter-prometheus`, which answers to Prometheus over HTTP.
-#![allow(clippy::print_stdout, reason = "an example shows what happens")]
+//! The exporter is a minimal recorder for the `metrics` crate. In a program, use `metrics-exporter-prometheus`, which
+//! serves HTTP.
+#![allow(clippy::print_stdout, reason = "an example prints")]
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -17,7 +17,7 @@ use metrics::{
     SharedString, Unit,
 };
 
-// On one thread, so that whatever ended the lock has counted it before this goes on.
+// On one thread, so that every counter is updated before the report is printed.
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error>> {
     let exporter = Exporter::default();
@@ -52,7 +52,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 /// The upper bounds of a histogram's buckets.
 const BUCKETS: [f64; 4] = [0.01, 1.0, 60.0, f64::INFINITY];
 
-/// All metrics by name and labels. Clones are the same one.
+/// All metrics by name and labels, shared by clones.
 #[derive(Clone, Default)]
 struct Exporter(Arc<Mutex<Metrics>>);
 
@@ -74,7 +74,7 @@ impl Exporter {
         work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// What Prometheus reads.
+    /// Returns the report in the text format.
     fn text(&self) -> String {
         self.with(|metrics| metrics.text()).unwrap_or_default()
     }
@@ -109,7 +109,7 @@ impl Metrics {
     }
 }
 
-/// Labels as they stand between the braces. Those of locks need no escape.
+/// Formats labels for the text format. The labels of locks need no escaping.
 fn labels(key: &Key) -> String {
     let labels = key.labels().map(|label| format!("{}=\"{}\"", label.key(), label.value()));
     labels.collect::<Vec<_>>().join(",")
@@ -136,7 +136,7 @@ impl Recorder for Exporter {
     }
 
     fn register_gauge(&self, _: &Key, _: &Metadata<'_>) -> Gauge {
-        Gauge::noop() // locks have none
+        Gauge::noop() // Lockkeeper has no gauges
     }
 
     fn register_histogram(&self, key: &Key, _: &Metadata<'_>) -> Histogram {

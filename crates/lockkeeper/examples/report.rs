@@ -1,7 +1,7 @@
-//! Many readers of a report, and a writer that renews it and then reads on.
+//! Concurrent readers of a report, and a writer that downgrades to a reader.
 //!
 //! `cargo run --example report -p lockkeeper`
-#![allow(clippy::print_stdout, reason = "an example shows what happens")]
+#![allow(clippy::print_stdout, reason = "an example prints")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -17,12 +17,12 @@ async fn main() -> Result<()> {
 
     let first = report.read().await?;
     let second = report.read().await?;
-    println!("two read edition {} side by side", edition.load(Ordering::SeqCst));
+    println!("two readers share edition {}", edition.load(Ordering::SeqCst));
     assert!(report.try_write().await?.is_none());
-    println!("nobody can write meanwhile");
+    println!("no writer can enter meanwhile");
     drop((first, second));
 
-    let write = report.write().await?; // waits until both have let go
+    let write = report.write().await?; // waits for both readers
     println!("writing, under fence {:?}", write.fence());
     let mut readers = JoinSet::new();
     for reader in 1..=3 {
@@ -30,14 +30,18 @@ async fn main() -> Result<()> {
         readers.spawn(async move {
             let guard = report.read().await?;
             println!("reader {reader} reads edition {}", edition.load(Ordering::SeqCst));
-            assert_eq!(edition.load(Ordering::SeqCst), 2, "read before it was written");
+            assert_eq!(
+                edition.load(Ordering::SeqCst),
+                2,
+                "the reader entered before the writer was done"
+            );
             guard.release().await
         });
     }
     edition.store(2, Ordering::SeqCst);
 
-    // No other writer can come in between: what the readers see is what was just written.
-    println!("written; the writer reads on, and the readers may come in");
+    // A downgrade lets no other writer in, so readers see what was just written.
+    println!("written; the writer downgrades, and the readers enter");
     write.downgrade().await?;
     assert!(report.try_write().await?.is_none());
     for done in readers.join_all().await {
@@ -46,6 +50,6 @@ async fn main() -> Result<()> {
     write.release().await?;
 
     assert!(report.try_write().await?.is_some());
-    println!("all have let go, and it can be written again");
+    println!("all guards are released, and a writer can enter");
     Ok(())
 }

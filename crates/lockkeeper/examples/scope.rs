@@ -1,7 +1,7 @@
-//! A request that locks the same account at several depths, without waiting for itself.
+//! A request that locks the same account in nested calls, without a deadlock.
 //!
 //! `cargo run --example scope -p lockkeeper --features macros`
-#![allow(clippy::print_stdout, reason = "an example shows what happens")]
+#![allow(clippy::print_stdout, reason = "an example prints")]
 
 use lockkeeper::{ErrorKind, Fence, Keeper, Memory, Result, locked, scope};
 
@@ -15,7 +15,7 @@ async fn book(keeper: &Keeper, account: u32, cents: i64) -> Result<Option<Fence>
 
 #[locked(key = "account:{account}", keeper = "keeper", wait = "0s", reentrant)]
 async fn close_account(keeper: &Keeper, account: u32) -> Result<()> {
-    let interest = book(keeper, account, 17).await?; // counts up: it is ours already
+    let interest = book(keeper, account, 17).await?; // re-entrant: the outer call holds the lock
     let payout = book(keeper, account, -5017).await?;
     assert_eq!(interest, payout, "one hold, one fence");
     Ok(())
@@ -29,8 +29,8 @@ async fn main() -> Result<()> {
     scope(close_account(&keeper, 7)).await?;
     assert!(keeper.mutex("account:7").try_lock().await?.is_some());
 
-    println!("without one:");
-    let error = close_account(&keeper, 7).await.expect_err("it excludes itself");
+    println!("without a scope:");
+    let error = close_account(&keeper, 7).await.expect_err("the calls exclude each other");
     assert_eq!(error.kind(), ErrorKind::TimedOut);
     println!("  {error}");
     Ok(())

@@ -1,7 +1,7 @@
-//! Six jobs, of which two at a time may run.
+//! Six jobs, at most two of which run at a time.
 //!
 //! `cargo run --example semaphore -p lockkeeper`
-#![allow(clippy::print_stdout, reason = "an example shows what happens")]
+#![allow(clippy::print_stdout, reason = "an example prints")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -22,7 +22,7 @@ async fn main() -> Result<()> {
             let permit = gpus.acquire().await?;
             let now = running.fetch_add(1, Ordering::SeqCst) + 1;
             println!("job {job} starts: {now} running, {} free", gpus.available().await?);
-            assert!(now <= 2, "too many at a time");
+            assert!(now <= 2, "more than two run");
 
             tokio::time::sleep(Duration::from_millis(50)).await;
 
@@ -36,7 +36,7 @@ async fn main() -> Result<()> {
     }
 
     let all = gpus.acquire_many(2).await?;
-    println!("one job with both: {} free", gpus.available().await?);
+    println!("one job holds both permits: {} free", gpus.available().await?);
     assert!(gpus.try_acquire().await?.is_none());
     all.release().await?;
     println!("all done: {} free", gpus.available().await?);

@@ -1,12 +1,12 @@
-//! Locks in code that is not async: where blocking methods may be called, and how to open a keeper there.
+//! Locks in blocking code.
 //!
-//! Every type is used by both kinds of code. A method that waits has a counterpart that blocks its thread instead, with
+//! Async and blocking code use the same types. Every async method has a counterpart that blocks the calling thread, with
 //! the prefix `blocking_`: [`Mutex::lock`](crate::Mutex::lock) and [`Mutex::blocking_lock`](crate::Mutex::blocking_lock).
-//! See [`lockkeeper_core::blocking`] for what they guarantee.
+//! [`lockkeeper_core::blocking`] states their guarantees.
 //!
-//! They may be called on a plain thread, inside of `spawn_blocking`, and inside of an async task, whose thread they block.
-//! A keeper from [`open`] in this module depends on no runtime but the blocking one, and works in async code as
-//! well: take it if blocking methods are called on threads of an async runtime.
+//! Blocking methods may be called on a plain thread, inside `spawn_blocking`, and inside an async task, whose thread they
+//! block. In the last case use a keeper from [`open`] in this module: its connections run on Lockkeeper's own runtime and
+//! not on the blocked thread. Such a keeper works in async code as well.
 //!
 //! # Examples
 //!
@@ -26,14 +26,14 @@ use lockkeeper_core::{Keeper, Result};
 
 pub use lockkeeper_core::blocking::{block_on, scope};
 
-/// Opens the store that a URL names, for blocking code first of all, and returns a keeper on it.
+/// Opens the store that a URL names, and returns a keeper on it. Blocks until the store is open.
 ///
-/// Does what [`open`](crate::open()) does. The connections of the store and everything in the background belong to the blocking
-/// runtime, which is never shut down. So the keeper works everywhere: on plain threads and in every async runtime.
+/// The connections of the store and all background tasks run on Lockkeeper's blocking runtime, which is never shut down.
+/// So the keeper works on plain threads and in every async runtime. URLs are those of [`open`](crate::open()).
 ///
 /// # Errors
 ///
-/// As [`open`](crate::open()).
+/// Those of [`open`](crate::open()).
 pub fn open(url: &str) -> Result<Keeper> {
     block_on(crate::open(url))
 }
@@ -46,7 +46,7 @@ mod tests {
     use crate::ErrorKind;
 
     #[test]
-    fn a_keeper_opens_a_url_on_a_plain_thread() {
+    fn a_url_is_opened_on_a_plain_thread() {
         let keeper = open("memory:").unwrap().max_wait(Duration::ZERO).label("me");
         let keeper = keeper.ttl(Duration::from_secs(7)).max_hold(Duration::from_secs(5));
         let guard = keeper.mutex("a").blocking_lock().unwrap();
@@ -57,12 +57,12 @@ mod tests {
     }
 
     #[test]
-    fn a_keeper_of_blocking_code_that_was_opened_in_a_runtime_outlives_it() {
+    fn a_keeper_from_blocking_open_survives_the_runtime_it_was_opened_in() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let keeper = runtime.block_on(async { open("memory:").unwrap() });
         let guard = runtime.block_on(keeper.mutex("a").lock()).unwrap();
         drop(runtime);
-        assert!(guard.is_held(), "it is renewed by the blocking runtime");
+        assert!(guard.is_held(), "the blocking runtime renews it");
         guard.blocking_release().unwrap();
     }
 }

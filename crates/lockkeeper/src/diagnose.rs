@@ -1,19 +1,19 @@
-//! What makes locks on a store wrong, for whoever operates it.
+//! Checks of a store, by URL.
 
 use lockkeeper_core::{ErrorKind, Finding, Result};
 
 use crate::open;
 
-/// Looks for what makes locks on the store of a URL wrong: whether it can be reached, what it may forget,
-/// who else could interfere.
+/// Checks the store that a URL names for problems that make its locks unsafe: whether it is reachable, whether it can
+/// lose data, and whether other clients can interfere.
 ///
-/// It connects and reads; it takes no lock and changes nothing, except that a missing directory is made.
-/// What it does not find may still be wrong.
+/// Acquires no lock and changes nothing, except that it creates a missing directory of the file store. An empty result
+/// is no proof that the store is safe.
 ///
 /// # Errors
 ///
-/// [`Config`](ErrorKind::Config) for a wrong URL, or a store that this build does not have. That a store cannot
-/// be reached is a finding.
+/// [`Config`](ErrorKind::Config) for a malformed URL or a store that this build does not support. An unreachable store
+/// is a finding.
 pub async fn diagnose(url: &str) -> Result<Vec<Finding>> {
     let scheme = open::scheme_of(url)?;
     match scheme.as_str() {
@@ -30,12 +30,15 @@ pub async fn diagnose(url: &str) -> Result<Vec<Finding>> {
     }
 }
 
-/// Diagnoses a store that has no checks of its own: whether it can be opened.
+/// Checks a store without specific checks: reports whether it can be opened.
 async fn by_opening(url: &str) -> Result<Vec<Finding>> {
     match open::open(url).await {
-        Ok(_) => Ok(vec![Finding::ok("it can be opened")]),
+        Ok(_) => Ok(vec![Finding::ok("the store can be opened")]),
         Err(error) if error.kind() == ErrorKind::Config => Err(error),
-        Err(error) => Ok(vec![Finding::fail(error.to_string(), "see that it can be reached")]),
+        Err(error) => Ok(vec![Finding::fail(
+            error.to_string(),
+            "check that the store is running and reachable",
+        )]),
     }
 }
 
@@ -45,7 +48,7 @@ mod tests {
     use crate::Severity;
 
     #[tokio::test]
-    async fn a_store_that_needs_no_examination_is_opened() {
+    async fn a_store_without_specific_checks_is_opened() {
         let findings = diagnose("memory:").await.unwrap();
         assert!(findings.iter().all(|finding| finding.severity == Severity::Ok));
         assert_eq!(diagnose("nosuch:").await.unwrap_err().kind(), ErrorKind::Config);

@@ -1,4 +1,4 @@
-//! The keeper of the whole process, for `#[locked]` functions that name none.
+//! The process-wide keeper, for `#[locked]` functions that name none.
 
 use std::sync::OnceLock;
 
@@ -6,17 +6,17 @@ use lockkeeper_core::{Error, ErrorKind, Keeper, Result};
 
 static INSTALLED: OnceLock<Keeper> = OnceLock::new();
 
-/// Sets the keeper of [`#[locked]`](crate::locked) functions that have no `keeper = "…"`. Once, for the whole
-/// process.
+/// Sets the process-wide keeper of [`#[locked]`](crate::locked) functions that have no `keeper = "…"`.
 ///
-/// It serves async functions and those that are not. If the latter are called on threads of an async runtime, take a
-/// keeper from [`blocking::open`](crate::blocking::open): it depends on no runtime but the blocking one.
+/// A program calls it once, in `main`. A library should take a keeper as an argument instead, and name it in the
+/// attribute.
 ///
-/// For a program, in its `main`. A library takes the keeper as an argument, and names it.
+/// The keeper serves async and blocking functions. If blocking functions are called on threads of an async runtime, use
+/// a keeper from [`blocking::open`](crate::blocking::open), which does not depend on that runtime.
 ///
 /// # Errors
 ///
-/// [`Config`](ErrorKind::Config) if one is installed already. That one stays.
+/// [`Config`](ErrorKind::Config) if a keeper is installed already. It stays installed.
 ///
 /// # Examples
 ///
@@ -37,7 +37,8 @@ static INSTALLED: OnceLock<Keeper> = OnceLock::new();
 /// ```
 pub fn install(keeper: Keeper) -> Result<()> {
     INSTALLED.set(keeper).map_err(|_| {
-        let message = "a keeper is installed already: install one, once, when the program starts";
+        let message =
+            "a keeper is installed already: call lockkeeper::install once, when the program starts";
         Error::new(ErrorKind::Config, message)
     })
 }

@@ -1,30 +1,33 @@
-//! Distributed locks with tokio's words, on the store you already run.
+//! Distributed `Mutex`, `RwLock` and `Semaphore` for tokio, on Redis, PostgreSQL, files or memory.
 //!
-//! # The promise
+//! # Promises
 //!
-//! 1. **Loss is known in time.** A guard reports "lost" *before* the store can grant the lock to another
-//!    client, even while requests hang, and work can be cancelled at that moment. Every exclusive grant
-//!    carries a fencing token that rises. Exceptions: see [`Guard`].
-//! 2. **It leaks nothing.** Drop a future at any await, kill a process at any instruction, restart the
-//!    store: no lock stays held past its lease, no waiter stays queued, no key stays behind.
-//! 3. **It hands over at wire speed.** Releasing gives the lock to the next in line, in order, and
-//!    tells it: no polling, where the store can push.
+//! 1. **Loss is known in time.** A guard reports `Lost` *before* the store can grant the lock to another client, even
+//!    while requests hang. Work can be cancelled at that moment. Each exclusive grant has a higher fencing token (its
+//!    [`Fence`]) than the one before. Exceptions: see [`Guard`].
+//! 2. **Nothing leaks.** Dropping a future at any await point, killing a process at any instruction or restarting the
+//!    store leaves nothing in the store past the lease: no held lock, no queued waiter, no stray key. Exceptions: the
+//!    lock of a [`Ticket`] stays held for its TTL without a process, and the file store keeps the files of idle locks.
+//! 3. **Contended locks are handed off, not polled for.** Releasing grants the lock to the next waiter in order and
+//!    notifies it, on stores that can notify. Exceptions: Redlock has no order, and files have one within a process.
+//!    On PostgreSQL and files, the first waiter of a semaphore polls.
 //!
-//! # A dozen lines
+//! # Example
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> lockkeeper::Result<()> {
 //! # if !cfg!(feature = "memory") { return Ok(()) }
+//! // `memory:` is for tests. redis://…, postgres://… and file:… lock across processes, with the same code.
 //! let keeper = lockkeeper::open("memory:").await?;
 //! let orders = keeper.mutex("orders/42");
 //!
-//! let guard = orders.lock().await?; // waits for whoever holds it
+//! let guard = orders.lock().await?; // waits for the current holder
 //! assert!(orders.try_lock().await?.is_none()); // contention is not an error
 //!
-//! let fence = guard.fence(); // send it along with each write
-//! guard.while_held(async { println!("working under {fence:?}") }).await?; // stopped if lost
-//! guard.release().await?; // dropping it would do, too
+//! let fence = guard.fence(); // the fencing token: send it with every write
+//! guard.while_held(async { println!("working under {fence:?}") }).await?; // dropped if the lock is lost
+//! guard.release().await?; // dropping the guard releases in the background
 //!
 //! keeper.with_lock("orders/43", async |guard| println!("holding {}", guard.name())).await?;
 //! # keeper.close().await;
@@ -32,55 +35,53 @@
 //! # }
 //! ```
 //!
-//! # Which lock do I need?
+//! # Which lock to use
 //!
-//! | what must not happen | lock |
+//! | to prevent | use |
 //! |---|---|
-//! | two at a time, in one process | `tokio::sync::Mutex`: you do not need this crate |
-//! | two at a time, in several processes | [`Mutex`] |
-//! | a writer beside anyone else; readers may be many | [`RwLock`] |
-//! | more than *n* at a time | [`Semaphore`] |
-//! | a change of several things by halves | [`LockAll`], from [`lock_all`] |
-//! | two who both act as the leader | [`Election`], from [`election`] |
-//! | two at a time in a whole function | `#[locked]`, with the feature `macros` |
-//! | a lock that ends with the process that took it | [`Guard::detach`] and [`adopt`] |
+//! | concurrent access within one process | `tokio::sync::Mutex`; this crate is not needed |
+//! | concurrent access by several processes | [`Mutex`] |
+//! | a writer beside readers or another writer | [`RwLock`] |
+//! | more than *n* concurrent holders | [`Semaphore`] |
+//! | deadlock between clients that need several locks | [`LockAll`], from [`lock_all`] |
+//! | two leaders | [`Election`], from [`election`] |
+//! | concurrent calls of a function | `#[locked]`, with the feature `macros` |
+//! | that a lock ends with the process that acquired it | [`Guard::detach`] and [`adopt`] |
 //!
 //! [`lock_all`]: Keeper::lock_all
 //! [`adopt`]: Keeper::adopt
 //! [`election`]: Keeper::election
 //!
-//! Each is for async and for [`blocking`] code. The stores have modules of their own (`redis`, `postgres`, `file`), and so has
-//! what the author of a store needs: [`backend`].
+//! All types have async and [`blocking`] methods. The modules `redis`, `postgres` and `file` have the types of the
+//! stores, and [`backend`] has the contract for other stores.
 //!
 //! # What it does not promise
 //!
-//! - **Exclusion, if nobody checks the fence.** A process may be paused between a look at
-//!   [`is_held`](Guard::is_held) and the next line, for longer than its lease. It then writes while
-//!   another holds. Where that does harm, send the [`Fence`] along and let the thing you write to
-//!   refuse a lower one than it has seen.
-//! - **Exclusion, if clocks jump.** Leases are counted on this machine's clock and on the store's. An
-//!   allowance of 1 % and 2 ms covers their drift; nothing covers one that jumps or runs at
-//!   another speed.
-//! - **Re-entrancy by itself.** Two guards exclude each other, even in one task. Within a [`scope`](fn@scope),
-//!   those who ask for it count up.
-//! - **That the store keeps its word.** A store that forgets what it acknowledged gives a lock twice.
-//!   What each one guarantees stands in `docs/backends`.
-//! - **Other processes, on [`Memory`].** It excludes only the process that it lives in; files exclude
-//!   only the machine that they are on.
+//! - **Exclusion when a process pauses and nothing checks the fence.** A process may be paused between a call of
+//!   [`is_held`](Guard::is_held) and the next line, for longer than its lease, and then write while another process
+//!   holds the lock. Where that does harm, send the [`Fence`] with every write, and have the resource reject a fence
+//!   that is lower than the highest it has seen ([`FenceRegister`]).
+//! - **Exclusion when clocks jump.** Leases are measured by the client and by the store. An allowance of 1 % and 2 ms
+//!   covers clock drift. Nothing covers a clock that is set, or whose speed is wrong by more.
+//! - **Exclusion beyond the store's reach.** [`Memory`] excludes within its process, files within their machine.
+//! - **Safety on a store that forgets.** A store that loses an acknowledged write can grant a lock twice. The pages in
+//!   `docs/backends` state what each store guarantees.
+//! - **Implicit re-entrancy.** Two guards of one name exclude each other, even in one task, unless both are acquired
+//!   for a [`scope`](fn@scope).
 //!
 //! # Features
 //!
-//! - `memory` (default): `memory:` URLs. Off, a production build cannot be configured to exclude
-//!   nobody but itself. The type [`Memory`] is always there, for tests.
-//! - `macros`: the attribute `#[locked]`, a function that runs under a lock, and `install`.
-//! - `redis`: `redis://`, `redis+sentinel://`, `redis+cluster://` and `redlock://` URLs.
-//! - `redis-tls`: the same over TLS, `rediss://`.
-//! - `file`: `file:` URLs and the module `file`: locks between the processes of one machine, on Unix.
-//! - `postgres`: `postgres:` URLs, locks on a PostgreSQL server; `postgres-tls`: the same, with TLS; `deadpool`: with
-//!   connections from a pool of the crate `deadpool-postgres`.
-//! - `serde`: tickets, fences and what inspection tells can be written and read.
-//! - `metrics`: counters and histograms by the facade of the `metrics` crate; `spans`: spans of `tracing`. What
-//!   they tell stands in `docs/guides/observability.md`. Off, they cost nothing.
+//! - `memory` (default): `memory:` URLs. Turn it off so that a production build cannot be configured with a store that
+//!   excludes only its own process. The type [`Memory`] is always available, for tests.
+//! - `redis`: `redis://`, `redis+unix://`, `redis+sentinel://`, `redis+cluster://` and `redlock://` URLs. `redis-tls`:
+//!   the same over TLS, `rediss://` and so on.
+//! - `postgres`: `postgres://` URLs. `postgres-tls`: the same with TLS. `deadpool`: connections from a pool of the
+//!   `deadpool-postgres` crate.
+//! - `file`: `file:` URLs, on Unix.
+//! - `macros`: the attribute `#[locked]`, and `install`.
+//! - `serde`: `Serialize` for tickets, fences and inspection results, and `Deserialize` for tickets and fences.
+//! - `metrics`: counters and histograms for the `metrics` crate. `spans`: `tracing` spans. Both are described in
+//!   `docs/guides/observability.md`, and cost nothing while they are off.
 
 pub mod backend;
 pub mod blocking;
@@ -92,63 +93,63 @@ mod open;
 pub use diagnose::diagnose;
 pub use open::open;
 
-// The keeper, its locks, and what one has while holding them.
+// The keeper, its locks and their guards.
 pub use lockkeeper_core::{
     Fence, Guard, Guards, Keeper, Label, LockAll, Mode, Mutex, Name, Owner, ReleaseOutcome, RwLock,
     Semaphore, State, Ticket,
 };
 
-// Who leads.
+// Leader election.
 pub use lockkeeper_core::{Election, Leader, Leadership, Observe};
-// The same as an attribute on a function, and re-entrancy.
+// `#[locked]` and re-entrancy.
 #[cfg(feature = "macros")]
 pub use install::install;
 pub use lockkeeper_core::{ScopedGuard, scope};
 #[cfg(feature = "macros")]
 pub use lockkeeper_macros::locked;
 
-// For hosts that load locks as a plugin.
+// A small sync trait for hosts that load locks as a plugin.
 pub use lockkeeper_core::plugin;
 
 // Errors.
 pub use lockkeeper_core::{Error, ErrorKind, Result};
-// For the command, which shows what others wrote.
+// For `lockkeeper-cli`, which prints names and labels that other clients chose.
 #[doc(hidden)]
 pub use lockkeeper_core::text;
 
-// Fences, on the side of what a lock protects.
+// Fence checks, on the side of the resource.
 pub use lockkeeper_core::{FenceCheck, FenceRegister, FenceStore};
-// What locks do, as metrics.
+// Metrics.
 #[cfg(feature = "metrics")]
 pub use lockkeeper_core::describe_metrics;
 
-// A look into the store.
+// Inspection and diagnosis.
 pub use lockkeeper_core::{
     Event, EventKind, Finding, Inspect, Kind, LockInfo, LossReason, Participant, Severity, Watch,
 };
 
-// The store for tests; the others have modules of their own.
+// The store for tests. The other stores have their own modules.
 pub use lockkeeper_core::Memory;
 
-/// Locks between the processes of one machine, in a directory: the store behind `file:` URLs.
+/// The store behind `file:` URLs: locks between the processes of one machine, in a directory.
 #[cfg(feature = "file")]
 pub mod file {
     pub use lockkeeper_file::{File, Options};
 }
 
-/// Locks on Redis: the stores behind `redis://`, `redis+sentinel://`, `redis+cluster://` and `redlock://` URLs.
+/// The stores behind `redis://`, `redis+unix://`, `redis+sentinel://`, `redis+cluster://` and `redlock://` URLs.
 #[cfg(feature = "redis")]
 pub mod redis {
     pub use lockkeeper_redis::{Config, Fences, Protocol, Redis, redlock};
 }
 
-/// Locks on PostgreSQL: the store behind `postgres://` URLs, and advisory locks for any driver.
+/// The store behind `postgres://` URLs, and advisory locks for any driver.
 #[cfg(feature = "postgres")]
 pub mod postgres {
     pub use lockkeeper_postgres::{AdvisoryKey, Fences, Postgres, TransactionLock};
 }
 
-/// What `#[locked]` writes calls to. It changes without notice.
+/// The functions that code generated by `#[locked]` calls. It changes without notice.
 #[cfg(feature = "macros")]
 #[doc(hidden)]
 pub mod __private {
@@ -158,22 +159,22 @@ pub mod __private {
     };
 }
 
-/// The code in the README, so that it is compiled and run.
-#[cfg(all(doctest, feature = "memory"))]
+/// The code in the README, which is also an example that `./check examples` runs.
+#[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 struct Readme;
 
-/// The code in the guide to elections.
+/// The code in the guide to leader election.
 #[cfg(all(doctest, feature = "memory"))]
 #[doc = include_str!("../../../docs/guides/election.md")]
 struct ElectionGuide;
 
-/// The code on the pages of the stores.
+/// The code on the page of the Redis store.
 #[cfg(all(doctest, feature = "redis"))]
 #[doc = include_str!("../../../docs/backends/redis.md")]
 struct RedisPage;
 
-/// The code in the guide to functions under a lock.
+/// The code in the guide to `#[locked]`.
 #[cfg(all(doctest, feature = "macros"))]
 #[doc = include_str!("../../../docs/guides/locked.md")]
 struct LockedGuide;

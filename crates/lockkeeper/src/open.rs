@@ -1,21 +1,21 @@
-//! From a URL to a store: which schemes there are, and which of them this build has.
+//! Opens stores by URL: the built-in schemes and those that are registered at run time.
 //!
-//! A store of this workspace is a line in [`SCHEMES`] and an opener of its own, with a `None` in its place for
-//! builds without its feature. Any other store is registered at run time.
+//! A built-in store has an entry in [`SCHEMES`] and an opener constant, which is `None` in a build without its
+//! feature.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use lockkeeper_core::{Backend, BoxFuture, Error, ErrorKind, Keeper, Result};
 
-/// Opens a store. It is given the whole URL, whose scheme is known by then to be its own.
+/// Opens a built-in store from the whole URL. The scheme has been matched.
 type Open = for<'a> fn(&'a str) -> BoxFuture<'a, Result<Arc<dyn Backend>>>;
 
-/// A scheme that `open` knows.
+/// A built-in scheme.
 struct Scheme {
-    /// What stands before the colon, in lower case.
+    /// The part before the colon, in lower case.
     name: &'static str,
-    /// The feature of this crate that it needs.
+    /// The feature of this crate that enables it.
     feature: &'static str,
     /// `None` if the feature is off.
     open: Option<Open>,
@@ -26,6 +26,7 @@ const SCHEMES: &[Scheme] = &[
     Scheme { name: "file", feature: "file", open: FILE },
     Scheme { name: "redis", feature: "redis", open: REDIS },
     Scheme { name: "rediss", feature: "redis-tls", open: REDIS },
+    Scheme { name: "redis+unix", feature: "redis", open: REDIS },
     Scheme { name: "redis+sentinel", feature: "redis", open: REDIS },
     Scheme { name: "rediss+sentinel", feature: "redis-tls", open: REDIS },
     Scheme { name: "redis+cluster", feature: "redis", open: REDIS },
@@ -44,7 +45,7 @@ const MEMORY: Option<Open> = None;
 fn memory(url: &str) -> Result<Arc<dyn Backend>> {
     match url.split_once(':') {
         Some((_, "")) => Ok(Arc::new(lockkeeper_core::Memory::new())),
-        _ => Err(config("a memory: URL takes nothing after the colon: write \"memory:\"")),
+        _ => Err(config("a memory: URL has nothing after the colon: write \"memory:\"")),
     }
 }
 
@@ -86,25 +87,25 @@ async fn postgres(url: &str) -> Result<Arc<dyn Backend>> {
     Ok(Arc::new(lockkeeper_postgres::Postgres::connect(url).await?))
 }
 
-/// Opens a store of another crate.
+/// Opens a registered store from the whole URL.
 type Opener =
     Arc<dyn Fn(String) -> BoxFuture<'static, Result<Arc<dyn Backend>>> + Send + Sync + 'static>;
 
-/// The schemes of other crates, by name.
+/// Registered schemes, in lower case.
 static REGISTERED: RwLock<BTreeMap<String, Opener>> = RwLock::new(BTreeMap::new());
 
-/// Makes a store known to [`open`](crate::open()) under a URL scheme of its own.
+/// Registers a URL scheme for a store of another crate, for the whole process.
 ///
-/// From then on `open`, [`blocking::open`](crate::blocking::open) and everything that is given a store URL can use the scheme,
-/// in the whole process. Call it when the program starts. A crate with a store offers a function that does so.
+/// Afterwards [`open`](crate::open()), [`blocking::open`](crate::blocking::open) and everything else that takes a store
+/// URL accepts the scheme. Call it when the program starts. A crate with a store should export a function that does so.
 ///
-/// The opener is given the whole URL, with its scheme in whatever case it was written. Its errors go to the
-/// caller of `open` as they are: they must not show a password that is in the URL.
+/// The opener receives the whole URL, in the case in which it was written. `open` returns its errors unchanged, so they
+/// must not contain a password from the URL.
 ///
 /// # Errors
 ///
-/// [`Config`](ErrorKind::Config) if the scheme is taken: by a store of Lockkeeper, also one whose feature is off, or by an earlier
-/// registration, which stays. `Config` as well if it is not a scheme: a letter, then letters, digits, `+`, `.` or `-`.
+/// [`Config`](ErrorKind::Config) if the scheme is registered already or built in, even if its feature is off. The
+/// earlier registration stays. `Config` also if it is not a valid scheme: a letter, then letters, digits, `+`, `.` or `-`.
 ///
 /// # Examples
 ///
@@ -130,9 +131,9 @@ where
 {
     let name = scheme.to_ascii_lowercase();
     if !is_scheme(&name) {
-        // Not shown: it may be a whole URL, with a password.
+        // The message leaves it out: it may be a whole URL, with a password.
         return Err(config(
-            "not a URL scheme: it is what comes before the colon, a letter, then letters, digits, \"+\", \".\" or \"-\"",
+            "not a URL scheme: write the part before the colon, a letter, then letters, digits, \"+\", \".\" or \"-\"",
         ));
     }
     let opener: Opener = Arc::new(move |url| {
@@ -141,13 +142,13 @@ where
     });
     let mut registered = REGISTERED.write().unwrap_or_else(PoisonError::into_inner);
     if registered.contains_key(&name) || SCHEMES.iter().any(|scheme| scheme.name == name) {
-        return Err(config(format!("the store scheme {name:?} is taken: choose another")));
+        return Err(config(format!("the store scheme {name:?} is taken: choose another name")));
     }
     registered.insert(name, opener);
     Ok(())
 }
 
-/// Whether a scheme is that of another crate's store.
+/// Whether a scheme was registered.
 pub(crate) fn is_registered(name: &str) -> bool {
     registered(name).is_some()
 }
@@ -162,29 +163,29 @@ fn registered(name: &str) -> Option<Opener> {
 /// |---|---|---|
 /// | `memory:` | a new [`Memory`](crate::Memory) | `memory` (on by default) |
 /// | `redis://[user:password@]host[:port][/database]` | Redis, one node | `redis` |
-/// | `redis+sentinel://host,host,…/master[/database]` | Redis, wherever sentinels say | `redis` |
+/// | `redis+unix:///path/of/socket[?db=database]` | Redis, one node, by its Unix socket | `redis` |
+/// | `redis+sentinel://host,host,…/master[/database]` | Redis, the master that the sentinels name | `redis` |
 /// | `redis+cluster://host,host,…` | Redis Cluster | `redis` |
 /// | `redlock://host,host,host[,…]` | a [`Quorum`](crate::backend::Quorum) of independent Redis nodes | `redis` |
 /// | `rediss://…`, `rediss+sentinel://…`, `rediss+cluster://…` | the same over TLS | `redis-tls` |
-/// | `file:/run/locks`, `file:locks` | `File`, in a directory | `file` |
+/// | `file:/run/locks`, `file:locks` | files in a directory | `file` |
 /// | `postgres://user:password@host/database?…` | a PostgreSQL server | `postgres`, `postgres-tls` |
 /// | a [registered](crate::backend::register) scheme | a store of another crate | |
 ///
-/// The part before the colon, the scheme, may be in upper or lower case. Each call to open `memory:` creates a store
-/// of its own: **two opens do not exclude each other**, clones of one keeper do.
+/// Schemes are not case-sensitive. Every call with `memory:` creates a new store: **two such keepers do not exclude each
+/// other**, clones of one keeper do.
 ///
-/// For code that is not async there is [`blocking::open`](crate::blocking::open).
+/// Blocking code uses [`blocking::open`](crate::blocking::open).
 ///
 /// # Errors
 ///
-/// [`Config`](ErrorKind::Config), at once, if the URL is not one, names no store that this build knows, or needs a feature
-/// that is off; the message says which. It shows no more of the URL than its scheme, because the rest may hold a
-/// password. (A directory is shown, if it cannot be used.) [`Unavailable`](ErrorKind::Unavailable) if the store cannot be
-/// reached.
+/// [`Config`](ErrorKind::Config), without any I/O, if the URL is malformed, its scheme is unknown or its feature is off.
+/// Messages contain the scheme and no other part of the URL, which may contain a password. Exception: a directory or
+/// a socket that cannot be used is named. [`Unavailable`](ErrorKind::Unavailable) if the store cannot be reached.
 ///
 /// # Cancel safety
 ///
-/// Dropping it opens nothing.
+/// Dropping the future leaves no keeper and no open connection.
 ///
 /// # Examples
 ///
@@ -210,16 +211,16 @@ async fn backend(url: &str) -> Result<Arc<dyn Backend>> {
     match SCHEMES.iter().find(|scheme| scheme.name == name) {
         Some(Scheme { open: Some(open), .. }) => open(url).await,
         Some(Scheme { feature, .. }) => Err(config(format!(
-            "this build has no {name}: stores: enable the feature {feature:?} of lockkeeper"
+            "this build does not support {name}: URLs: enable the feature {feature:?} of lockkeeper"
         ))),
         None => Err(unknown(&name)),
     }
 }
 
-/// What stands before the colon, in lower case, if the URL looks like one at all.
+/// Returns the scheme of a URL in lower case.
 pub(crate) fn scheme_of(url: &str) -> Result<String> {
     let scheme = url.split_once(':').map_or("", |(scheme, _)| scheme);
-    // A blank at an end is a secret file read with its newline, and would go to the store unseen.
+    // A trailing newline comes from reading the URL from a file. Some stores would take it as a part of the path.
     if is_scheme(scheme) && url.trim() == url {
         Ok(scheme.to_ascii_lowercase())
     } else {
@@ -232,12 +233,12 @@ fn is_scheme(text: &str) -> bool {
         && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"+.-".contains(&b))
 }
 
-// None of these messages has any part of the URL in it but the scheme: the rest may be a password.
+// These messages contain no part of the URL but the scheme, since the rest may contain a password.
 
 fn malformed() -> Error {
     config(
-        "not a store URL: it starts with a scheme and a colon, as in \"file:/a/directory\" or \
-         \"redis://host/\", without blanks around it",
+        "not a store URL: write a scheme and a colon, as in \"file:/a/directory\" or \
+         \"redis://host/\", without white space around it",
     )
 }
 
@@ -247,11 +248,11 @@ fn unknown(name: &str) -> Error {
     let registered = REGISTERED.read().unwrap_or_else(PoisonError::into_inner);
     built.extend(registered.keys().map(|name| format!("{name}:")));
     let has = if built.is_empty() {
-        "none: no store feature of lockkeeper is enabled, and no scheme is registered".to_owned()
+        "none: enable a store feature of lockkeeper, or register a scheme".to_owned()
     } else {
         built.join(", ")
     };
-    config(format!("unknown store scheme {name:?}: this build has {has}"))
+    config(format!("unknown store scheme {name:?}: this build supports {has}"))
 }
 
 fn config(message: impl Into<String>) -> Error {
@@ -262,8 +263,8 @@ fn config(message: impl Into<String>) -> Error {
 mod tests {
     use super::*;
 
-    /// What `open` has against a URL.
-    async fn complaint(url: &str) -> String {
+    /// Returns the message of the `Config` error that `open` must return.
+    async fn config_error(url: &str) -> String {
         let error = open(url).await.expect_err(url);
         assert_eq!(error.kind(), ErrorKind::Config, "{url:?}: {error}");
         let message = error.to_string();
@@ -272,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn every_scheme_in_the_table_is_valid_lower_case_and_there_once() {
+    fn every_built_in_scheme_is_valid_lower_case_and_listed_once() {
         for (at, scheme) in SCHEMES.iter().enumerate() {
             assert_eq!(scheme_of(&format!("{}:", scheme.name)).unwrap(), scheme.name);
             assert!(SCHEMES[..at].iter().all(|other| other.name != scheme.name), "{}", scheme.name);
@@ -280,7 +281,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_not_a_url_is_answered_with_what_one_looks_like() {
+    async fn a_malformed_url_is_rejected_with_an_example() {
         let bad = [
             "",
             " ",
@@ -299,27 +300,29 @@ mod tests {
             "user@host:1",
         ];
         for url in bad {
-            assert!(complaint(url).await.starts_with("not a store URL"), "{url:?}");
+            assert!(config_error(url).await.starts_with("not a store URL"), "{url:?}");
         }
     }
 
     #[tokio::test]
-    async fn an_unknown_scheme_is_named_and_nothing_else_of_the_url() {
+    async fn the_error_for_an_unknown_scheme_contains_no_other_part_of_the_url() {
         for url in ["zookeeper://user:hunter2@host/x", "ZooKeeper:hunter2"] {
-            let message = complaint(url).await;
+            let message = config_error(url).await;
             assert!(message.starts_with("unknown store scheme \"zookeeper\""), "{message}");
             assert!(!message.contains("hunter2"), "{message}");
         }
     }
 
     #[tokio::test]
-    async fn a_password_is_never_shown() {
+    async fn no_error_contains_the_password() {
         let urls = [
             "redis://user:hunter2@127.0.0.1:1",
             "redis://user:hunter2@127.0.0.1:port",
             "rediss://user:hunter2@127.0.0.1:1",
             "redis+sentinel://user:hunter2@127.0.0.1:1/m?sentinel_password=hunter2",
             "redis+cluster://user:hunter2@127.0.0.1:1",
+            "redis+unix://user:hunter2@/nowhere/redis.sock",
+            "redis+unix://user:hunter2@host/redis.sock",
             "redlock://user:hunter2@127.0.0.1:1,127.0.0.1:2,127.0.0.1:3",
             "user:hunter2@host",
             "hunter2",
@@ -349,7 +352,7 @@ mod tests {
     mod with_memory {
         use super::*;
         #[tokio::test]
-        async fn a_memory_url_opens_a_store_in_any_case() {
+        async fn a_memory_url_is_not_case_sensitive() {
             for url in ["memory:", "Memory:", "MEMORY:"] {
                 let keeper = open(url).await.unwrap();
                 assert!(keeper.mutex("a").try_lock().await.unwrap().is_some());
@@ -357,7 +360,7 @@ mod tests {
         }
 
         #[tokio::test]
-        async fn two_opens_do_not_exclude_each_other_but_clones_do() {
+        async fn two_memory_stores_do_not_exclude_each_other_but_clones_of_a_keeper_do() {
             let one = open("memory:").await.unwrap();
             let other = open("memory:").await.unwrap();
             let guard = one.mutex("a").lock().await.unwrap();
@@ -367,16 +370,16 @@ mod tests {
         }
 
         #[tokio::test]
-        async fn a_memory_url_takes_nothing_after_the_colon() {
+        async fn a_memory_url_with_text_after_the_colon_is_rejected() {
             for url in ["memory:x", "memory://", "memory:///", "MEMORY::", "memory:?a=b"] {
-                let message = complaint(url).await;
+                let message = config_error(url).await;
                 assert!(message.contains("nothing after the colon"), "{url:?}: {message}");
             }
         }
 
         #[tokio::test]
-        async fn an_unknown_scheme_is_answered_with_those_that_there_are() {
-            assert!(complaint("nosuch://x").await.contains("this build has memory:"));
+        async fn the_error_for_an_unknown_scheme_lists_the_supported_ones() {
+            assert!(config_error("nosuch://x").await.contains("this build supports memory:"));
         }
     }
 
@@ -386,7 +389,7 @@ mod tests {
         use crate::blocking;
 
         #[tokio::test]
-        async fn a_file_url_opens_a_directory_and_two_opens_exclude_each_other() {
+        async fn two_keepers_on_one_directory_exclude_each_other() {
             let dir = tempfile::tempdir().unwrap();
             let url = format!("File:{}/locks", dir.path().display());
             let one = open(&url).await.unwrap();
@@ -401,7 +404,7 @@ mod tests {
         }
 
         #[test]
-        fn a_file_url_opens_for_code_that_is_not_async() {
+        fn blocking_code_opens_a_file_url() {
             let dir = tempfile::tempdir().unwrap();
             let keeper = blocking::open(&format!("file:{}", dir.path().display())).unwrap();
             let mutex = keeper.mutex("a");
@@ -413,9 +416,9 @@ mod tests {
         }
 
         #[tokio::test]
-        async fn a_wrong_file_url_is_refused_and_not_shown() {
+        async fn the_error_for_a_wrong_file_url_does_not_contain_it() {
             for url in ["file:", "file://host/hunter2", "file:/hunter2?fence=maybe"] {
-                assert!(!complaint(url).await.contains("hunter2"), "{url:?}");
+                assert!(!config_error(url).await.contains("hunter2"), "{url:?}");
             }
         }
     }
@@ -425,17 +428,17 @@ mod tests {
         use super::*;
 
         #[tokio::test]
-        async fn a_file_url_is_answered_with_the_feature() {
-            let message = complaint("file:/run/locks").await;
+        async fn the_error_for_a_file_url_names_the_feature() {
+            let message = config_error("file:/run/locks").await;
             assert!(message.contains("enable the feature \"file\""), "{message}");
         }
     }
 
     #[cfg(not(feature = "postgres"))]
     #[tokio::test]
-    async fn a_postgres_url_is_answered_with_the_feature_that_is_off() {
+    async fn the_error_for_a_postgres_url_names_the_feature() {
         for url in ["postgres://host/", "PostgreSQL://host/"] {
-            assert!(complaint(url).await.contains("enable the feature \"postgres\""));
+            assert!(config_error(url).await.contains("enable the feature \"postgres\""));
         }
     }
 
@@ -444,16 +447,16 @@ mod tests {
         use super::*;
 
         #[tokio::test]
-        async fn a_scheme_whose_feature_is_off_is_answered_with_the_feature() {
+        async fn the_error_for_a_memory_url_names_the_feature() {
             for url in ["memory:", "MEMORY:", "memory:x"] {
-                let message = complaint(url).await;
+                let message = config_error(url).await;
                 assert!(message.contains("enable the feature \"memory\""), "{message}");
             }
         }
 
         #[tokio::test]
-        async fn an_unknown_scheme_is_not_answered_with_those_that_are_off() {
-            assert!(!complaint("nosuch://x").await.contains("memory"));
+        async fn the_error_for_an_unknown_scheme_lists_no_disabled_one() {
+            assert!(!config_error("nosuch://x").await.contains("memory"));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The keeper of the whole process: one test, because it is installed once.
+//! The process-wide keeper. One test, because it can be installed only once per process.
 #![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 
 use std::time::Duration;
@@ -17,7 +17,7 @@ fn pay_blocking(order_id: u64) -> Result<u64> {
 }
 
 #[tokio::test]
-async fn without_a_keeper_of_the_process_an_error_says_what_to_do_and_a_second_one_is_refused() {
+async fn calls_fail_without_an_installed_keeper_and_a_second_keeper_is_rejected() {
     for error in [pay(42).await.unwrap_err(), pay_blocking(42).unwrap_err()] {
         assert_eq!(error.kind(), ErrorKind::Config);
         let message = error.to_string();
@@ -32,15 +32,19 @@ async fn without_a_keeper_of_the_process_an_error_says_what_to_do_and_a_second_o
 
     assert_eq!(pay(42).await.unwrap(), 42);
     let guard = keeper.mutex("order:42").lock().await.unwrap();
-    assert_eq!(pay(42).await.unwrap_err().kind(), ErrorKind::TimedOut, "the first one stays");
+    assert_eq!(
+        pay(42).await.unwrap_err().kind(),
+        ErrorKind::TimedOut,
+        "the first keeper stays installed"
+    );
     assert_eq!(pay(43).await.unwrap(), 43);
     let on_a_thread = || std::thread::spawn(|| pay_blocking(42));
     let error = on_a_thread().join().unwrap().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut);
-    assert_eq!(pay_blocking(42).unwrap_err().kind(), ErrorKind::TimedOut, "inside of a runtime");
+    assert_eq!(pay_blocking(42).unwrap_err().kind(), ErrorKind::TimedOut, "inside a runtime");
     guard.release().await.unwrap();
     assert_eq!(on_a_thread().join().unwrap().unwrap(), 42);
-    assert_eq!(pay_blocking(42).unwrap(), 42, "inside of a runtime");
+    assert_eq!(pay_blocking(42).unwrap(), 42, "inside a runtime");
 
     soon("the keeper closes", keeper.close()).await;
     assert_eq!(pay(42).await.unwrap_err().kind(), ErrorKind::Closed);

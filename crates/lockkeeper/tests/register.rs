@@ -1,4 +1,4 @@
-//! URL schemes of other crates' stores.
+//! Registered URL schemes.
 #![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,14 +8,14 @@ use lockkeeper::backend::register;
 use lockkeeper::{Error, ErrorKind, Memory, Severity};
 
 #[track_caller]
-fn refused(answer: lockkeeper::Result<()>) -> String {
+fn rejected(answer: lockkeeper::Result<()>) -> String {
     let error = answer.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
     error.to_string()
 }
 
 #[tokio::test]
-async fn a_registered_scheme_is_opened_in_any_case_with_the_whole_url() {
+async fn the_opener_of_a_registered_scheme_receives_the_whole_url() {
     let memory = Memory::new();
     let store = memory.clone();
     let opener = move |url: String| {
@@ -35,14 +35,14 @@ async fn a_registered_scheme_is_opened_in_any_case_with_the_whole_url() {
 }
 
 #[test]
-fn a_registered_scheme_is_opened_in_blocking_code() {
+fn blocking_code_opens_a_registered_scheme() {
     register("test-blocking", |_| async { Ok(Memory::new()) }).unwrap();
     let keeper = lockkeeper::blocking::open("test-blocking:").unwrap();
     keeper.mutex("a").blocking_lock().unwrap().blocking_release().unwrap();
 }
 
 #[test]
-fn a_scheme_that_is_taken_is_refused_and_stays_what_it_was() {
+fn a_scheme_that_is_taken_is_rejected_and_keeps_its_opener() {
     let opened = Arc::new(AtomicUsize::new(0));
     let counts = opened.clone();
     let first = move |_| {
@@ -50,9 +50,9 @@ fn a_scheme_that_is_taken_is_refused_and_stays_what_it_was() {
         async { Ok(Memory::new()) }
     };
     register("test-taken", first).unwrap();
-    // Also those of Lockkeeper itself, with the feature on or off.
+    // Built-in schemes are taken whether their feature is on or off.
     for taken in ["test-taken", "Test-Taken", "memory", "REDIS", "rediss+cluster", "postgresql"] {
-        let message = refused(register(taken, |_| async { Ok(Memory::new()) }));
+        let message = rejected(register(taken, |_| async { Ok(Memory::new()) }));
         let name = taken.to_ascii_lowercase();
         assert!(message.contains(&format!("the store scheme {name:?} is taken")), "{message}");
     }
@@ -61,17 +61,17 @@ fn a_scheme_that_is_taken_is_refused_and_stays_what_it_was() {
 }
 
 #[test]
-fn what_cannot_be_a_scheme_is_refused() {
+fn an_invalid_scheme_is_rejected() {
     for bad in ["", " ", "a b", "1a", "-a", "a_b", "a:", "é", "a/b", "etcd\n"] {
-        let message = refused(register(bad, |_| async { Ok(Memory::new()) }));
+        let message = rejected(register(bad, |_| async { Ok(Memory::new()) }));
         assert!(message.contains("not a URL scheme"), "{bad:?}: {message}");
     }
-    let message = refused(register("etcd://user:hunter2@host", |_| async { Ok(Memory::new()) }));
+    let message = rejected(register("etcd://user:hunter2@host", |_| async { Ok(Memory::new()) }));
     assert!(!message.contains("hunter2"), "{message}");
 }
 
 #[tokio::test]
-async fn an_unknown_scheme_is_answered_with_the_registered_ones() {
+async fn the_error_for_an_unknown_scheme_lists_the_registered_ones() {
     register("test-listed", |_| async { Ok(Memory::new()) }).unwrap();
     let error = lockkeeper::open("test-unknown://user:hunter2@host").await.unwrap_err();
     let message = error.to_string();
@@ -81,18 +81,18 @@ async fn an_unknown_scheme_is_answered_with_the_registered_ones() {
 }
 
 #[tokio::test]
-async fn the_error_of_an_opener_is_that_of_open() {
+async fn open_returns_the_error_of_the_opener() {
     let fail =
-        |_| async { Err::<Memory, _>(Error::new(ErrorKind::Unavailable, "nothing listens there")) };
+        |_| async { Err::<Memory, _>(Error::new(ErrorKind::Unavailable, "connection refused")) };
     register("test-fails", fail).unwrap();
     let error = lockkeeper::open("test-fails://host").await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
-    assert!(error.to_string().contains("nothing listens there"), "{error}");
+    assert!(error.to_string().contains("connection refused"), "{error}");
 }
 
 #[tokio::test]
-async fn a_store_without_checks_of_its_own_is_diagnosed_by_opening_it() {
-    // A scheme that starts like another is not that one.
+async fn a_registered_store_is_diagnosed_by_opening_it() {
+    // The prefix of a built-in scheme must not select the checks of that store.
     register("redis-like", |_| async { Ok(Memory::new()) }).unwrap();
     let findings = lockkeeper::diagnose("redis-like:").await.unwrap();
     assert_eq!(findings.len(), 1, "{findings:?}");
@@ -100,7 +100,7 @@ async fn a_store_without_checks_of_its_own_is_diagnosed_by_opening_it() {
 }
 
 #[test]
-fn of_threads_that_register_one_scheme_at_the_same_time_one_succeeds() {
+fn one_of_several_concurrent_registrations_succeeds() {
     let barrier = Arc::new(Barrier::new(8));
     let threads: Vec<_> = (0..8)
         .map(|_| {

@@ -1,4 +1,4 @@
-//! What the tests have in common.
+//! Helpers of the tests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -24,7 +24,7 @@ pub(crate) fn request(method: Method, path: &str) -> Request<Body> {
 }
 
 pub(crate) async fn send(app: &Router, request: Request<Body>) -> Response {
-    soon("an answer", app.clone().oneshot(request)).await.unwrap()
+    soon("a response", app.clone().oneshot(request)).await.unwrap()
 }
 
 pub(crate) async fn post(app: &Router, path: &str) -> Response {
@@ -36,12 +36,12 @@ pub(crate) async fn text(response: Response) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-/// A header, as text.
+/// Returns a header as text.
 pub(crate) fn header<'a>(response: &'a Response, name: &str) -> Option<&'a str> {
     response.headers().get(name).map(|value| value.to_str().unwrap())
 }
 
-/// The body of a refusal, which says the same as its head.
+/// Returns the body of a rejection, after comparing it with the status.
 pub(crate) async fn problem(response: Response) -> Value {
     assert_eq!(header(&response, "content-type"), Some("application/problem+json"));
     let status = response.status();
@@ -52,108 +52,108 @@ pub(crate) async fn problem(response: Response) -> Value {
     problem
 }
 
-/// Sees that an answer is a refusal of this kind, and returns its body.
-pub(crate) async fn refused(response: Response, status: StatusCode, reason: &str) -> Value {
+/// Asserts that a response is a rejection with this status and reason, and returns its body.
+pub(crate) async fn rejected(response: Response, status: StatusCode, reason: &str) -> Value {
     assert_eq!(response.status(), status);
     let problem = problem(response).await;
     assert_eq!(problem["reason"], reason);
     problem
 }
 
-/// A place that handlers enter and may not leave before they are let out.
+/// Counts the handlers that run, and blocks them until they are released.
 #[derive(Clone)]
-pub(crate) struct Room(Arc<Counts>);
+pub(crate) struct Gate(Arc<Counts>);
 
 struct Counts {
-    entered: AtomicUsize,
-    inside: AtomicUsize,
-    most: AtomicUsize,
-    door: Semaphore,
+    started: AtomicUsize,
+    running: AtomicUsize,
+    max_running: AtomicUsize,
+    permits: Semaphore,
 }
 
-impl Room {
+impl Gate {
     pub(crate) fn new() -> Self {
         let zero = || AtomicUsize::new(0);
-        let (entered, inside, most, door) = (zero(), zero(), zero(), Semaphore::new(0));
-        Self(Arc::new(Counts { entered, inside, most, door }))
+        let (started, running, max_running) = (zero(), zero(), zero());
+        Self(Arc::new(Counts { started, running, max_running, permits: Semaphore::new(0) }))
     }
 
-    /// What a handler does.
-    pub(crate) async fn stay(&self) {
-        let _visit = Visit::new(self);
-        // Even if the door is open, others have the time to come in.
+    /// The work of a handler.
+    pub(crate) async fn pass(&self) {
+        let _running = RunningHandler::new(self);
+        // Gives other handlers the time to start, even if a permit is available.
         tokio::task::yield_now().await;
-        self.0.door.acquire().await.unwrap().forget();
+        self.0.permits.acquire().await.unwrap().forget();
     }
 
-    /// Lets so many out.
-    pub(crate) fn let_out(&self, visitors: usize) {
-        self.0.door.add_permits(visitors);
+    /// Lets this many handlers return.
+    pub(crate) fn open(&self, handlers: usize) {
+        self.0.permits.add_permits(handlers);
     }
 
-    pub(crate) fn inside(&self) -> usize {
-        self.0.inside.load(Ordering::SeqCst)
+    pub(crate) fn running(&self) -> usize {
+        self.0.running.load(Ordering::SeqCst)
     }
 
-    /// How many have ever been inside.
-    pub(crate) fn entered(&self) -> usize {
-        self.0.entered.load(Ordering::SeqCst)
+    /// Returns how many handlers have started.
+    pub(crate) fn started(&self) -> usize {
+        self.0.started.load(Ordering::SeqCst)
     }
 
-    /// How many have been inside at the same time.
-    pub(crate) fn most(&self) -> usize {
-        self.0.most.load(Ordering::SeqCst)
+    /// Returns the highest number of handlers that ran at the same time.
+    pub(crate) fn max_running(&self) -> usize {
+        self.0.max_running.load(Ordering::SeqCst)
     }
 
-    pub(crate) async fn is_entered(&self) {
-        eventually("somebody is inside", async || self.inside() > 0).await;
+    pub(crate) async fn wait_until_running(&self) {
+        eventually("a handler runs", async || self.running() > 0).await;
     }
 
-    pub(crate) async fn is_empty(&self) {
-        eventually("nobody is inside", async || self.inside() == 0).await;
-    }
-}
-
-/// Ends also if the handler is cancelled.
-struct Visit(Room);
-
-impl Visit {
-    fn new(room: &Room) -> Self {
-        let inside = room.0.inside.fetch_add(1, Ordering::SeqCst) + 1;
-        room.0.most.fetch_max(inside, Ordering::SeqCst);
-        room.0.entered.fetch_add(1, Ordering::SeqCst);
-        Self(room.clone())
+    pub(crate) async fn wait_until_idle(&self) {
+        eventually("no handler runs", async || self.running() == 0).await;
     }
 }
 
-impl Drop for Visit {
+/// Counts a handler until it is dropped, which includes a cancelled one.
+struct RunningHandler(Gate);
+
+impl RunningHandler {
+    fn new(gate: &Gate) -> Self {
+        let running = gate.0.running.fetch_add(1, Ordering::SeqCst) + 1;
+        gate.0.max_running.fetch_max(running, Ordering::SeqCst);
+        gate.0.started.fetch_add(1, Ordering::SeqCst);
+        Self(gate.clone())
+    }
+}
+
+impl Drop for RunningHandler {
     fn drop(&mut self) {
-        self.0.0.inside.fetch_sub(1, Ordering::SeqCst);
+        self.0.0.running.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
-/// Sends a request in a task of its own, and waits until its handler is at work.
-pub(crate) async fn at_work(app: &Router, path: &str, room: &Room) -> JoinHandle<Response> {
+/// Sends a request in a new task, and waits until its handler runs.
+pub(crate) async fn start_request(app: &Router, path: &str, gate: &Gate) -> JoinHandle<Response> {
     let (app, path) = (app.clone(), path.to_owned());
     let working = tokio::spawn(async move { post(&app, &path).await });
-    room.is_entered().await;
+    gate.wait_until_running().await;
     working
 }
 
-/// Waits until so many wait for a lock.
-pub(crate) async fn queued(keeper: &Keeper, name: &str, count: usize) {
+/// Waits until a lock has this many waiters.
+pub(crate) async fn wait_for_waiters(keeper: &Keeper, name: &str, count: usize) {
     let inspect = keeper.inspect().unwrap();
-    eventually("a place in the queue", async || {
+    eventually("the number of waiters", async || {
         let infos = inspect.show(name).await.unwrap();
         infos.iter().map(|info| info.waiters.len()).sum::<usize>() == count
     })
     .await;
 }
 
-/// Waits until the store knows nothing of any lock.
-pub(crate) async fn nothing_left(keeper: &Keeper) {
+/// Waits until the store has no locks.
+pub(crate) async fn wait_until_free(keeper: &Keeper) {
     let inspect = keeper.inspect().unwrap();
-    eventually("nothing is left", async || inspect.list("").await.unwrap().is_empty()).await;
+    eventually("the store has no locks", async || inspect.list("").await.unwrap().is_empty()).await;
 }
 
 pub(crate) const fn secs(seconds: u64) -> Duration {

@@ -1,4 +1,4 @@
-//! Fences that come in a header.
+//! `FenceLayer`.
 
 use axum::body::Body;
 use axum::http::{HeaderValue, Method, Request, StatusCode};
@@ -9,7 +9,7 @@ use lockkeeper::backend::BoxFuture;
 use lockkeeper::{Error, ErrorKind, Fence, FenceCheck, FenceRegister, FenceStore, Name, Result};
 use lockkeeper_axum::{FenceLayer, LockLayer, ProblemLayer, X_FENCE};
 
-use crate::common::{keeper, post, refused, request, send, text};
+use crate::common::{keeper, post, rejected, request, send, text};
 
 fn app(register: FenceRegister) -> Router {
     let fences = FenceLayer::new(register).key("order:{id}").methods([Method::PUT]);
@@ -31,7 +31,7 @@ async fn write(app: &Router, path: &str, fences: &[&str]) -> Response {
 }
 
 #[tokio::test]
-async fn a_request_with_a_lower_fence_than_one_before_is_refused() {
+async fn a_request_with_a_lower_fence_than_an_earlier_one_is_rejected() {
     let register = FenceRegister::in_memory();
     let app = app(register.clone());
     for (path, fence) in [("/1", "5"), ("/1", "5"), ("/1", "7"), ("/2", "1"), ("/%31", "8")] {
@@ -41,16 +41,16 @@ async fn a_request_with_a_lower_fence_than_one_before_is_refused() {
     }
     for fence in ["7", "1"] {
         let answer = write(&app, "/1", &[fence]).await;
-        let problem = refused(answer, StatusCode::PRECONDITION_FAILED, "stale_fence").await;
+        let problem = rejected(answer, StatusCode::PRECONDITION_FAILED, "stale_fence").await;
         assert_eq!(problem["lock"], "order:1");
     }
-    // The register is the same without HTTP.
+    // The register can be used without HTTP, too.
     let stale = register.check("order:1", Fence::new(7).unwrap()).await.unwrap();
     assert_eq!(stale, FenceCheck::Stale { highest: Fence::new(8).unwrap() });
 }
 
 #[tokio::test]
-async fn a_fence_that_is_missing_or_none_is_the_clients_fault_and_changes_nothing() {
+async fn a_missing_or_invalid_fence_is_a_client_error_and_changes_nothing() {
     let app = app(FenceRegister::in_memory());
     let bad: [&[&str]; 12] = [
         &[],
@@ -67,17 +67,17 @@ async fn a_fence_that_is_missing_or_none_is_the_clients_fault_and_changes_nothin
         &["5, 6"],
     ];
     for fences in bad {
-        refused(write(&app, "/1", fences).await, StatusCode::BAD_REQUEST, "bad_fence").await;
+        rejected(write(&app, "/1", fences).await, StatusCode::BAD_REQUEST, "bad_fence").await;
     }
     let mut odd = request(Method::PUT, "/1");
     odd.headers_mut().insert(X_FENCE, HeaderValue::from_bytes(b"\xff").unwrap());
-    refused(send(&app, odd).await, StatusCode::BAD_REQUEST, "bad_fence").await;
+    rejected(send(&app, odd).await, StatusCode::BAD_REQUEST, "bad_fence").await;
     assert_eq!(write(&app, "/1", &["1"]).await.status(), StatusCode::OK);
     assert_eq!(write(&app, "/1", &["9223372036854775807"]).await.status(), StatusCode::OK);
 }
 
 #[tokio::test]
-async fn requests_that_need_no_fence_are_let_through() {
+async fn methods_that_are_not_listed_need_no_fence() {
     let app = app(FenceRegister::in_memory());
     assert_eq!(write(&app, "/1", &["7"]).await.status(), StatusCode::OK);
     assert_eq!(text(send(&app, request(Method::GET, "/1")).await).await, "read");
@@ -98,20 +98,20 @@ impl FenceStore for Down {
 }
 
 #[tokio::test]
-async fn a_register_that_does_not_answer_lets_nothing_pass() {
+async fn if_the_register_does_not_answer_requests_are_rejected() {
     let app = app(FenceRegister::new(Down));
     let answer = write(&app, "/1", &["7"]).await;
-    let problem = refused(answer, StatusCode::SERVICE_UNAVAILABLE, "unavailable").await;
+    let problem = rejected(answer, StatusCode::SERVICE_UNAVAILABLE, "unavailable").await;
     assert!(!problem.to_string().contains("hunter2"), "{problem}");
 }
 
-/// A service that takes a lock and writes to one that checks fences: the fence goes from one to the other.
+/// A service acquires a lock and sends its fence to a second service that checks it.
 #[tokio::test]
-async fn a_paused_holder_is_found_out_by_its_fence() {
+async fn a_paused_holder_is_rejected_by_its_fence() {
     let keeper = keeper();
     let storage = app(FenceRegister::in_memory()).layer(ProblemLayer::new(keeper.clone()));
     let paused = keeper.mutex("order:1").lock().await.unwrap();
-    // It loses the lock and does not look.
+    // The paused holder loses the lock without noticing.
     keeper.inspect().unwrap().break_lock("order:1").await.unwrap();
     let front: Router = {
         let storage = storage.clone();
@@ -124,5 +124,5 @@ async fn a_paused_holder_is_found_out_by_its_fence() {
     };
     assert_eq!(post(&front, "/1").await.status(), StatusCode::OK);
     let late = write(&storage, "/1", &[&paused.fence().unwrap().to_string()]).await;
-    refused(late, StatusCode::PRECONDITION_FAILED, "stale_fence").await;
+    rejected(late, StatusCode::PRECONDITION_FAILED, "stale_fence").await;
 }

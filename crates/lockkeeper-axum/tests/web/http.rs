@@ -18,16 +18,16 @@ use tokio::process::{Child, Command};
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
-use crate::common::{Room, secs};
+use crate::common::{Gate, secs};
 
-/// How many requests come at once.
+/// How many requests are sent at once.
 const REQUESTS: usize = 200;
 
-/// How often a scenario is repeated in which a request was answered with 503. A store that takes more than a second to
-/// say anything is unavailable, and a busy machine may need that long for so many.
+/// How often a scenario is repeated if a request got 503. A store that does not answer within a second counts as
+/// unavailable, and a busy machine may need longer for this many requests.
 const MAX_ROUNDS: usize = 20;
 
-/// What a server answered.
+/// The response of a server.
 #[derive(Debug)]
 struct Answer {
     status: u16,
@@ -36,8 +36,8 @@ struct Answer {
 }
 
 impl Answer {
-    /// Whether it is a refusal because others hold the lock; if not, the store was too slow to tell.
-    fn is_refusal(&self) -> bool {
+    /// Returns whether it is a rejection because of contention (409). Otherwise the store was too slow (503).
+    fn is_conflict(&self) -> bool {
         let reason = if self.status == 409 { "not_acquired" } else { "unavailable" };
         assert!(matches!(self.status, 409 | 503), "{self:?}");
         assert!(self.head.contains("\r\ncontent-type: application/problem+json"), "{self:?}");
@@ -47,7 +47,7 @@ impl Answer {
     }
 }
 
-/// Sends the head of a request, with nothing else.
+/// Sends the head of a request.
 async fn begin(address: SocketAddr, method: &str, path: &str) -> TcpStream {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let head = format!(
@@ -59,14 +59,14 @@ async fn begin(address: SocketAddr, method: &str, path: &str) -> TcpStream {
 
 async fn answer(mut stream: TcpStream) -> Answer {
     let mut bytes = Vec::new();
-    soon("an answer", stream.read_to_end(&mut bytes)).await.unwrap();
+    soon("a response", stream.read_to_end(&mut bytes)).await.unwrap();
     let text = String::from_utf8(bytes).unwrap();
     let (head, body) = text.split_once("\r\n\r\n").unwrap();
     let status = head.split(' ').nth(1).unwrap().parse().unwrap();
     Answer { status, head: head.to_ascii_lowercase(), body: body.to_owned() }
 }
 
-async fn ask(address: SocketAddr, method: &str, path: &str) -> Answer {
+async fn send_to(address: SocketAddr, method: &str, path: &str) -> Answer {
     answer(begin(address, method, path).await).await
 }
 
@@ -77,13 +77,13 @@ fn at_once(instances: [SocketAddr; 2], path: &'static str) -> JoinSet<Answer> {
         let (address, start) = (instances[number % 2], start.clone());
         requests.spawn(async move {
             start.wait().await;
-            ask(address, "POST", path).await
+            send_to(address, "POST", path).await
         });
     }
     requests
 }
 
-/// Waits until the server has not one key. Leases are so long that none of them ends meanwhile.
+/// Waits until the server has no keys. The leases are too long to expire meanwhile.
 async fn no_key_is_left(server: &RedisServer) {
     eventually("no key is left", async || server.command(&["DBSIZE"]) == "0").await;
     assert_eq!(server.command(&["KEYS", "*"]), "");
@@ -97,48 +97,48 @@ async fn serve(app: Router) -> SocketAddr {
     address
 }
 
-/// An instance in this process, with connections of its own to the server.
-async fn instance(server: &RedisServer, room: &Room, wait: bool) -> SocketAddr {
+/// Starts an instance in this process, with its own connections to Redis.
+async fn instance(server: &RedisServer, gate: &Gate, wait: bool) -> SocketAddr {
     let keeper = soon("to connect", lockkeeper::open(&server.url())).await.unwrap();
     let lock = LockLayer::new(keeper).ttl(secs(600)).wait(secs(if wait { 600 } else { 0 }));
-    let stay = async |State(room): State<Room>| room.stay().await;
+    let stay = async |State(gate): State<Gate>| gate.pass().await;
     let app = Router::new()
         .route("/orders/{order_id}/pay", post(stay).get(stay))
         .route_layer(lock.key("order:{order_id}").methods([Method::POST, Method::GET]))
         .route("/", get(async || "hello"))
-        .with_state(room.clone());
+        .with_state(gate.clone());
     serve(app).await
 }
 
-async fn two_instances(server: &RedisServer, room: &Room, wait: bool) -> [SocketAddr; 2] {
-    [instance(server, room, wait).await, instance(server, room, wait).await]
+async fn two_instances(server: &RedisServer, gate: &Gate, wait: bool) -> [SocketAddr; 2] {
+    [instance(server, gate, wait).await, instance(server, gate, wait).await]
 }
 
 #[tokio::test]
-async fn of_two_hundred_requests_at_once_one_is_served_and_all_others_are_refused() {
-    let (server, room) = (RedisServer::start_or_panic(), Room::new());
-    let instances = two_instances(&server, &room, false).await;
+async fn of_two_hundred_requests_at_once_one_is_served_and_all_others_are_rejected() {
+    let (server, gate) = (RedisServer::start_or_panic(), Gate::new());
+    let instances = two_instances(&server, &gate, false).await;
     let (mut clean, mut paid) = (0, 0);
     for _ in 0..MAX_ROUNDS {
         let mut requests = at_once(instances, "/orders/42/pay");
-        let mut refused = 0;
-        // The one that is served stays until all others have their answers.
+        let mut rejected = 0;
+        // The handler of the served request waits until all others have their responses.
         for _ in 1..REQUESTS {
-            let answer = soon("a refusal", requests.join_next()).await.unwrap().unwrap();
-            refused += usize::from(answer.is_refusal());
+            let answer = soon("a rejection", requests.join_next()).await.unwrap().unwrap();
+            rejected += usize::from(answer.is_conflict());
         }
-        eventually("the last is at work or answered", async || {
-            room.inside() == 1 || requests.try_join_next().is_some()
+        eventually("the last request is running or has a response", async || {
+            gate.running() == 1 || requests.try_join_next().is_some()
         })
         .await;
-        if room.inside() == 1 {
-            room.let_out(1);
+        if gate.running() == 1 {
+            gate.open(1);
             let answer = soon("the served one", requests.join_next()).await.unwrap().unwrap();
             assert_eq!(answer.status, 200, "{answer:?}");
             paid += 1;
-            clean += usize::from(refused == REQUESTS - 1);
+            clean += usize::from(rejected == REQUESTS - 1);
         }
-        assert!(room.entered() == paid && room.most() <= 1);
+        assert!(gate.started() == paid && gate.max_running() <= 1);
         no_key_is_left(&server).await;
         if clean == 2 {
             return;
@@ -148,89 +148,89 @@ async fn of_two_hundred_requests_at_once_one_is_served_and_all_others_are_refuse
 }
 
 #[tokio::test]
-async fn of_two_hundred_requests_that_may_wait_all_are_served_one_at_a_time() {
-    let (server, room) = (RedisServer::start_or_panic(), Room::new());
-    let instances = two_instances(&server, &room, true).await;
-    room.let_out(REQUESTS);
+async fn two_hundred_waiting_requests_are_all_served_one_at_a_time() {
+    let (server, gate) = (RedisServer::start_or_panic(), Gate::new());
+    let instances = two_instances(&server, &gate, true).await;
+    gate.open(REQUESTS);
     let mut requests = at_once(instances, "/orders/42/pay");
-    while let Some(answer) = soon("an answer", requests.join_next()).await {
+    while let Some(answer) = soon("a response", requests.join_next()).await {
         assert_eq!(answer.unwrap().status, 200);
     }
-    assert_eq!((room.entered(), room.most()), (REQUESTS, 1));
+    assert_eq!((gate.started(), gate.max_running()), (REQUESTS, 1));
     no_key_is_left(&server).await;
 }
 
 #[tokio::test]
-async fn a_client_that_hangs_up_has_its_handler_cancelled_and_its_lock_given_back() {
-    let (server, room) = (RedisServer::start_or_panic(), Room::new());
-    let [one, other] = two_instances(&server, &room, true).await;
+async fn a_disconnect_cancels_the_handler_and_releases_the_lock() {
+    let (server, gate) = (RedisServer::start_or_panic(), Gate::new());
+    let [one, other] = two_instances(&server, &gate, true).await;
     let working = begin(one, "POST", "/orders/42/pay").await;
-    room.is_entered().await;
-    // One that waits hangs up, too: it must not come to its turn.
+    gate.wait_until_running().await;
+    // A waiting request disconnects, too, and must not be served.
     let waiting = begin(other, "POST", "/orders/42/pay").await;
     let queue = ["ZCARD", "lockkeeper:{order:42}:q"];
-    eventually("it waits", async || server.command(&queue) == "1").await;
+    eventually("the request waits", async || server.command(&queue) == "1").await;
     drop(waiting);
-    eventually("it waits no more", async || server.command(&queue) == "0").await;
+    eventually("the request has left the queue", async || server.command(&queue) == "0").await;
     drop(working);
-    room.is_empty().await;
+    gate.wait_until_idle().await;
     no_key_is_left(&server).await;
-    room.let_out(1);
-    assert_eq!(ask(other, "POST", "/orders/42/pay").await.status, 200);
-    assert_eq!(room.entered(), 2);
+    gate.open(1);
+    assert_eq!(send_to(other, "POST", "/orders/42/pay").await.status, 200);
+    assert_eq!(gate.started(), 2);
 }
 
 #[tokio::test]
-async fn a_head_request_is_refused_without_a_body_and_the_connection_is_left_in_order() {
-    let (server, room) = (RedisServer::start_or_panic(), Room::new());
-    let [one, other] = two_instances(&server, &room, false).await;
+async fn a_rejected_head_request_has_no_body_and_the_server_continues() {
+    let (server, gate) = (RedisServer::start_or_panic(), Gate::new());
+    let [one, other] = two_instances(&server, &gate, false).await;
     let working = begin(one, "POST", "/orders/42/pay").await;
-    room.is_entered().await;
-    let refused = ask(other, "HEAD", "/orders/42/pay").await;
-    assert_eq!((refused.status, &*refused.body), (409, ""));
-    assert_eq!(ask(other, "GET", "/").await.body, "hello");
-    room.let_out(1);
+    gate.wait_until_running().await;
+    let rejected = send_to(other, "HEAD", "/orders/42/pay").await;
+    assert_eq!((rejected.status, &*rejected.body), (409, ""));
+    assert_eq!(send_to(other, "GET", "/").await.body, "hello");
+    gate.open(1);
     assert_eq!(answer(working).await.status, 200);
     no_key_is_left(&server).await;
 }
 
-/// The example, as a process that ends when this is dropped.
+/// The example as a process, killed when this is dropped.
 struct Shop {
     _process: Child,
     address: SocketAddr,
 }
 
 impl Shop {
-    /// Starts it on a free port.
+    /// Starts the example on a free port.
     async fn open(redis: &str, millis: &str) -> Self {
         let mut command = Command::new(example());
         command.args([redis, "127.0.0.1:0", millis]).kill_on_drop(true);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
         let process = command.spawn();
         let mut process = process.unwrap_or_else(|error| {
-            panic!("{error}: cargo builds the example for all tests together, not for some of them")
+            panic!("{error}: run cargo build -p lockkeeper-axum --example orders")
         });
         let (mut line, output) = (String::new(), process.stdout.take().unwrap());
         soon("its address", BufReader::new(output).read_line(&mut line)).await.unwrap();
         let address = line.strip_prefix("listening on ").map(|address| address.trim().parse());
-        let address = address.unwrap_or_else(|| panic!("the example said {line:?}")).unwrap();
+        let address = address.unwrap_or_else(|| panic!("the example printed {line:?}")).unwrap();
         Self { _process: process, address }
     }
 
-    /// Two of them, on one server.
+    /// Starts two instances on one Redis server.
     async fn open_two(server: &RedisServer, millis: [&str; 2]) -> [Self; 2] {
         let url = server.url();
         [Self::open(&url, millis[0]).await, Self::open(&url, millis[1]).await]
     }
 }
 
-/// Where cargo has put the example when it built this test.
+/// Returns the path of the example, which cargo builds with all tests.
 fn example() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     test.ancestors().nth(2).unwrap().join("examples/orders")
 }
 
-/// Fence, beginning and end of a payment.
+/// Returns the fence, start and end of a payment.
 fn receipt(body: &str) -> [u128; 3] {
     let words: Vec<&str> = body.split([' ', ',', '\n']).collect();
     ["fence", "began", "ended"].map(|word| {
@@ -240,25 +240,25 @@ fn receipt(body: &str) -> [u128; 3] {
 }
 
 #[tokio::test]
-async fn the_second_of_two_instances_of_the_example_answers_409_while_the_first_is_at_work() {
+async fn the_second_instance_of_the_example_returns_409_while_the_first_works() {
     let server = RedisServer::start_or_panic();
     let shops = Shop::open_two(&server, ["600000", "0"]).await;
     let working = begin(shops[0].address, "POST", "/orders/42/pay").await;
     let held = ["EXISTS", "lockkeeper:{order:42}"];
     eventually("the first pays", async || server.command(&held) == "1").await;
-    // Who holds it is left out if the server does not tell in time.
-    eventually("the second is refused and told who holds it", async || {
-        let second = ask(shops[1].address, "POST", "/orders/42/pay").await;
-        let told = second.head.contains("\r\nretry-after: ");
-        assert_eq!(told, second.body.contains(r#""holder":""#), "{second:?}");
-        second.is_refusal() && told
+    // The holder is omitted if Redis does not answer in time.
+    eventually("the second is rejected with the holder", async || {
+        let second = send_to(shops[1].address, "POST", "/orders/42/pay").await;
+        let has_holder = second.head.contains("\r\nretry-after: ");
+        assert_eq!(has_holder, second.body.contains(r#""holder":""#), "{second:?}");
+        second.is_conflict() && has_holder
     })
     .await;
-    assert_eq!(ask(shops[1].address, "POST", "/orders/43/pay").await.status, 200);
-    // The client of the first hangs up, and the second may pay.
+    assert_eq!(send_to(shops[1].address, "POST", "/orders/43/pay").await.status, 200);
+    // The client of the first disconnects, and the second can pay.
     drop(working);
     no_key_is_left(&server).await;
-    assert_eq!(ask(shops[1].address, "POST", "/orders/42/pay").await.status, 200);
+    assert_eq!(send_to(shops[1].address, "POST", "/orders/42/pay").await.status, 200);
 }
 
 #[tokio::test]
@@ -270,22 +270,22 @@ async fn two_hundred_requests_to_two_instances_of_the_example_are_served_one_at_
     for round in 1.. {
         assert!(round <= MAX_ROUNDS, "the server never answers two hundred within a second");
         let mut requests = at_once(instances, "/orders/42/pay");
-        let (before, mut refused) = (paid.len(), 0);
-        while let Some(answer) = soon("an answer", requests.join_next()).await {
+        let (before, mut rejected) = (paid.len(), 0);
+        while let Some(answer) = soon("a response", requests.join_next()).await {
             let answer = answer.unwrap();
             if answer.status == 200 {
                 paid.push(receipt(&answer.body));
             } else {
-                refused += usize::from(answer.is_refusal());
+                rejected += usize::from(answer.is_conflict());
             }
         }
         no_key_is_left(&server).await;
         let here = paid.len() - before;
-        if here > 0 && refused > 0 && here + refused == REQUESTS {
+        if here > 0 && rejected > 0 && here + rejected == REQUESTS {
             break;
         }
     }
-    // In the order of their fences, each began after the one before had ended.
+    // In the order of their fences, each payment started after the previous one had ended.
     paid.sort_unstable();
     for pair in paid.windows(2) {
         let ([before, _, ended], [after, began, _]) = (pair[0], pair[1]);

@@ -1,4 +1,4 @@
-//! Keys that are taken from what the handler's extractors parsed.
+//! Keys from extractors.
 
 use std::sync::Arc;
 
@@ -13,24 +13,26 @@ use lockkeeper::{Fence, FenceRegister, Keeper};
 use lockkeeper_axum::{FenceLayer, Held, LockLayer, X_FENCE};
 use lockkeeper_testkit::wait::soon;
 
-use crate::common::{Room, at_work, keeper, nothing_left, post, refused, request, send, text};
+use crate::common::{
+    Gate, keeper, post, rejected, request, send, start_request, text, wait_until_free,
+};
 
 /// Spellings of one order, as `Path<u64>` parses them.
 const SPELLINGS: [&str; 5] = ["42", "042", "+42", "%34%32", "%2B0042"];
 
-async fn pay(Path(_): Path<u64>, held: Held, State(room): State<Room>) -> String {
-    room.stay().await;
+async fn pay(Path(_): Path<u64>, held: Held, State(gate): State<Gate>) -> String {
+    gate.pass().await;
     held.name().to_owned()
 }
 
-fn shop(keeper: &Keeper, room: &Room) -> Router {
+fn shop(keeper: &Keeper, gate: &Gate) -> Router {
     let lock = LockLayer::new(keeper.clone())
         .key_from::<Path<u64>, _>(|Path(order_id)| format!("order:{order_id}"));
     Router::new()
         .route("/orders/{order_id}/pay", post_route(pay))
         .route("/orders/{order_id}/pay/", post_route(pay))
         .route_layer(lock)
-        .with_state(room.clone())
+        .with_state(gate.clone())
 }
 
 async fn write(app: &Router, path: &str, fence: u64) -> Response {
@@ -39,27 +41,27 @@ async fn write(app: &Router, path: &str, fence: u64) -> Response {
 }
 
 #[tokio::test]
-async fn all_spellings_of_one_order_are_one_lock() {
-    let (keeper, room) = (keeper(), Room::new());
-    let app = shop(&keeper, &room);
-    let first = at_work(&app, "/orders/42/pay", &room).await;
+async fn all_spellings_of_an_order_share_one_lock() {
+    let (keeper, gate) = (keeper(), Gate::new());
+    let app = shop(&keeper, &gate);
+    let first = start_request(&app, "/orders/42/pay", &gate).await;
     for spelling in SPELLINGS {
         for slash in ["", "/"] {
             let path = format!("/orders/{spelling}/pay{slash}");
             let answer = post(&app, &path).await;
-            let problem = refused(answer, StatusCode::CONFLICT, "not_acquired").await;
+            let problem = rejected(answer, StatusCode::CONFLICT, "not_acquired").await;
             assert_eq!(problem["lock"], "order:42", "{path}");
         }
     }
-    room.let_out(2);
+    gate.open(2);
     assert_eq!(text(soon("the first", first).await.unwrap()).await, "order:42");
     assert_eq!(text(post(&app, "/orders/43/pay").await).await, "order:43");
-    assert_eq!(room.entered(), 2);
-    nothing_left(&keeper).await;
+    assert_eq!(gate.started(), 2);
+    wait_until_free(&keeper).await;
 }
 
 #[tokio::test]
-async fn all_spellings_of_one_order_have_one_fence() {
+async fn all_spellings_of_an_order_share_one_fence() {
     let fences = FenceLayer::new(FenceRegister::in_memory())
         .key_from::<Path<u64>, _>(|Path(order_id)| format!("order:{order_id}"));
     let written = async |Path(_): Path<u64>, Extension(fence): Extension<Fence>| fence.to_string();
@@ -69,16 +71,16 @@ async fn all_spellings_of_one_order_have_one_fence() {
         assert_eq!(text(write(&app, &path, 7 + at).await).await, (7 + at).to_string());
         for spelling in SPELLINGS {
             let stale = write(&app, &format!("/orders/{spelling}"), 6 + at).await;
-            let problem = refused(stale, StatusCode::PRECONDITION_FAILED, "stale_fence").await;
+            let problem = rejected(stale, StatusCode::PRECONDITION_FAILED, "stale_fence").await;
             assert_eq!(problem["lock"], "order:42");
         }
     }
 }
 
 #[tokio::test]
-async fn a_request_that_the_extractor_rejects_gets_its_rejection_and_no_lock() {
-    let (keeper, room) = (keeper(), Room::new());
-    let app = shop(&keeper, &room);
+async fn a_request_that_the_extractor_rejects_gets_the_response_of_the_extractor_and_no_lock() {
+    let (keeper, gate) = (keeper(), Gate::new());
+    let app = shop(&keeper, &gate);
     let plain: Router =
         Router::new().route("/orders/{order_id}/pay", post_route(async |Path(_): Path<u64>| ()));
     for order_id in ["x", "-1", "4 2", "18446744073709551616", "%FF", "42%00"] {
@@ -88,10 +90,10 @@ async fn a_request_that_the_extractor_rejects_gets_its_rejection_and_no_lock() {
         assert_eq!(answer.headers(), without.headers(), "{path}");
         assert_eq!(text(answer).await, text(without).await, "{path}");
     }
-    assert_eq!(room.entered(), 0);
-    nothing_left(&keeper).await;
+    assert_eq!(gate.started(), 0);
+    wait_until_free(&keeper).await;
 
-    // No route was matched, so there are no path parameters: never served without the lock.
+    // No route was matched, so there are no path parameters. The request is not served without a lock.
     let lock = LockLayer::new(keeper.clone()).key_from(|Path(id): Path<u64>| id.to_string());
     let outside: Router = Router::new().fallback(async || "served").layer(lock);
     let answer = post(&outside, "/orders/42/pay").await;
@@ -99,7 +101,7 @@ async fn a_request_that_the_extractor_rejects_gets_its_rejection_and_no_lock() {
 }
 
 #[tokio::test]
-async fn a_method_that_is_let_through_is_not_extracted_for() {
+async fn the_extractor_does_not_run_for_methods_that_are_not_listed() {
     let lock = LockLayer::new(keeper())
         .key_from(|Path(id): Path<u64>| format!("order:{id}"))
         .methods([Method::POST]);
@@ -109,7 +111,7 @@ async fn a_method_that_is_let_through_is_not_extracted_for() {
     assert_eq!(text(send(&app, request(Method::PUT, "/x")).await).await, "true");
 }
 
-/// A tenant, as an extractor of the application's own finds it: by a header, and a table in the router's state.
+/// A tenant, from an extractor that uses a header and a table in the router's state.
 #[derive(Debug)]
 struct Tenant(u32);
 
@@ -133,7 +135,7 @@ where
 }
 
 #[tokio::test]
-async fn a_key_can_be_made_of_several_extractors_and_of_the_state() {
+async fn a_key_can_use_several_extractors_and_the_state() {
     let tenants = Tenants([("a.example", 1), ("b.example", 2)].into());
     let lock = LockLayer::new(keeper()).key_from_with_state(
         tenants.clone(),
@@ -141,12 +143,12 @@ async fn a_key_can_be_made_of_several_extractors_and_of_the_state() {
     );
     let name = async |_: Tenant, held: Held| held.name().to_owned();
     let app = Router::new().route("/{id}", post_route(name)).route_layer(lock).with_state(tenants);
-    let ask = async |host: &str| {
+    let call = async |host: &str| {
         let request = Request::post("/042").header("host", host).body(Body::empty()).unwrap();
         send(&app, request).await
     };
-    assert_eq!(text(ask("a.example").await).await, "1/42");
-    assert_eq!(text(ask("A.EXAMPLE").await).await, "1/42");
-    assert_eq!(text(ask("b.example").await).await, "2/42");
-    assert_eq!(ask("c.example").await.status(), StatusCode::FORBIDDEN);
+    assert_eq!(text(call("a.example").await).await, "1/42");
+    assert_eq!(text(call("A.EXAMPLE").await).await, "1/42");
+    assert_eq!(text(call("b.example").await).await, "2/42");
+    assert_eq!(call("c.example").await.status(), StatusCode::FORBIDDEN);
 }

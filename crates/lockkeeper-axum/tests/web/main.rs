@@ -1,5 +1,5 @@
-//! Locks and fences around services: what is answered, and what is left afterwards.
-#![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
+//! Locks and fences around services: the responses, and the state of the store afterwards.
+#![allow(clippy::unwrap_used, reason = "a test reports an error by a panic")]
 
 mod common;
 mod fences;

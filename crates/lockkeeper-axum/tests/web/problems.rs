@@ -1,4 +1,4 @@
-//! How refusals are worded.
+//! The format of rejections.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use lockkeeper::{Error, ErrorKind, Keeper, LockInfo, Memory, Name, Result};
 use lockkeeper_axum::{LockError, LockLayer, ProblemLayer};
 use std::sync::Arc;
 
-use crate::common::{header, keeper, post, problem, refused, secs, text};
+use crate::common::{header, keeper, post, problem, rejected, secs, text};
 
 fn locked(keeper: &Keeper) -> Router {
     let lock = LockLayer::new(keeper.clone()).key("order:{id}");
@@ -20,7 +20,7 @@ fn locked(keeper: &Keeper) -> Router {
 }
 
 #[tokio::test]
-async fn the_status_of_a_refusal_and_its_holder_are_set_once_for_the_app() {
+async fn a_problem_layer_sets_the_status_and_the_holder_for_the_whole_app() {
     let keeper = keeper().ttl(secs(600));
     let problems = ProblemLayer::new(keeper.clone()).not_acquired(StatusCode::LOCKED).show_holder();
     let own = {
@@ -39,14 +39,14 @@ async fn the_status_of_a_refusal_and_its_holder_are_set_once_for_the_app() {
         let answer = post(&app, path).await;
         let retry_after: u64 = header(&answer, "retry-after").unwrap().parse().unwrap();
         assert!((570..=600).contains(&retry_after), "{path}: {retry_after}");
-        let problem = refused(answer, StatusCode::LOCKED, "not_acquired").await;
+        let problem = rejected(answer, StatusCode::LOCKED, "not_acquired").await;
         assert_eq!(problem["holder"], "billing \"7\" <b>", "{path}");
         assert_eq!(problem["lock"], "order:1", "{path}");
     }
 }
 
 #[tokio::test]
-async fn what_layers_in_between_have_added_to_a_refusal_stays() {
+async fn headers_that_inner_layers_add_to_a_rejection_are_kept() {
     let keeper = keeper();
     let add = async |mut response: Response| {
         response.headers_mut().insert("x-served-by", HeaderValue::from_static("one"));
@@ -56,13 +56,13 @@ async fn what_layers_in_between_have_added_to_a_refusal_stays() {
     let _guard = keeper.mutex("order:1").lock().await.unwrap();
     let answer = post(&app, "/1").await;
     assert_eq!(header(&answer, "x-served-by"), Some("one"));
-    refused(answer, StatusCode::CONFLICT, "not_acquired").await;
+    rejected(answer, StatusCode::CONFLICT, "not_acquired").await;
 }
 
 #[tokio::test]
-async fn a_refusal_that_is_worded_anew_says_nothing_of_how_the_old_one_was_written() {
+async fn headers_that_describe_the_replaced_body_are_removed() {
     let keeper = keeper();
-    // As layers do that compress, and those that let clients ask again for the same.
+    // Like a layer that compresses, or one that adds an ETag.
     let compress = async |mut response: Response| {
         for (name, value) in [("content-encoding", "gzip"), ("etag", "\"1\"")] {
             response.headers_mut().insert(name, HeaderValue::from_static(value));
@@ -77,11 +77,11 @@ async fn a_refusal_that_is_worded_anew_says_nothing_of_how_the_old_one_was_writt
     for name in ["content-encoding", "etag"] {
         assert_eq!(header(&answer, name), None);
     }
-    refused(answer, StatusCode::CONFLICT, "not_acquired").await;
+    rejected(answer, StatusCode::CONFLICT, "not_acquired").await;
 }
 
 #[tokio::test]
-async fn a_semaphore_of_the_same_name_is_not_what_a_request_waits_for() {
+async fn retry_after_and_holder_ignore_a_semaphore_of_the_same_name() {
     let keeper = keeper();
     let semaphore = keeper.semaphore("order:1", 1).label("another").ttl(secs(6000));
     let _permit = semaphore.acquire().await.unwrap();
@@ -90,11 +90,11 @@ async fn a_semaphore_of_the_same_name_is_not_what_a_request_waits_for() {
     let answer = post(&app, "/1").await;
     let retry_after: u64 = header(&answer, "retry-after").unwrap().parse().unwrap();
     assert!((570..=600).contains(&retry_after), "{retry_after}");
-    assert_eq!(refused(answer, StatusCode::CONFLICT, "not_acquired").await["holder"], "me");
+    assert_eq!(rejected(answer, StatusCode::CONFLICT, "not_acquired").await["holder"], "me");
 }
 
 #[tokio::test]
-async fn an_answer_of_the_services_own_is_left_as_it_is() {
+async fn a_conflict_response_of_the_service_is_not_changed() {
     let keeper = keeper();
     let conflict = async || (StatusCode::CONFLICT, "edited by another");
     let app: Router = Router::new()
@@ -106,7 +106,7 @@ async fn an_answer_of_the_services_own_is_left_as_it_is() {
 }
 
 #[tokio::test]
-async fn each_kind_of_error_has_its_status_and_none_tells_its_details() {
+async fn each_kind_of_error_has_its_status_and_none_discloses_details() {
     let cases = [
         (ErrorKind::TimedOut, StatusCode::CONFLICT, "not_acquired"),
         (ErrorKind::Unavailable, StatusCode::SERVICE_UNAVAILABLE, "unavailable"),
@@ -122,19 +122,19 @@ async fn each_kind_of_error_has_its_status_and_none_tells_its_details() {
         let source = std::io::Error::other("hunter2");
         let answer = LockError::from(error.with_source(source)).into_response();
         let headers = format!("{:?}", answer.headers());
-        let problem = refused(answer, status, reason).await;
+        let problem = rejected(answer, status, reason).await;
         for secret in ["hunter2", "10.0.0.7", "redis"] {
             assert!(!problem.to_string().contains(secret), "{problem}");
             assert!(!headers.contains(secret), "{headers}");
         }
     }
-    // For those who want to look at it themselves, all is there.
+    // The error itself is available to the handler.
     let error = LockError::from(Error::new(ErrorKind::Config, "no"));
     assert_eq!((error.to_string(), error.into_inner().kind()), ("no".into(), ErrorKind::Config));
 }
 
 #[tokio::test]
-async fn a_name_stands_in_the_body_whatever_is_in_it() {
+async fn a_name_with_special_characters_is_escaped_in_the_body() {
     let keeper = keeper();
     let name = "a\"b\\c\nd\u{1}e 🔒 </script>";
     let _guard = keeper.mutex(name).lock().await.unwrap();
@@ -144,17 +144,17 @@ async fn a_name_stands_in_the_body_whatever_is_in_it() {
 }
 
 #[tokio::test]
-async fn a_store_that_cannot_be_looked_into_is_answered_without_retry_after() {
+async fn a_store_without_inspection_gets_a_rejection_without_retry_after() {
     let stores: Vec<Arc<dyn Backend>> = (0..3).map(|_| Arc::new(Memory::new()) as _).collect();
     let keeper = Keeper::new(Quorum::new(stores).unwrap());
     let app = locked(&keeper).layer(ProblemLayer::new(keeper.clone()).show_holder());
     let _guard = keeper.mutex("order:1").lock().await.unwrap();
     let answer = post(&app, "/1").await;
     assert_eq!(header(&answer, "retry-after"), None);
-    assert_eq!(refused(answer, StatusCode::CONFLICT, "not_acquired").await.get("holder"), None);
+    assert_eq!(rejected(answer, StatusCode::CONFLICT, "not_acquired").await.get("holder"), None);
 }
 
-/// A store that grants and refuses, and does not let itself be looked into.
+/// A store whose inspector fails or hangs.
 #[derive(Debug)]
 struct Opaque {
     inner: Memory,
@@ -200,7 +200,7 @@ impl Inspector for Opaque {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_look_that_fails_or_hangs_does_not_keep_the_refusal_back() {
+async fn an_inspection_that_fails_or_hangs_does_not_delay_the_rejection() {
     for hangs in [false, true] {
         let keeper = Keeper::new(Opaque { inner: Memory::new(), hangs });
         let app = locked(&keeper).layer(ProblemLayer::new(keeper.clone()).show_holder());
@@ -209,12 +209,12 @@ async fn a_look_that_fails_or_hangs_does_not_keep_the_refusal_back() {
         let answer = post(&app, "/1").await;
         assert!(start.elapsed() <= secs(2), "{:?}", start.elapsed());
         assert_eq!(header(&answer, "retry-after"), None);
-        refused(answer, StatusCode::CONFLICT, "not_acquired").await;
+        rejected(answer, StatusCode::CONFLICT, "not_acquired").await;
     }
 }
 
 #[tokio::test]
-async fn a_lock_is_free_when_its_last_reader_is_and_a_semaphore_when_its_first_is() {
+async fn retry_after_is_the_longest_lease_of_a_lock_and_the_shortest_of_a_semaphore() {
     let keeper = keeper();
     let readers = keeper.rw_lock("order:1");
     let _short = readers.clone().ttl(secs(600)).read().await.unwrap();

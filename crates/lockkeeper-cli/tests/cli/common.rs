@@ -1,4 +1,4 @@
-//! A place for a test: a directory, a store in it, and processes that end with it.
+//! The test environment: a directory, a store in it, and processes that end with the test.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read, Write as _};
@@ -11,37 +11,37 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-/// Longer than anything takes that works, even on a busy machine.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+/// The timeout of every wait: longer than a step that succeeds takes, even on a busy machine.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_lockkeeper");
 
-/// Waits until something is so.
+/// Polls a condition until it is true.
 #[track_caller]
-pub(crate) fn eventually(what: &str, mut so: impl FnMut() -> bool) {
+pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
-    while !so() {
-        assert!(start.elapsed() < PATIENCE, "{what}: not within {PATIENCE:?}");
+    while !condition() {
+        assert!(start.elapsed() < TIMEOUT, "{what}: not within {TIMEOUT:?}");
         thread::sleep(Duration::from_millis(5));
     }
 }
 
-/// A directory, and a store: one of files in that directory, or another.
+/// A directory and a store: files in that directory, or another store.
 pub(crate) struct Sandbox {
     dir: TempDir,
     store: String,
 }
 
-/// What a command that has ended has said.
+/// The exit code and the output of a process.
 #[derive(Debug)]
-pub(crate) struct Said {
+pub(crate) struct Output {
     pub(crate) code: Option<i32>,
     pub(crate) out: String,
     pub(crate) err: String,
 }
 
 impl Sandbox {
-    /// With a store of files. Not below `/tmp`, where `doctor` warns.
+    /// Uses a file store. The directory is not below `/tmp`, because `doctor` warns of that.
     pub(crate) fn new() -> Self {
         let mut dir = tempfile::Builder::new();
         dir.prefix("lockkeeper-cli-");
@@ -50,7 +50,7 @@ impl Sandbox {
         Self { dir, store }
     }
 
-    /// With a store.
+    /// Uses the store of a URL.
     pub(crate) fn on(url: &str) -> Self {
         Self { store: url.to_owned(), ..Self::new() }
     }
@@ -59,12 +59,12 @@ impl Sandbox {
         self.dir.path().join(name)
     }
 
-    /// What a file contains; nothing if it is not there.
+    /// Returns the contents of a file, empty if it does not exist.
     pub(crate) fn read(&self, name: &str) -> String {
         fs::read_to_string(self.path(name)).unwrap_or_default()
     }
 
-    /// The last of the times, in nanoseconds, that a command has written into the file `beats`.
+    /// Returns the latest time, in nanoseconds, that a command has written into the file `beats`.
     #[track_caller]
     pub(crate) fn last_beat(&self) -> u128 {
         self.read("beats").lines().filter_map(|line| line.parse().ok()).max().unwrap()
@@ -75,14 +75,14 @@ impl Sandbox {
         eventually(name, || self.read(name).ends_with('\n'));
     }
 
-    /// A process id that a command has written into a file.
+    /// Waits for a pid that a command writes into a file.
     #[track_caller]
     pub(crate) fn pid_in(&self, name: &str) -> Pid {
         self.wait_for(name);
         Pid::from_raw(self.read(name).trim().parse().unwrap()).unwrap()
     }
 
-    /// Sets up the environment of the command: nothing of the one that the tests run in but the path.
+    /// Sets up the environment of a command. Of the environment of the tests, only `PATH` is kept.
     pub(crate) fn environ(&self, command: &mut Command) {
         command.env_clear().env("PATH", std::env::var_os("PATH").unwrap());
         command.env("LOCKKEEPER_STORE", &self.store).env("LC_ALL", "C.UTF-8");
@@ -100,13 +100,13 @@ impl Sandbox {
         Running::start(self.command(args))
     }
 
-    /// Runs the command to its end.
+    /// Runs the command and waits for its end.
     #[track_caller]
-    pub(crate) fn say(&self, args: &[&str]) -> Said {
+    pub(crate) fn run(&self, args: &[&str]) -> Output {
         self.spawn(args).end()
     }
 
-    /// Holds a lock, until it is dropped.
+    /// Starts a process that holds a lock until the result is dropped.
     #[track_caller]
     pub(crate) fn hold(&self, name: &str, options: &[&str]) -> Running {
         let mut args = vec!["run", name];
@@ -118,7 +118,7 @@ impl Sandbox {
     }
 }
 
-/// A process, killed when it is dropped, and what it has said so far.
+/// A running process with its output so far. Dropping it kills the process.
 pub(crate) struct Running {
     child: Child,
     out: Arc<Mutex<String>>,
@@ -129,11 +129,11 @@ pub(crate) struct Running {
 impl Running {
     pub(crate) fn start(mut command: Command) -> Self {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        Self::start_as_it_is(command)
+        Self::start_with_stdio(command)
     }
 
-    /// With input and output as they were set; what goes elsewhere is not collected.
-    pub(crate) fn start_as_it_is(mut command: Command) -> Self {
+    /// Starts a command with its own stdin, stdout and stderr. Output that is not piped is not collected.
+    pub(crate) fn start_with_stdio(mut command: Command) -> Self {
         let mut child = command.spawn().unwrap();
         let (out, err) = (Arc::default(), Arc::default());
         let mut readers = Vec::new();
@@ -151,7 +151,7 @@ impl Running {
     }
 
     /// Writes to its stdin, and closes it.
-    pub(crate) fn tell(&mut self, text: &str) {
+    pub(crate) fn write_stdin(&mut self, text: &str) {
         self.child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
     }
 
@@ -177,13 +177,13 @@ impl Running {
     fn wait(&self, stream: &Mutex<String>, text: &str) {
         let start = Instant::now();
         while !stream.lock().unwrap().contains(text) {
-            let said = (self.out(), self.err());
-            assert!(start.elapsed() < PATIENCE, "no {text:?} within {PATIENCE:?}, but {said:?}");
+            let output = (self.out(), self.err());
+            assert!(start.elapsed() < TIMEOUT, "no {text:?} within {TIMEOUT:?}, but {output:?}");
             thread::sleep(Duration::from_millis(5));
         }
     }
 
-    /// Its exit code, once it has ended.
+    /// Waits for the exit code.
     #[track_caller]
     pub(crate) fn code(&mut self) -> Option<i32> {
         let start = Instant::now();
@@ -191,27 +191,27 @@ impl Running {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status.code();
             }
-            let said = (self.out(), self.err());
-            assert!(start.elapsed() < 2 * PATIENCE, "it has not ended, and said {said:?}");
+            let output = (self.out(), self.err());
+            assert!(start.elapsed() < 2 * TIMEOUT, "it has not ended; output: {output:?}");
             thread::sleep(Duration::from_millis(2));
         }
     }
 
-    /// Waits for its end, and for all that it has said.
+    /// Waits for the end of the process and of its output.
     #[track_caller]
-    pub(crate) fn end(mut self) -> Said {
+    pub(crate) fn end(mut self) -> Output {
         drop(self.child.stdin.take());
         let code = self.code();
-        // Not joined: whatever it left behind could keep its output open, and the test waiting.
-        let what = "its output ends, which nothing that it left behind keeps open";
+        // Not joined, which could block: a process that it left behind may keep its output open.
+        let what = "the output is closed, also by processes that it started";
         eventually(what, || self.readers.iter().all(thread::JoinHandle::is_finished));
-        Said { code, out: self.out(), err: self.err() }
+        Output { code, out: self.out(), err: self.err() }
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Its guardian ends what it has started.
+        // The guardian kills the command.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -232,25 +232,25 @@ fn collect(
     })
 }
 
-/// Whether a process lives. One that is dead and not yet reaped does not.
-pub(crate) fn lives(pid: Pid) -> bool {
+/// Returns whether a process is alive. A zombie is not.
+pub(crate) fn is_alive(pid: Pid) -> bool {
     state(pid).is_some_and(|state| !"ZX".contains(state))
 }
 
-/// The state of a process, as in `ps`.
+/// Returns the state of a process, as in `ps`.
 pub(crate) fn state(pid: Pid) -> Option<char> {
     let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid())).ok()?;
     stat.rsplit_once(") ")?.1.chars().next()
 }
 
-/// The parent of a process.
+/// Returns the parent of a process.
 pub(crate) fn parent(pid: Pid) -> Pid {
     let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid())).unwrap();
     let parent = stat.rsplit_once(") ").unwrap().1.split(' ').nth(1).unwrap().parse();
     Pid::from_raw(parent.unwrap()).unwrap()
 }
 
-/// Whether a process catches a signal, or ignores it, as `which` of its masks says (`SigCgt`, `SigIgn`).
+/// Returns whether a signal mask of a process (`SigCgt`, `SigIgn`) contains a signal.
 pub(crate) fn mask_has(pid: Pid, which: &str, signal: Signal) -> bool {
     let status = fs::read_to_string(format!("/proc/{}/status", pid.as_raw_pid()));
     let status = status.unwrap_or_default();
@@ -259,7 +259,7 @@ pub(crate) fn mask_has(pid: Pid, which: &str, signal: Signal) -> bool {
     mask & 1 << (signal.as_raw() - 1) != 0
 }
 
-/// The children of a process whose command line contains a text.
+/// Returns the children of a process whose command lines contain a text.
 pub(crate) fn children(parent: Pid, text: &str) -> Vec<Pid> {
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc").unwrap().flatten() {
@@ -288,5 +288,5 @@ pub(crate) fn golden(name: &str, text: &str) {
         fs::write(&path, text).unwrap();
     }
     let expected = fs::read_to_string(&path).unwrap_or_default();
-    assert_eq!(text, expected, "{name} differs: see it, then set LOCKKEEPER_BLESS=1");
+    assert_eq!(text, expected, "{name} differs: check the difference, then set LOCKKEEPER_BLESS=1");
 }

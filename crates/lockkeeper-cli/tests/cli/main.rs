@@ -1,10 +1,10 @@
-//! The command as its users meet it: real processes, real stores, a pseudo-terminal where one matters.
-#![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
+//! Tests of the command with real processes, real stores, and a pseudo-terminal where one matters.
+#![allow(clippy::unwrap_used, reason = "a test reports an error by a panic")]
 
 mod common;
 mod doctor;
 mod help;
-mod look;
+mod inspect;
 mod loss;
 mod namespaces;
 mod own_store;

@@ -1,5 +1,5 @@
-//! The command in pid namespaces: as process 1, with a process group from outside, and with a `/proc` that lists other
-//! processes, which is what systems without `/proc` look like to it.
+//! The command in pid namespaces: as process 1, with a process group from outside, and with the `/proc` of another
+//! namespace, where processes are not listed, as on systems without `/proc`.
 
 use std::process::Command;
 
@@ -7,7 +7,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::common::{PROGRAM, Running, Sandbox, children, eventually};
 
-/// Runs a program in a new pid namespace, which ends with this test.
+/// Runs a program in a new pid namespace, whose processes are killed at the end of the test.
 #[track_caller]
 fn unshare(sandbox: &Sandbox, options: &[&str], program: &[&str]) -> Running {
     let mut unshare = vec!["--pid", "--fork", "--kill-child"];
@@ -30,7 +30,7 @@ fn unshare(sandbox: &Sandbox, options: &[&str], program: &[&str]) -> Running {
     Running::start(command(program))
 }
 
-/// The wrapper that runs in a namespace, as numbered outside of it.
+/// Returns the pid, outside of the namespace, of the lockkeeper that runs in it.
 #[track_caller]
 fn wrapper(unshare: &Running) -> Pid {
     let mut found = Vec::new();
@@ -42,9 +42,9 @@ fn wrapper(unshare: &Running) -> Pid {
 }
 
 #[test]
-fn as_process_1_it_reaps_the_orphans_that_it_adopts() {
+fn process_1_reaps_the_orphans_that_it_adopts() {
     let sandbox = Sandbox::new();
-    // Each inner shell leaves an orphan behind that ends at once.
+    // Each inner shell leaves an orphan that exits at once.
     let work = "test \"$(cut -d ' ' -f 4 /proc/$$/stat)\" = 1 || echo not process 1; \
         for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do sh -c '(exec true &)'; done; \
         tries=0; \
@@ -52,36 +52,40 @@ fn as_process_1_it_reaps_the_orphans_that_it_adopts() {
         tries=$((tries + 1)); sleep 0.02; done; \
         echo zombies $(wc -l < zombies)";
     let run = unshare(&sandbox, &["--mount-proc"], &[PROGRAM, "run", "a", "--", "sh", "-c", work]);
-    let said = run.end();
-    assert_eq!((said.code, said.out.as_str()), (Some(0), "zombies 0\n"), "{said:?}");
+    let output = run.end();
+    assert_eq!((output.code, output.out.as_str()), (Some(0), "zombies 0\n"), "{output:?}");
 }
 
 #[test]
-fn a_process_group_that_is_outside_of_the_namespace_is_no_failure() {
+fn a_process_group_outside_of_the_namespace_is_not_a_failure() {
     let sandbox = Sandbox::new();
     for options in [&["--mount-proc"][..], &[]] {
-        let said = unshare(&sandbox, options, &[PROGRAM, "run", "a", "--", "echo", "ran"]).end();
-        assert_eq!((said.code, said.out.as_str()), (Some(0), "ran\n"), "{options:?}: {said:?}");
-        assert_eq!(said.err, "", "{options:?}");
+        let output = unshare(&sandbox, options, &[PROGRAM, "run", "a", "--", "echo", "ran"]).end();
+        assert_eq!(
+            (output.code, output.out.as_str()),
+            (Some(0), "ran\n"),
+            "{options:?}: {output:?}"
+        );
+        assert_eq!(output.err, "", "{options:?}");
     }
 }
 
 #[test]
 fn where_processes_are_not_listed_the_lock_is_free_only_when_the_group_has_ended() {
     let sandbox = Sandbox::new();
-    // The grandchild takes its time to tidy up, and the command does not wait for it.
+    // The grandchild cleans up for half a second, and the command does not wait for it.
     let work = "sh -c 'trap \"sleep 0.5; echo tidied > tidied; exit\" TERM; echo up > up; \
         while :; do sleep 0.05; done' & \
         while ! [ -s up ]; do sleep 0.01; done; echo ready; exec sleep 600";
-    // With the namespace's own /proc the processes are listed: the same must be so.
+    // With the namespace's own /proc, processes are listed, and the result must be the same.
     for options in [&[][..], &["--mount-proc"]] {
         let run = unshare(&sandbox, options, &[PROGRAM, "run", "a", "--", "sh", "-c", work]);
         run.wait_out("ready");
         let next = sandbox.spawn(&["run", "a", "--", "cat", "tidied"]);
         next.wait_err("waiting");
         kill_process(wrapper(&run), Signal::TERM).unwrap();
-        let said = run.end();
-        assert_eq!(said.code, Some(143), "{options:?}: {said:?}");
+        let output = run.end();
+        assert_eq!(output.code, Some(143), "{options:?}: {output:?}");
         let next = next.end();
         assert_eq!(next.out, "tidied\n", "{options:?}: {next:?}");
         for file in ["up", "tidied"] {
@@ -91,7 +95,7 @@ fn where_processes_are_not_listed_the_lock_is_free_only_when_the_group_has_ended
 }
 
 #[test]
-fn where_processes_are_not_listed_a_stubborn_group_is_killed() {
+fn where_processes_are_not_listed_a_group_that_ignores_term_is_killed() {
     let sandbox = Sandbox::new();
     let work = "sh -c 'trap \"\" TERM; echo up > up; while :; do sleep 0.05; done' & \
         while ! [ -s up ]; do sleep 0.01; done; echo ready; exec sleep 600";
@@ -100,18 +104,18 @@ fn where_processes_are_not_listed_a_stubborn_group_is_killed() {
     run.wait_out("ready");
     kill_process(wrapper(&run), Signal::TERM).unwrap();
     assert_eq!(run.end().code, Some(143));
-    assert_eq!(sandbox.say(&["run", "a", "--no-wait", "true"]).code, Some(0));
+    assert_eq!(sandbox.run(&["run", "a", "--no-wait", "true"]).code, Some(0));
 }
 
 #[test]
-fn where_processes_are_not_listed_a_loss_says_what_was_not_looked_for() {
+fn where_processes_are_not_listed_a_loss_warns_of_processes_that_left_the_group() {
     let sandbox = Sandbox::new();
     let work = "echo ready; exec sleep 600";
     let run = unshare(&sandbox, &[], &[PROGRAM, "run", "a", "--", "sh", "-c", work]);
     run.wait_out("ready");
-    assert_eq!(sandbox.say(&["break", "a", "--yes"]).code, Some(0));
-    let said = run.end();
-    assert_eq!(said.code, Some(70), "{said:?}");
-    assert!(said.err.contains("processes that left it were not looked for"), "{said:?}");
-    assert!(said.err.contains("the command was killed"), "{said:?}");
+    assert_eq!(sandbox.run(&["break", "a", "--yes"]).code, Some(0));
+    let output = run.end();
+    assert_eq!(output.code, Some(70), "{output:?}");
+    assert!(output.err.contains("processes that left the group may still run"), "{output:?}");
+    assert!(output.err.contains("the command was killed"), "{output:?}");
 }

@@ -1,4 +1,4 @@
-//! A password in the URL of the store is shown nowhere.
+//! A password in the URL of the store is never shown.
 
 use std::fs;
 
@@ -9,7 +9,7 @@ use crate::common::{Sandbox, children};
 const PASSWORD: &str = "hunter2hunter2";
 
 #[test]
-fn a_password_is_not_in_the_output_nor_in_the_command_line_or_environment_of_the_children() {
+fn a_password_is_not_in_the_output_or_in_the_command_line_or_environment_of_the_children() {
     let server = RedisServer::builder().user("op", PASSWORD).start_or_panic();
     assert!(server.url().contains(PASSWORD));
     let sandbox = Sandbox::on(&server.url());
@@ -23,20 +23,20 @@ fn a_password_is_not_in_the_output_nor_in_the_command_line_or_environment_of_the
             assert!(!String::from_utf8_lossy(&text).contains(PASSWORD), "{file}");
         }
     }
-    run.tell("go\n");
-    let mut said = vec![run.end(), sandbox.say(&["ls"]), sandbox.say(&["doctor"])];
-    let wrong = server.url().replace("op:", "nobody:");
-    said.push(sandbox.say(&["run", "a", "--store", &wrong, "true"]));
-    assert_eq!(said.last().unwrap().code, Some(69), "{said:?}");
-    said.push(sandbox.say(&["doctor", "--store", &wrong]));
-    assert_eq!(said.last().unwrap().code, Some(2), "{said:?}");
-    for said in said {
-        assert!(!format!("{said:?}").contains(PASSWORD), "{said:?}");
+    run.write_stdin("go\n");
+    let mut output = vec![run.end(), sandbox.run(&["ls"]), sandbox.run(&["doctor"])];
+    let wrong = server.url().replace("op:", "unknown:");
+    output.push(sandbox.run(&["run", "a", "--store", &wrong, "true"]));
+    assert_eq!(output.last().unwrap().code, Some(69), "{output:?}");
+    output.push(sandbox.run(&["doctor", "--store", &wrong]));
+    assert_eq!(output.last().unwrap().code, Some(2), "{output:?}");
+    for output in output {
+        assert!(!format!("{output:?}").contains(PASSWORD), "{output:?}");
     }
 }
 
 #[test]
-fn a_url_in_the_wrong_place_is_not_repeated() {
+fn a_url_in_the_wrong_argument_is_not_repeated() {
     let sandbox = Sandbox::new();
     let url = format!("redis://op:{PASSWORD}@127.0.0.1:1/");
     let wrong: [&[&str]; 7] = [
@@ -49,11 +49,11 @@ fn a_url_in_the_wrong_place_is_not_repeated() {
         &["completions", &url],
     ];
     for args in wrong {
-        let said = sandbox.say(args);
-        assert_eq!(said.code, Some(64), "{args:?}: {said:?}");
-        assert!(!format!("{said:?}").contains(PASSWORD), "{said:?}");
+        let output = sandbox.run(args);
+        assert_eq!(output.code, Some(64), "{args:?}: {output:?}");
+        assert!(!format!("{output:?}").contains(PASSWORD), "{output:?}");
     }
-    let unreachable = sandbox.say(&["run", "a", "--store", &url, "true"]);
+    let unreachable = sandbox.run(&["run", "a", "--store", &url, "true"]);
     assert_eq!(unreachable.code, Some(69));
     assert!(!format!("{unreachable:?}").contains(PASSWORD), "{unreachable:?}");
 }

@@ -1,4 +1,5 @@
-//! Signals to the wrapper and to its group; whoever is killed, the command does not outlive the lock.
+//! Signals to lockkeeper (the wrapper) and its group. If the wrapper or the guardian is killed, the command does not
+//! outlive the lock.
 
 use std::collections::BTreeMap;
 use std::os::unix::process::CommandExt as _;
@@ -7,9 +8,9 @@ use std::time::Duration;
 use lockkeeper_testkit::server::RedisServer;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
-use crate::common::{Running, Sandbox, children, eventually, lives, mask_has};
+use crate::common::{Running, Sandbox, children, eventually, is_alive, mask_has};
 
-/// Runs a shell script under the lock "a" and waits until it has said that it is ready.
+/// Runs a shell script under the lock "a" and waits until it has printed "ready".
 fn script(sandbox: &Sandbox, options: &[&str], script: &str) -> Running {
     let mut args = vec!["run", "a"];
     args.extend(options);
@@ -20,7 +21,7 @@ fn script(sandbox: &Sandbox, options: &[&str], script: &str) -> Running {
 }
 
 #[test]
-fn signals_are_handed_on_to_the_command_and_to_what_it_started() {
+fn signals_are_forwarded_to_the_command_and_its_children() {
     let sandbox = Sandbox::new();
     let all = [
         ("INT", Signal::INT),
@@ -35,10 +36,14 @@ fn signals_are_handed_on_to_the_command_and_to_what_it_started() {
             format!("trap 'echo outer; exit 9' {name}; echo ready; while :; do sleep 0.05; done");
         let run = script(&sandbox, &[], &work);
         run.signal(signal);
-        let said = run.end();
-        assert_eq!((said.code, said.out.as_str()), (Some(9), "ready\nouter\n"), "{name}: {said:?}");
+        let output = run.end();
+        assert_eq!(
+            (output.code, output.out.as_str()),
+            (Some(9), "ready\nouter\n"),
+            "{name}: {output:?}"
+        );
         if matches!(name, "INT" | "QUIT") {
-            // What a shell starts in the background ignores these, and cannot be told to hear them.
+            // A background process of a shell ignores these, and its shell cannot trap them.
             continue;
         }
         let inner = format!(
@@ -57,9 +62,9 @@ fn signals_are_handed_on_to_the_command_and_to_what_it_started() {
 }
 
 #[test]
-fn a_signal_ends_grandchildren_too_and_the_lock_is_free_only_then() {
+fn a_signal_ends_grandchildren_and_the_lock_is_released_after_that() {
     let sandbox = Sandbox::new();
-    // The grandchild takes its time to tidy up, and the command does not wait for it.
+    // The grandchild cleans up for half a second, and the command does not wait for it.
     let grandchild = "trap 'sleep 0.5; echo tidied > tidied; exit' TERM; echo $$ > grandchild; \
                       while :; do sleep 0.05; done";
     let run = script(
@@ -76,12 +81,12 @@ fn a_signal_ends_grandchildren_too_and_the_lock_is_free_only_then() {
     next.wait_err("waiting");
     run.signal(Signal::TERM);
     assert_eq!(run.end().code, Some(143));
-    assert!(!lives(grandchild));
+    assert!(!is_alive(grandchild));
     assert_eq!(next.end().out, "tidied\n");
 }
 
 #[test]
-fn what_does_not_end_after_a_signal_is_killed() {
+fn a_grandchild_that_ignores_a_signal_is_killed() {
     let sandbox = Sandbox::new();
     let run = script(
         &sandbox,
@@ -92,32 +97,31 @@ fn what_does_not_end_after_a_signal_is_killed() {
     let stubborn = sandbox.pid_in("stubborn");
     run.signal(Signal::TERM);
     assert_eq!(run.end().code, Some(143));
-    eventually("the stubborn one is dead", || !lives(stubborn));
+    eventually("the grandchild is dead", || !is_alive(stubborn));
 }
 
 #[test]
-fn a_signal_reaches_a_command_that_wants_a_group_of_its_own() {
+fn a_signal_reaches_a_command_that_creates_its_own_process_group() {
     let sandbox = Sandbox::new();
-    let work = "trap 'echo told; exit 9' TERM; echo ready; while :; do sleep 0.05; done";
+    let work = "trap 'echo trapped; exit 9' TERM; echo ready; while :; do sleep 0.05; done";
     let run = sandbox.spawn(&["run", "a", "--", "timeout", "600", "sh", "-c", work]);
     run.wait_out("ready");
     run.signal(Signal::TERM);
-    let said = run.end();
-    assert!(said.out.contains("told"), "{said:?}");
+    let output = run.end();
+    assert!(output.out.contains("trapped"), "{output:?}");
 }
 
 #[test]
-fn what_runs_on_in_the_background_after_an_ordinary_end_is_left_alone() {
+fn background_processes_survive_a_command_that_exits_on_its_own() {
     let sandbox = Sandbox::new();
-    let said = sandbox.say(&["run", "a", "--", "sh", "-c", "sleep 600 >&- 2>&- & echo $! > pid"]);
-    assert_eq!(said.code, Some(0));
+    let output = sandbox.run(&["run", "a", "--", "sh", "-c", "sleep 600 >&- 2>&- & echo $! > pid"]);
+    assert_eq!(output.code, Some(0));
     let pid = sandbox.pid_in("pid");
-    assert!(lives(pid));
+    assert!(is_alive(pid));
     kill_process(pid, Signal::KILL).unwrap();
 }
 
-/// What a command can start: a child, one in a session of its own, one in a group of its own, and one whose
-/// parent is gone.
+/// Starts a child, a child in a new session, a child in a new process group, and an orphan.
 const FAMILY: &str = "sleep 600 & echo $! > child; \
     setsid sh -c 'echo $$ > session; exec sleep 600' & \
     timeout 600 sh -c 'echo $$ > group; exec sleep 600' & \
@@ -130,12 +134,12 @@ fn family(sandbox: &Sandbox) -> Vec<Pid> {
         .iter()
         .map(|name| sandbox.pid_in(name))
         .collect();
-    assert!(pids.iter().all(|pid| lives(*pid)));
+    assert!(pids.iter().all(|pid| is_alive(*pid)));
     pids
 }
 
 #[test]
-fn if_the_wrapper_is_killed_the_command_dies_with_all_that_it_started() {
+fn if_the_wrapper_is_killed_the_command_and_all_its_processes_are_killed() {
     let sandbox = Sandbox::new();
     let mut run = script(&sandbox, &[], FAMILY);
     let family = family(&sandbox);
@@ -144,10 +148,10 @@ fn if_the_wrapper_is_killed_the_command_dies_with_all_that_it_started() {
     run.signal(Signal::KILL);
     assert_eq!(run.code(), None);
     for pid in family {
-        eventually("it is dead", || !lives(pid));
+        eventually("it is dead", || !is_alive(pid));
     }
-    eventually("the guardian goes last", || !lives(guardians[0]));
-    assert_eq!(sandbox.say(&["run", "a", "--", "true"]).code, Some(0));
+    eventually("the guardian ends", || !is_alive(guardians[0]));
+    assert_eq!(sandbox.run(&["run", "a", "--", "true"]).code, Some(0));
 }
 
 #[test]
@@ -159,17 +163,16 @@ fn a_guardian_that_is_killed_is_replaced() {
         let before = children(run.pid(), "__guardian");
         assert_eq!(before.len(), 1, "{before:?}");
         kill_process(before[0], Signal::KILL).unwrap();
-        eventually("there is another", || {
+        eventually("a new guardian runs", || {
             let now = children(run.pid(), "__guardian");
             now.len() == 1 && now != before
         });
     }
-    // It has the signals blocked when it looks after the command, which is a moment after its start.
-    assert!(family.iter().all(|pid| lives(*pid)));
+    assert!(family.iter().all(|pid| is_alive(*pid)));
     run.signal(Signal::KILL);
     assert_eq!(run.code(), None);
     for pid in family {
-        eventually("it is dead", || !lives(pid));
+        eventually("it is dead", || !is_alive(pid));
     }
 }
 
@@ -177,7 +180,7 @@ fn a_guardian_that_is_killed_is_replaced() {
 fn a_wrapper_that_is_stopped_does_not_keep_the_command_alive_past_its_lease() {
     let server = RedisServer::start_or_panic();
     let sandbox = Sandbox::on(&server.url());
-    // One that has left the group writes down the time, again and again.
+    // A process that has left the group writes the time to a file every 20 ms.
     let beats = "while :; do date +%s%N >> beats; sleep 0.02; done";
     let work = format!("setsid sh -c '{beats}' & {FAMILY}");
     let run = script(&sandbox, &["--ttl", "15s", "--kill-after", "1s"], &work);
@@ -187,16 +190,16 @@ fn a_wrapper_that_is_stopped_does_not_keep_the_command_alive_past_its_lease() {
     next.wait_err("waiting");
     run.signal(Signal::STOP);
     for pid in &family {
-        eventually("it is dead", || !lives(*pid));
+        eventually("it is dead", || !is_alive(*pid));
     }
     assert_eq!(next.end().code, Some(0));
     let entered: u128 = sandbox.read("entered").trim().parse().unwrap();
     let last = sandbox.last_beat();
     assert!(last < entered, "last beat {last}, entered {entered}");
     run.signal(Signal::CONT);
-    let said = run.end();
-    assert_eq!(said.code, Some(70), "{said:?}");
-    assert!(said.err.contains("not renewed in time"), "{said:?}");
+    let output = run.end();
+    assert_eq!(output.code, Some(70), "{output:?}");
+    assert!(output.err.contains("its lease expired while"), "{output:?}");
 }
 
 #[test]
@@ -209,15 +212,15 @@ fn a_signal_while_waiting_ends_the_wait_and_leaves_the_queue() {
         waiter.wait_err("waiting");
         waiter.signal(signal);
         assert_eq!(waiter.end().code, Some(code));
-        assert!(!sandbox.say(&["ls"]).out.contains("waits"));
+        assert!(!sandbox.run(&["ls"]).out.contains("waiting"));
     }
     assert!(!sandbox.path("ran").exists());
 }
 
-/// Without a terminal, Ctrl-C in a script reaches the wrapper's whole process group, in which a child is for a moment after
-/// its fork.
+/// Without a terminal, Ctrl-C in a script reaches the whole process group of the wrapper. A child is in that group for
+/// a short time after its fork.
 #[test]
-fn an_interrupt_of_the_process_group_at_any_stage_is_130() {
+fn an_interrupt_of_the_process_group_at_any_time_is_exit_code_130() {
     let sandbox = Sandbox::new();
     let mut codes = BTreeMap::new();
     for round in 0..150 {
@@ -226,17 +229,17 @@ fn an_interrupt_of_the_process_group_at_any_stage_is_130() {
         let run = Running::start(command);
         std::thread::sleep(Duration::from_micros(200 * round));
         kill_process_group(run.pid(), Signal::INT).unwrap();
-        let said = run.end();
-        *codes.entry((said.code, said.err)).or_insert(0) += 1;
+        let output = run.end();
+        *codes.entry((output.code, output.err)).or_insert(0) += 1;
     }
-    // None: it died of the signal, before it heard any.
+    // `None` means that the signal killed it before its handlers were registered.
     let wrong = codes.iter().find(|((code, _), _)| !matches!(code, None | Some(130)));
     assert_eq!(wrong, None, "{codes:?}");
-    assert_eq!(sandbox.say(&["run", "a", "--no-wait", "--", "true"]).code, Some(0));
+    assert_eq!(sandbox.run(&["run", "a", "--no-wait", "--", "true"]).code, Some(0));
 }
 
 #[test]
-fn a_signal_that_was_ignored_before_stays_ignored_as_nohup_wants_it() {
+fn a_signal_that_is_ignored_at_the_start_stays_ignored() {
     let sandbox = Sandbox::new();
     let lk = crate::common::PROGRAM;
     let work = "trap '' HUP INT; exec \"$0\" run a -- sh -c 'echo $$ > itself; echo ready; read x; exit 6'";
@@ -247,13 +250,13 @@ fn a_signal_that_was_ignored_before_stays_ignored_as_nohup_wants_it() {
     run.wait_out("ready");
     let itself = sandbox.pid_in("itself");
     for signal in [Signal::HUP, Signal::INT] {
-        assert!(mask_has(itself, "SigIgn", signal), "the command inherits that");
-        assert!(mask_has(run.pid(), "SigIgn", signal), "and the wrapper does not hear it");
+        assert!(mask_has(itself, "SigIgn", signal), "the command ignores it");
+        assert!(mask_has(run.pid(), "SigIgn", signal), "the wrapper ignores it");
         run.signal(signal);
     }
-    run.tell("go\n");
+    run.write_stdin("go\n");
     assert_eq!(run.end().code, Some(6));
-    // While waiting, too.
+    // The same while waiting.
     let holder = sandbox.hold("b", &[]);
     let mut command = std::process::Command::new("sh");
     command.args(["-c", "trap '' HUP; exec \"$0\" run b -- true", lk]);
@@ -266,7 +269,7 @@ fn a_signal_that_was_ignored_before_stays_ignored_as_nohup_wants_it() {
 }
 
 #[test]
-fn a_signal_that_was_blocked_before_is_heard() {
+fn a_signal_that_is_blocked_at_the_start_is_forwarded() {
     let sandbox = Sandbox::new();
     let mut command = std::process::Command::new("env");
     let work = "echo ready; exec sleep 600";
@@ -288,29 +291,29 @@ fn a_signal_that_was_blocked_before_is_heard() {
 }
 
 #[test]
-fn a_command_is_not_started_after_a_signal_to_end() {
+fn a_command_does_not_survive_a_signal_that_arrives_right_after_the_grant() {
     let sandbox = Sandbox::new();
     for round in 0..20 {
         let run =
             sandbox.spawn(&["run", "a", "--json", "--", "sh", "-c", "echo ran; exec sleep 600"]);
         run.wait_err("\"acquired\"");
         run.signal(Signal::TERM);
-        let said = run.end();
-        assert_eq!(said.code, Some(143), "{round}: {said:?}");
-        assert!(said.err.contains("\"released\""), "{round}: {said:?}");
+        let output = run.end();
+        assert_eq!(output.code, Some(143), "{round}: {output:?}");
+        assert!(output.err.contains("\"released\""), "{round}: {output:?}");
     }
-    assert_eq!(sandbox.say(&["run", "a", "--no-wait", "true"]).code, Some(0));
+    assert_eq!(sandbox.run(&["run", "a", "--no-wait", "true"]).code, Some(0));
 }
 
 #[test]
-fn a_command_whose_wrapper_was_killed_between_its_fork_and_its_exec_dies_too() {
-    // The guardian then knows no group, and finds nobody at first: the mark comes with the exec.
+fn a_command_is_killed_if_its_wrapper_dies_between_fork_and_exec() {
+    // The guardian then knows no group, and the command has its mark only after the exec.
     let owner = "0123456789abcdef0123456789abcdef";
     let mut guardian = std::process::Command::new(crate::common::PROGRAM);
     guardian.arg("__guardian").env_clear();
     let mut guardian = Running::start(guardian);
-    guardian.tell(&format!("owner {owner}\n"));
-    // So that it has looked once, and found nobody; if not, the test is easier to pass, not harder.
+    guardian.write_stdin(&format!("owner {owner}\n"));
+    // The first search should find no process. If it has not started yet, the test is easier to pass, not harder.
     std::thread::sleep(std::time::Duration::from_millis(50));
     let mut command = std::process::Command::new("sleep");
     command.arg("600").env("LOCKKEEPER_OWNER", owner);
@@ -320,23 +323,23 @@ fn a_command_whose_wrapper_was_killed_between_its_fork_and_its_exec_dies_too() {
 }
 
 #[test]
-fn a_command_that_is_killed_by_others_is_told_and_the_lock_is_free() {
+fn a_command_that_another_process_kills_is_exit_code_137_and_the_lock_is_free() {
     let sandbox = Sandbox::new();
     let run = script(&sandbox, &[], "echo $$ > itself; echo ready; exec sleep 600");
     kill_process(sandbox.pid_in("itself"), Signal::KILL).unwrap();
     assert_eq!(run.end().code, Some(137));
-    assert_eq!(sandbox.say(&["run", "a", "--no-wait", "true"]).code, Some(0));
+    assert_eq!(sandbox.run(&["run", "a", "--no-wait", "true"]).code, Some(0));
 }
 
 #[test]
-fn kill_zero_ends_the_command_and_its_children_and_not_the_wrapper() {
+fn kill_0_in_the_command_does_not_reach_the_wrapper() {
     let sandbox = Sandbox::new();
-    let said = sandbox.say(&["run", "a", "--", "sh", "-c", "sleep 600 & kill 0; sleep 600"]);
-    assert_eq!(said.code, Some(143));
+    let output = sandbox.run(&["run", "a", "--", "sh", "-c", "sleep 600 & kill 0; sleep 600"]);
+    assert_eq!(output.code, Some(143));
 }
 
 #[test]
-fn if_the_wrapper_is_killed_nobody_enters_before_the_command_is_dead() {
+fn if_the_wrapper_is_killed_no_process_acquires_the_lock_before_the_command_is_dead() {
     let sandbox = Sandbox::new();
     for round in 0..3 {
         let work = "echo ready; while :; do date +%s%N >> beats; done";
@@ -351,7 +354,7 @@ fn if_the_wrapper_is_killed_nobody_enters_before_the_command_is_dead() {
 }
 
 #[test]
-fn what_cannot_be_found_keeps_a_file_lock_until_it_ends() {
+fn a_process_that_escapes_the_guardian_keeps_a_file_lock_until_it_ends() {
     let sandbox = Sandbox::new();
     let escape = "env -i setsid sh -c 'echo $$ > escaped; exec sleep 600' & \
                   while ! [ -s escaped ]; do sleep 0.01; done; echo ready; wait";
@@ -360,9 +363,9 @@ fn what_cannot_be_found_keeps_a_file_lock_until_it_ends() {
     let guardian = children(run.pid(), "__guardian")[0];
     run.signal(Signal::KILL);
     assert_eq!(run.code(), None);
-    eventually("the guardian is gone", || !lives(guardian));
-    assert!(lives(escaped));
-    assert_eq!(sandbox.say(&["run", "a", "--no-wait", "true"]).code, Some(75));
+    eventually("the guardian is gone", || !is_alive(guardian));
+    assert!(is_alive(escaped));
+    assert_eq!(sandbox.run(&["run", "a", "--no-wait", "true"]).code, Some(75));
     kill_process(escaped, Signal::KILL).unwrap();
-    assert_eq!(sandbox.say(&["run", "a", "true"]).code, Some(0));
+    assert_eq!(sandbox.run(&["run", "a", "true"]).code, Some(0));
 }

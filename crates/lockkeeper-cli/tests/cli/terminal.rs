@@ -1,13 +1,13 @@
-//! On a terminal: the live line, Ctrl-C, Ctrl-Z, and who is in the foreground.
+//! On a terminal: the waiting line, Ctrl-C, Ctrl-Z, and the foreground process group.
 
 use std::process::Command;
 
 use lockkeeper_testkit::server::RedisServer;
 use rexpect::session::{PtySession, spawn_command};
 
-use crate::common::{PROGRAM, Sandbox, eventually, lives, parent, state};
+use crate::common::{PROGRAM, Sandbox, eventually, is_alive, parent, state};
 
-/// A terminal with a shell that has job control.
+/// A pseudo-terminal with a shell that has job control.
 struct Shell(PtySession);
 
 impl Shell {
@@ -33,7 +33,7 @@ impl Shell {
         self.0.send_control(key).unwrap();
     }
 
-    /// What comes before a text that must come.
+    /// Waits for a text and returns the output before it.
     #[track_caller]
     fn expect(&mut self, text: &str) -> String {
         self.0.exp_string(text).unwrap_or_else(|error| panic!("no {text:?}: {error}"))
@@ -41,14 +41,14 @@ impl Shell {
 
     fn end(mut self) {
         self.line("exit");
-        // A shell with jobs that are stopped wants to be told twice; another may be gone by now.
+        // A shell with stopped jobs exits only at the second request. Any other has exited by now.
         let _ = self.0.send_line("exit");
         let _ = self.0.exp_eof();
     }
 }
 
 #[test]
-fn while_waiting_one_line_tells_who_holds_and_it_is_removed_afterwards() {
+fn the_waiting_line_names_the_holder_and_is_removed_afterwards() {
     let sandbox = Sandbox::new();
     let mut holder =
         sandbox.spawn(&["run", "a", "--label", "me", "--", "sh", "-c", "echo in; read x"]);
@@ -58,7 +58,7 @@ fn while_waiting_one_line_tells_who_holds_and_it_is_removed_afterwards() {
     shell.expect("for \"a\": held by me for ");
     let redrawn = shell.expect("for \"a\": held by me for ");
     assert!(redrawn.contains("\r\x1b[K") && !redrawn.contains('\n'), "{redrawn:?}");
-    holder.tell("go\n");
+    holder.write_stdin("go\n");
     let before = shell.expect("got it");
     assert!(before.contains("\r\x1b[K"), "{before:?}");
     assert!(before.contains("lockkeeper: acquired \"a\" after"), "{before:?}");
@@ -66,7 +66,7 @@ fn while_waiting_one_line_tells_who_holds_and_it_is_removed_afterwards() {
 }
 
 #[test]
-fn the_line_fits_the_terminal() {
+fn the_waiting_line_fits_the_terminal() {
     let sandbox = Sandbox::new();
     let label = "x".repeat(200);
     let _holder = sandbox.hold("a", &["--label", &label]);
@@ -83,21 +83,21 @@ fn the_line_fits_the_terminal() {
 }
 
 #[test]
-fn a_dumb_terminal_gets_plain_lines() {
+fn on_a_dumb_terminal_waiting_messages_are_plain_lines() {
     let sandbox = Sandbox::new();
     let mut holder = sandbox.spawn(&["run", "a", "--", "sh", "-c", "echo in; read x"]);
     holder.wait_out("in");
     let mut shell = Shell::start(&sandbox, "dumb");
     shell.line("$LK run a -- echo got it");
     shell.expect("lockkeeper: waiting for \"a\": held by ");
-    holder.tell("go\n");
+    holder.write_stdin("go\n");
     let before = shell.expect("got it");
     assert!(!before.contains('\x1b'), "{before:?}");
     shell.end();
 }
 
 #[test]
-fn ctrl_c_goes_to_the_command() {
+fn ctrl_c_reaches_the_command() {
     let sandbox = Sandbox::new();
     let mut shell = Shell::start(&sandbox, "xterm");
     shell.line("$LK run a -- sh -c 'trap \"echo trapped; exit 5\" INT; echo in; while :; do sleep 0.05; done'");
@@ -117,7 +117,7 @@ fn ctrl_c_goes_to_the_command() {
 }
 
 #[test]
-fn ctrl_c_reaches_a_command_that_wants_a_group_of_its_own() {
+fn ctrl_c_reaches_a_command_that_creates_its_own_process_group() {
     let sandbox = Sandbox::new();
     let mut shell = Shell::start(&sandbox, "xterm");
     shell.line("$LK run a -- timeout 600 sh -c 'echo in; exec sleep 600'");
@@ -159,7 +159,7 @@ fn ctrl_c_while_waiting_ends_a_script_that_runs_one_command_after_another() {
 }
 
 #[test]
-fn int_from_elsewhere_is_not_taken_for_ctrl_c() {
+fn an_int_that_is_not_from_the_terminal_does_not_end_the_script() {
     let sandbox = Sandbox::new();
     let mut shell = Shell::start(&sandbox, "xterm");
     shell.line("bash -c '$LK run a -- sh -c \"echo \\$PPID > wrapper; echo in; exec sleep 600\"; echo after $?'");
@@ -171,7 +171,7 @@ fn int_from_elsewhere_is_not_taken_for_ctrl_c() {
 }
 
 #[test]
-fn a_job_that_is_stopped_for_longer_than_its_lease_is_dead_and_says_so_when_it_is_continued() {
+fn a_job_that_is_stopped_past_its_lease_is_killed_and_reports_it_when_continued() {
     let server = RedisServer::start_or_panic();
     let sandbox = Sandbox::on(&server.url());
     let mut shell = Shell::start(&sandbox, "xterm");
@@ -180,9 +180,11 @@ fn a_job_that_is_stopped_for_longer_than_its_lease_is_dead_and_says_so_when_it_i
     let pid = sandbox.pid_in("pid");
     shell.press('z');
     shell.expect("<ready>");
-    eventually("the command is dead", || !lives(pid));
+    eventually("the command is dead", || !is_alive(pid));
     shell.line("fg");
-    shell.expect("the lock was not renewed in time: the command was killed");
+    shell.expect(
+        "its lease expired while lockkeeper was stopped or stalled; the command was killed",
+    );
     shell.expect("<ready>");
     shell.line("echo code $?");
     shell.expect("code 70");
@@ -198,7 +200,7 @@ fn the_command_can_read_from_the_terminal() {
     shell.line("hello");
     shell.expect("read <hello>");
     shell.expect("<ready>");
-    // The shell has its terminal back.
+    // The shell is in the foreground again.
     shell.line("read y; echo \"shell <$y>\"");
     shell.line("there");
     shell.expect("shell <there>");
@@ -217,12 +219,12 @@ fn ctrl_z_stops_the_job_and_fg_continues_it() {
     shell.expect("<ready>");
     eventually("the command is stopped", || state(pid) == Some('T'));
     assert_eq!(
-        sandbox.say(&["run", "a", "--no-wait", "true"]).code,
+        sandbox.run(&["run", "a", "--no-wait", "true"]).code,
         Some(75),
-        "and holds the lock"
+        "the stopped job holds the lock"
     );
     shell.line("fg");
-    eventually("the command goes on", || state(pid).is_some_and(|state| state != 'T'));
+    eventually("the command continues", || state(pid).is_some_and(|state| state != 'T'));
     shell.line("hello");
     shell.expect("read <hello>");
     shell.expect("<ready>");
@@ -232,17 +234,17 @@ fn ctrl_z_stops_the_job_and_fg_continues_it() {
 }
 
 #[test]
-fn a_job_in_the_background_that_wants_to_read_waits_for_the_foreground() {
+fn a_background_job_that_reads_from_the_terminal_is_stopped_until_fg() {
     let sandbox = Sandbox::new();
     let mut shell = Shell::start(&sandbox, "xterm");
     shell.line("$LK run a -- sh -c 'echo $$ > pid; read x; echo \"read <$x>\"' &");
     shell.expect("<ready>");
     let pid = sandbox.pid_in("pid");
-    eventually("it is stopped", || state(pid) == Some('T'));
+    eventually("the command is stopped", || state(pid) == Some('T'));
     let wrapper = parent(pid);
-    eventually("and so is the wrapper", || state(wrapper) == Some('T'));
+    eventually("the wrapper is stopped", || state(wrapper) == Some('T'));
     shell.line("fg");
-    eventually("it goes on", || state(pid).is_some_and(|state| state != 'T'));
+    eventually("the command continues", || state(pid).is_some_and(|state| state != 'T'));
     shell.line("hello");
     shell.expect("read <hello>");
     shell.end();

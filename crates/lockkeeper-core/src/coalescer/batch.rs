@@ -10,18 +10,19 @@ use crate::error::Result;
 
 /// The requests that share a call.
 ///
-/// It is open at first: requests may join and leave it until the sender [closes](Self::close) it.
+/// The batch of a shared call is open at first: requests may join and leave it until the sender [closes](Self::close) it.
+/// The batch of a direct request is closed from the start.
 pub struct Batch<S: BatchSender> {
     pub(super) items: Vec<S::Item>,
-    /// Empty for a request that its caller sends: the caller has the answer.
+    /// Empty for a direct request: its caller gets the answer from the call.
     pub(super) answers: Vec<oneshot::Sender<Result<S::Answer>>>,
-    /// Where the requests come from, until it is closed.
+    /// The coalescer whose queue the requests come from, until the batch is closed.
     pub(super) open: Option<Arc<Shared<S>>>,
 }
 
 impl<S: BatchSender> Batch<S> {
-    /// Closes the batch and returns its requests, which count as sent from now on. Returns `None` if all have been
-    /// cancelled: then there is nothing to send.
+    /// Closes the batch and returns its requests. From now on, they count as sent. Returns `None` if all of them were
+    /// dropped.
     pub fn close(&mut self) -> Option<&[S::Item]> {
         let max = self.open.as_ref().map_or(0, |shared| shared.limits.max_batch);
         self.close_with(max);
@@ -42,7 +43,7 @@ impl<S: BatchSender> Batch<S> {
         }
     }
 
-    /// The requests of a closed batch, or `None` if there are none.
+    /// Returns the requests of a closed batch, or `None` if there are none.
     pub fn items(&self) -> Option<&[S::Item]> {
         Some(self.items.as_slice()).filter(|items| !items.is_empty())
     }
@@ -50,19 +51,17 @@ impl<S: BatchSender> Batch<S> {
     /// Removes requests whose callers no longer wait for an answer, and returns the others. Returns `None` if there are
     /// none.
     pub fn retain_awaited(&mut self) -> Option<&[S::Item]> {
-        let is_awaited: Vec<bool> = (0..self.items.len()).map(|at| self.is_awaited(at)).collect();
-        if is_awaited.contains(&false) {
-            let mut kept = is_awaited.iter();
-            self.items.retain(|_| kept.next().copied().unwrap_or(true));
-            let mut kept = is_awaited.iter();
-            self.answers.retain(|_| kept.next().copied().unwrap_or(true));
-        }
+        let dropped: Vec<bool> = self.answers.iter().map(oneshot::Sender::is_closed).collect();
+        let mut is_dropped = dropped.iter();
+        self.items.retain(|_| is_dropped.next() != Some(&true));
+        let mut is_dropped = dropped.iter();
+        self.answers.retain(|_| is_dropped.next() != Some(&true));
         self.items()
     }
 
-    /// Whether the caller of a request still waits for its answer.
+    /// Returns whether the caller of a request still waits for its answer.
     pub fn is_awaited(&self, index: usize) -> bool {
-        // A caller that sends directly has no place in `answers`, and waits for as long as its call exists.
+        // A direct request has no entry in `answers`. Its caller waits for as long as the call exists.
         self.answers.get(index).is_none_or(|answer| !answer.is_closed())
     }
 

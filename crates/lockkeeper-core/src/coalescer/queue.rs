@@ -2,15 +2,15 @@
 
 use std::collections::VecDeque;
 
-/// Fewer removed entries than this are not worth a compaction.
+/// The smallest number of removed entries that triggers a compaction.
 const MIN_COMPACTION: usize = 32;
 
-/// A FIFO queue. `push` and `pop` take constant time, `remove` takes it on average, after a binary search.
+/// A FIFO queue. `push` and `pop` take amortized constant time. `remove` takes logarithmic time, amortized.
 pub(super) struct Queue<T> {
-    /// In the order of their ids. `None` was removed.
+    /// In the order of their ids. A removed entry is `None`.
     entries: VecDeque<(u64, Option<T>)>,
     next_id: u64,
-    /// How many have not been removed.
+    /// The number of entries that have not been removed.
     len: usize,
 }
 
@@ -27,7 +27,7 @@ impl<T> Queue<T> {
         self.len == 0
     }
 
-    /// Adds an entry, and returns its id.
+    /// Adds an entry and returns its id.
     pub(super) fn push(&mut self, entry: T) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
@@ -45,7 +45,7 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Removes an entry, if it is in the queue.
+    /// Removes an entry if it is in the queue.
     pub(super) fn remove(&mut self, id: u64) -> Option<T> {
         let at = self.entries.binary_search_by_key(&id, |(id, _)| *id).ok()?;
         let removed = self.entries[at].1.take()?;
@@ -57,7 +57,7 @@ impl<T> Queue<T> {
         Some(removed)
     }
 
-    /// Empties the queue. Ids are not used again.
+    /// Empties the queue. Ids are not reused.
     pub(super) fn take_all(&mut self) -> impl Drop + use<T> {
         self.len = 0;
         std::mem::take(&mut self.entries)
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn entries_leave_in_order_but_for_those_that_were_removed() {
+    fn entries_are_popped_in_order_without_the_removed_ones() {
         let mut queue = Queue::new();
         let ids: Vec<u64> = (0..1000).map(|entry| queue.push(entry)).collect();
         for (at, id) in ids.iter().enumerate().filter(|(at, _)| at % 3 != 0) {
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_from_before_the_queue_was_emptied_removes_no_other_entry() {
+    fn an_id_from_before_take_all_removes_no_later_entry() {
         let mut queue = Queue::new();
         let before = queue.push(1);
         drop(queue.take_all());
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_that_were_removed_take_no_memory() {
+    fn removed_entries_take_no_memory() {
         let mut queue = Queue::new();
         let first = queue.push([0_u8; 1024]);
         for _ in 0..10_000 {

@@ -1,4 +1,4 @@
-//! The context of a keeper: its store, its runtime, and what its locks and guards share.
+//! The context of a keeper: its store, its runtime, and the state that its locks and guards share.
 
 use std::fmt;
 use std::future::Future;
@@ -11,12 +11,11 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 use crate::background::Background;
 use crate::contract::{Backend, Capabilities, Mode};
 use crate::engine::floors::Floors;
-use crate::engine::maintained::Maintained;
-use crate::engine::maintenance::Maintenance;
+use crate::engine::maintenance::{Maintained, Maintenance};
 use crate::error::{Error, ErrorKind, Result};
 use crate::owner::Owner;
 
-/// What a keeper, its clones, its locks and its guards share.
+/// The state that a keeper, its clones, its locks and its guards share.
 pub(crate) struct KeeperContext {
     pub(crate) backend: Arc<dyn Backend>,
     /// The store's name.
@@ -24,9 +23,9 @@ pub(crate) struct KeeperContext {
     pub(crate) capabilities: Capabilities,
     pub(crate) closed: CancellationToken,
     pub(crate) background: OnceLock<Background>,
-    /// The lowest fences that the next grants of recently locked names may have.
+    /// The lowest fences that this keeper accepts for its next grants.
     pub(crate) floors: Arc<Floors>,
-    maintenance: Arc<Maintenance>,
+    pub(super) maintenance: Arc<Maintenance>,
     /// The keeper's context on the blocking runtime, if this one is on another.
     pub(crate) blocking: OnceLock<Arc<KeeperContext>>,
 }
@@ -51,35 +50,33 @@ impl KeeperContext {
         Self { background, floors: self.floors.clone(), ..Self::new(self.backend.clone()) }
     }
 
-    /// Fails all acquires from now on, and those that wait.
+    /// Fails waiting and future acquires.
     pub(crate) fn close(&self) {
         self.closed.cancel();
         // Waiters leave the queue before `close` returns, even if they are not polled.
-        for claim in self.maintenance.pending().take() {
-            claim.keeper_closed();
-        }
+        self.maintenance.close();
     }
 
-    /// Where the keeper's background work runs.
+    /// Returns the handle that spawns background work. The first call binds the keeper to the current runtime.
     pub(crate) fn background(&self) -> Result<&Background> {
         if let Some(background) = self.background.get() {
             return Ok(background);
         }
         let handle = Handle::try_current().map_err(|_| {
-            let message = "no tokio runtime: make or first use the keeper inside of one, open \
-                           it with lockkeeper::blocking::open, or use its blocking methods";
+            let message = "no tokio runtime: create or first use the keeper inside a runtime, open it with \
+                           lockkeeper::blocking::open, or use its blocking methods";
             Error::new(ErrorKind::Config, message)
         })?;
         Ok(self.background.get_or_init(|| Background::new(handle)))
     }
 
-    /// Whether a claim of this mode can be made now.
+    /// Checks that the keeper is open and that the store supports a mode.
     pub(crate) fn check(&self, mode: Mode) -> Result<()> {
         if self.closed.is_cancelled() {
             return Err(Self::closed_error());
         }
         if self.maintenance.runtime_is_gone() {
-            return Err(Self::runtime_gone());
+            return Err(Self::runtime_gone_error());
         }
         match mode {
             Mode::Shared if !self.capabilities.shared => Err(Error::unsupported("shared locks")),
@@ -104,33 +101,23 @@ impl KeeperContext {
         self.background.get().map(Background::token)
     }
 
-    /// Ready after the machine was suspended.
-    pub(crate) async fn resumed(&self) {
-        self.maintenance.resumed().await;
-    }
-
-    /// Has a new hold driven in the background; false if the runtime has been shut down.
+    /// Registers a new hold to be driven in the background. Returns false if the runtime has been shut down.
     pub(crate) fn register_hold(&self, claim: Arc<dyn Maintained>) -> bool {
         self.maintenance.register_hold(claim, self.background.get())
     }
 
-    /// Forgets a hold that has ended before it got a background task.
-    pub(crate) fn forget_hold<C>(&self, claim: &C) {
-        self.maintenance.forget_hold(claim);
-    }
-
-    /// Remembers an acquire that waits, for `close` and for the maintenance task.
+    /// Registers an acquire that waits, for `close` and for the maintenance task.
     pub(crate) fn register_pending(&self, claim: &Arc<impl Maintained + 'static>) {
         let claim = Arc::downgrade(claim);
         self.maintenance.register_pending(claim, self.background.get());
     }
 
-    /// The owners of the acquires that wait, in the order in which they began.
+    /// Returns the owners of the acquires that wait, in the order in which they began.
     pub(crate) fn waiting_owners(&self) -> Vec<Owner> {
-        self.maintenance.pending().waiting_owners()
+        self.maintenance.waiting_owners()
     }
 
-    /// Whether the runtime has been shut down: then a task ends as soon as it is spawned.
+    /// Returns whether the runtime has been shut down. Spawns a task to find out.
     pub(crate) fn runtime_is_gone(&self) -> bool {
         let Some(background) = self.background.get() else { return false };
         let gone = self.maintenance.runtime_is_gone() || background.is_gone();
@@ -140,8 +127,8 @@ impl KeeperContext {
         gone
     }
 
-    /// Whether the runtime has been shut down, for a check before every acquire: a maintenance task reports the end of
-    /// its runtime, so only a keeper that has none yet spawns a task to find out.
+    /// Returns whether the runtime has been shut down. Cheap enough for every acquire: the maintenance task records the end
+    /// of its runtime. Only a keeper without a maintenance task spawns a task to find out.
     pub(crate) fn runtime_is_known_gone(&self) -> bool {
         self.maintenance.runtime_is_gone()
             || (!self.maintenance.has_task() && self.runtime_is_gone())
@@ -151,7 +138,7 @@ impl KeeperContext {
         Error::new(ErrorKind::Closed, "the keeper has been closed")
     }
 
-    pub(crate) fn runtime_gone() -> Error {
+    pub(crate) fn runtime_gone_error() -> Error {
         Error::new(ErrorKind::Closed, "the keeper's runtime has been shut down")
     }
 }

@@ -8,36 +8,35 @@ use crate::error::Result;
 use crate::fence::Fence;
 use crate::name::Name;
 
-/// How many names a generation has. A keeper remembers the floors of at least so many names, and of at most twice
-/// as many.
+/// The number of names in a generation. A keeper keeps the floors of at least this many names, and of at most twice as
+/// many.
 const GENERATION: usize = 1024;
 
 /// The floors of a keeper, shared by its two contexts, async and blocking.
 ///
-/// A floor carries the fences of a name over a failover or a clock that was set back, where the store has forgotten
-/// them. It comes from grants of the store only, never from a ticket, and ends [`Fence::MAX_AHEAD`] after the
-/// grant: by then the clock of a healthy store has passed it, and a clock that is corrected by more than that
-/// cannot be bridged. Names that were not used for longest are forgotten first; the fences of such a name are as
-/// good as the store's own.
+/// A floor keeps the fences of a name rising if the store has lost them, for example in a failover, or if its clock was set
+/// back. It comes only from grants of the store, never from a ticket. It expires [`Fence::MAX_AHEAD`] after the grant: by
+/// then the clock of a healthy store has passed it. Clocks that are set back by more than that are out of scope. The names
+/// that were granted longest ago are evicted first. After that, the fences of the name depend on the store alone.
 #[derive(Default)]
 pub(crate) struct Floors(Mutex<Generations>);
 
-/// Two generations of names instead of a list in the order of use: one lookup, or two, and no allocation for a
-/// name that is used again.
+/// An approximate LRU cache: two generations of names instead of a list in the order of use. It needs at most two lookups,
+/// and no allocation for a name that is used again.
 #[derive(Default)]
 struct Generations {
-    young: HashMap<Name, Granted>,
-    old: HashMap<Name, Granted>,
+    young: HashMap<Name, LastGrant>,
+    old: HashMap<Name, LastGrant>,
 }
 
 #[derive(Clone, Copy)]
-struct Granted {
+struct LastGrant {
     fence: Fence,
     at: Moment,
 }
 
-impl Granted {
-    fn has_ended(self, now: Moment) -> bool {
+impl LastGrant {
+    fn has_expired(self, now: Moment) -> bool {
         now.since(self.at) > Fence::MAX_AHEAD
     }
 }
@@ -47,33 +46,35 @@ impl Floors {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The lowest fence that the next exclusive grant of a name may have.
+    /// Returns the lowest fence that the next exclusive grant of a name may have.
     ///
     /// # Errors
     ///
-    /// If there is none above the last one: an attempt fails rather than repeat a fence.
+    /// If there is no fence above the last one: the attempt fails rather than repeat a fence.
     pub(crate) fn next(&self, name: &Name, now: Moment) -> Result<Option<Fence>> {
         let generations = self.generations();
         let granted = generations.young.get(name).or_else(|| generations.old.get(name)).copied();
         drop(generations);
-        let Some(last) = granted.filter(|granted| !granted.has_ended(now)) else { return Ok(None) };
+        let Some(last) = granted.filter(|granted| !granted.has_expired(now)) else {
+            return Ok(None);
+        };
         let next = Fence::new(last.fence.get() + 1);
         next.map(Some).ok_or_else(|| last.fence.exhausted())
     }
 
-    /// Takes note of a grant.
+    /// Records a grant.
     pub(crate) fn granted(&self, name: &Name, fence: Fence, at: Moment) {
         let generations = &mut *self.generations();
-        let new = Granted { fence, at };
+        let new = LastGrant { fence, at };
         if let Some(last) = generations.young.get_mut(name) {
-            // A lower fence, as of a reader, must not prolong the life of a higher one.
-            if fence >= last.fence || last.has_ended(at) {
+            // A lower fence, for example of a reader, must neither replace a higher one nor delay its expiry.
+            if fence >= last.fence || last.has_expired(at) {
                 *last = new;
             }
             return;
         }
         let last = generations.old.remove(name);
-        let last = last.filter(|last| last.fence > fence && !last.has_ended(at));
+        let last = last.filter(|last| last.fence > fence && !last.has_expired(at));
         if generations.young.len() >= GENERATION {
             std::mem::swap(&mut generations.young, &mut generations.old);
             generations.young.clear();
@@ -110,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_floor_ends_an_hour_after_its_grant_even_if_lower_fences_follow() {
+    fn a_floor_expires_an_hour_after_its_grant_even_if_lower_fences_follow() {
         let (floors, start) = (Floors::default(), Moment::now());
         floors.granted(&name("a"), fence(1000), start);
         let half = start.add(Fence::MAX_AHEAD / 2);
@@ -123,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn the_number_of_names_is_bounded_and_those_in_use_stay() {
+    fn the_number_of_names_is_bounded_and_names_in_use_stay() {
         let (floors, now) = (Floors::default(), Moment::now());
         for number in 0..10 * GENERATION {
             floors.granted(&name(number), fence(1), now);
@@ -138,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn above_the_highest_fence_there_is_no_floor_but_an_error() {
+    fn a_floor_above_the_highest_fence_is_an_error() {
         let (floors, now) = (Floors::default(), Moment::now());
         floors.granted(&name("a"), Fence::MAX, now);
         assert_eq!(floors.next(&name("a"), now).unwrap_err().kind(), ErrorKind::Config);

@@ -1,4 +1,4 @@
-//! The state of one hold, shared by its guard and its driver.
+//! The state of one claim, shared by its acquire, its guard and its driver.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
@@ -9,10 +9,10 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::clock::Moment;
-use crate::contract::Mode;
+use crate::contract::{ClaimSpec, Grant, Mode};
 use crate::engine::context::KeeperContext;
 use crate::engine::observe::{self, Observer, Subject};
-use crate::engine::outcome::{AcquireOutcome, Ending};
+use crate::engine::outcome::{AcquireOutcome, Ending, OutcomeSlot, Reporter};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fence::Fence;
 use crate::loss::LossReason;
@@ -20,143 +20,142 @@ use crate::name::{Label, Name};
 use crate::options::drift;
 use crate::owner::Owner;
 
-/// What a guard knows of its lock.
+/// The state of a lock, as its guard knows it.
 ///
-/// Known in this process only: it is right as long as this machine's clock runs at a normal speed.
+/// It is computed in this process, without a request. It is correct as long as this machine's clock runs at a normal speed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum State {
     /// Held, and the last renewal succeeded.
     Held,
-    /// Held, but the last renewal failed. Becomes `Held` again when one succeeds, and `Lost` when
-    /// none does in time.
+    /// Held, but the last renewal failed. Becomes `Held` when a renewal succeeds, and `Lost` if none does in time.
     AtRisk,
-    /// No longer held, against the holder's will. Final.
+    /// No longer held, and not because of a release. Final.
     Lost,
-    /// Given back.
+    /// Released by its holder.
     Released,
 }
 
-/// How a [release](crate::Guard::release) ended.
+/// The outcome of a [release](crate::Guard::release).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ReleaseOutcome {
     /// The lock was held until now, and is released.
     Released,
-    /// The lock had been lost before. The work since then was not protected.
+    /// The lock was lost before the release. Work after the loss was not protected.
     AlreadyLost,
 }
 
-/// What a guard requests of its driver.
+/// A request of a guard to its driver.
 #[derive(Debug)]
 pub(crate) enum Request {
     Extend(Duration, oneshot::Sender<Result<()>>),
     Downgrade(oneshot::Sender<Result<()>>),
 }
 
-/// One claim's state, from the first attempt on.
+/// The state of one claim, from the first attempt to the end of its hold.
 #[derive(Debug)]
 pub(crate) struct Hold {
     pub(crate) context: Arc<KeeperContext>,
     pub(crate) name: Name,
     pub(crate) owner: Owner,
     pub(crate) label: Label,
-    /// How it was asked for; a downgrade changes only `mode()`.
-    pub(crate) asked_mode: Mode,
+    /// The mode of the first attempt. A downgrade changes only `mode()`.
+    pub(crate) requested_mode: Mode,
     pub(crate) observer: Observer,
     inner: Mutex<Inner>,
 }
 
 #[derive(Debug)]
 struct Inner {
+    /// `Held` from the start, even before the grant: see `held`.
     state: State,
     mode: Mode,
     fence: Option<Fence>,
     ttl: Duration,
-    /// Whether the acquire was granted.
+    /// Whether the acquire was granted the lock.
     held: bool,
-    /// From when on the store may grant the lock to another claim; `None` if it needs no renewal.
+    /// When the lease ends, minus the allowance for clock drift. `None` for a hold without a lease.
     lease_end: Option<Moment>,
-    /// When `max_hold` ends it.
-    latest: Option<Moment>,
-    acquire_outcome: Option<AcquireOutcome>,
-    acquirer: Option<Waker>,
+    /// When `max_hold` ends the hold.
+    max_hold_end: Option<Moment>,
+    acquire: OutcomeSlot<AcquireOutcome>,
+    release: OutcomeSlot<Result<ReleaseOutcome>>,
     ending: Option<Ending>,
     requests: Vec<Request>,
-    release_outcome: Option<Result<ReleaseOutcome>>,
-    releaser: Option<Waker>,
-    /// Kept while a release is under way, so that `close` waits for it.
-    under_way: Option<TaskTrackerToken>,
-    done: bool,
-    /// Whether the background task drives: then an outcome is no reason to stop, and its taker has to be woken.
+    /// Set while the claim has to be cleaned up, so that `close` waits for it.
+    cleanup: Option<TaskTrackerToken>,
+    /// Whether the driver has ended.
+    driver_ended: bool,
+    /// Whether a background task was spawned. If so, the task that waits for an outcome must be woken.
     in_background: bool,
     loss: Option<LossReason>,
-    /// Created at the first request for it.
+    /// Created at the first call of `lost_token`.
     lost: Option<CancellationToken>,
 }
 
 impl Hold {
-    pub(crate) fn new(
-        context: Arc<KeeperContext>,
-        (name, owner, label): (Name, Owner, Label),
-        mode: Mode,
-        ttl: Duration,
-        fence: Option<Fence>,
-    ) -> Self {
+    /// Creates the state of a claim. `fence` is the fence of the ticket if the hold is adopted.
+    pub(crate) fn new(context: Arc<KeeperContext>, spec: &ClaimSpec, fence: Option<Fence>) -> Self {
         let inner = Inner {
             state: State::Held,
-            mode,
+            mode: spec.mode,
             fence,
-            ttl,
+            ttl: spec.ttl,
             held: false,
             lease_end: None,
-            latest: None,
-            acquire_outcome: None,
-            acquirer: None,
+            max_hold_end: None,
+            acquire: OutcomeSlot::EMPTY,
+            release: OutcomeSlot::EMPTY,
             ending: None,
             requests: Vec::new(),
-            release_outcome: None,
-            releaser: None,
-            under_way: None,
-            done: false,
+            cleanup: None,
+            driver_ended: false,
             in_background: false,
             loss: None,
             lost: None,
         };
-        let (observer, inner) = (Observer::new(), Mutex::new(inner));
-        Self { context, name, owner, label, asked_mode: mode, observer, inner }
+        Self {
+            context,
+            name: spec.name.clone(),
+            owner: spec.owner,
+            label: spec.label.clone(),
+            requested_mode: spec.mode,
+            observer: Observer::new(),
+            inner: Mutex::new(inner),
+        }
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
-        // Nothing panics while it holds this lock, so a poisoned one cannot be half written.
+        // No code panics while it has locked the mutex, so the state is consistent even if it is poisoned.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Which claim this is, for events, spans and metrics.
+    /// Identifies the claim in events, spans and metrics.
     pub(crate) fn subject(&self) -> Subject<'_> {
-        let (store, mode) = (self.context.store, self.asked_mode);
+        let (store, mode) = (self.context.store, self.requested_mode);
         Subject { store, name: &self.name, label: &self.label, mode }
     }
 
-    /// An error about this hold.
+    /// Adds the store and the name to an error.
     pub(crate) fn error(&self, operation: &'static str, error: Error) -> Error {
         error.at(self.context.store, operation, &self.name)
     }
 
-    /// The error that says that this hold is lost, and why.
+    /// Returns the error of an operation on a lost hold.
     pub(crate) fn lost_error(&self, operation: &'static str) -> Error {
-        // Without one it has been given back, and its lease no longer counts.
+        // There is no reason if the hold was released instead.
         let reason = self.inner().loss.unwrap_or(LossReason::Expired);
         self.error(operation, Error::lost(reason))
     }
 
-    /// Why the hold was lost, if it was.
+    /// Returns why the hold was lost, if it was.
     pub(crate) fn loss_reason(&self) -> Option<LossReason> {
-        // Compares the deadline with the clock first.
+        // Detects an expired deadline.
         let _ = self.state();
         self.inner().loss
     }
 
-    /// Whether the acquire is still waiting for its outcome.
+    /// Returns whether the acquire has no outcome yet.
     pub(crate) fn is_waiting(&self) -> bool {
         let inner = self.inner();
         !inner.held && inner.ending.is_none()
@@ -172,18 +171,17 @@ impl Hold {
         inner.state
     }
 
-    /// Whether a loss has been reported, without reading the clock.
+    /// Returns whether a loss has been reported, without reading the clock.
     pub(crate) fn is_known_lost(&self) -> bool {
         self.inner().state == State::Lost
     }
 
-    /// Cancelled when the hold is lost.
+    /// Returns a token that is cancelled when the hold is lost.
     pub(crate) fn lost_token(&self) -> CancellationToken {
-        let (token, lost) = {
-            let mut inner = self.inner();
-            let lost = inner.state == State::Lost;
-            (inner.lost.get_or_insert_default().clone(), lost)
-        };
+        let mut inner = self.inner();
+        let lost = inner.state == State::Lost;
+        let token = inner.lost.get_or_insert_default().clone();
+        drop(inner);
         if lost {
             token.cancel();
         }
@@ -206,30 +204,30 @@ impl Hold {
         self.inner().ttl
     }
 
-    pub(crate) fn latest(&self) -> Option<Moment> {
-        self.inner().latest
+    pub(crate) fn max_hold_end(&self) -> Option<Moment> {
+        self.inner().max_hold_end
     }
 
-    /// Adds a request. If the driver is done, the request is dropped, which closes its reply.
+    /// Adds a request. If the hold or the driver has ended, drops the request, which closes its reply.
     pub(crate) fn request(&self, request: Request) {
         let mut inner = self.inner();
-        if inner.is_live() && !inner.done {
+        if inner.is_live() && !inner.driver_ended {
             inner.requests.push(request);
         }
     }
 
-    /// Requests the end; false if that has been requested before.
+    /// Requests the end of the acquire or of the hold. Returns false if it was requested before.
     pub(crate) fn end(&self, ending: Ending) -> bool {
         let mut inner = self.inner();
         if inner.ending.is_some() {
             return false;
         }
         inner.ending = Some(ending);
-        if ending != Ending::Detach && !inner.done {
-            inner.under_way = self.context.token();
+        if ending != Ending::Detach {
+            inner.track_cleanup(&self.context);
         }
         if inner.is_live() {
-            // A hold that expired before it was released was lost, even if that was not noticed.
+            // A hold whose deadline has passed is lost and not released, even if this is the first check to find that.
             let now = inner.held.then(Moment::now);
             if now.is_some_and(|now| inner.has_expired(now)) {
                 self.mark_lost(inner, LossReason::Expired);
@@ -243,30 +241,18 @@ impl Hold {
         true
     }
 
-    /// Takes the release's outcome; registers the waker if there is none yet.
     pub(crate) fn take_release_outcome(&self, waker: &Waker) -> Option<Result<ReleaseOutcome>> {
-        let mut inner = self.inner();
-        let outcome = inner.release_outcome.take();
-        if outcome.is_none() {
-            inner.releaser = Some(waker.clone());
-        }
-        outcome
+        self.inner().release.take(waker)
     }
 
-    /// Takes the acquire's outcome; registers the waker if there is none yet.
     pub(crate) fn take_acquire_outcome(&self, waker: &Waker) -> Option<AcquireOutcome> {
-        let mut inner = self.inner();
-        let outcome = inner.acquire_outcome.take();
-        if outcome.is_none() {
-            inner.acquirer = Some(waker.clone());
-        }
-        outcome
+        self.inner().acquire.take(waker)
     }
 
-    /// Wakes the acquire's task, even though there may be no outcome yet.
+    /// Wakes the acquire's task, even if there is no outcome yet.
     pub(crate) fn wake_acquirer(&self) {
-        // Not under this lock: wakers run foreign code.
-        let acquirer = self.inner().acquirer.clone();
+        // With the state unlocked: wakers run foreign code.
+        let acquirer = self.inner().acquire.waiter();
         if let Some(waker) = acquirer {
             waker.wake();
         }
@@ -274,7 +260,7 @@ impl Hold {
 
     // Called by the driver.
 
-    /// Whether anything has been requested of the driver.
+    /// Returns whether there is a request, or the end was requested.
     pub(crate) fn is_requested(&self) -> bool {
         let inner = self.inner();
         inner.ending.is_some() || !inner.requests.is_empty()
@@ -293,91 +279,72 @@ impl Hold {
         (!inner.requests.is_empty()).then(|| inner.requests.remove(0))
     }
 
-    /// Whether the acquire has an outcome to take.
     pub(crate) fn has_acquire_outcome(&self) -> bool {
-        self.inner().acquire_outcome.is_some()
+        self.inner().acquire.is_set()
     }
 
-    /// Gives the acquire its lock.
+    /// Ends the acquire with a grant.
     pub(crate) fn succeed(&self) {
         self.observer.granted(self.subject(), || self.fence());
         let mut inner = self.inner();
         if inner.ending.is_some() {
-            // It was dropped, or was given up and has its outcome.
+            // The acquire was dropped or abandoned. The driver releases the grant.
             return;
         }
         inner.held = true;
-        inner.under_way = None;
-        let wake = inner.wake();
-        Self::finish_acquire(inner, AcquireOutcome::Granted, wake);
+        inner.cleanup = None;
+        Inner::report(inner, |inner| &mut inner.acquire, AcquireOutcome::Granted, Reporter::Driver);
     }
 
-    fn finish_acquire(mut inner: MutexGuard<'_, Inner>, outcome: AcquireOutcome, wake: Wake) {
-        inner.acquire_outcome = Some(outcome);
-        let acquirer = inner.acquirer.take().filter(|_| wake == Wake::Yes);
-        drop(inner);
-        if let Some(waker) = acquirer {
-            waker.wake();
-        }
-    }
-
-    /// Ends the acquire without a lock, unless it was dropped. The driver goes on with the release.
+    /// Ends the acquire without a lock, unless it was dropped. The driver continues with the release.
     pub(crate) fn fail(&self, outcome: AcquireOutcome) {
         self.observer.not_granted(self.subject(), &outcome);
         if self.end(Ending::Release) {
-            let inner = self.inner();
-            let wake = inner.wake();
-            Self::finish_acquire(inner, outcome, wake);
+            Inner::report(self.inner(), |inner| &mut inner.acquire, outcome, Reporter::Driver);
         }
     }
 
-    /// Ends an acquire from outside of its driver, which may be running at this moment; false if it has
-    /// ended, or has its lock, by now.
-    pub(crate) fn fail_from_outside(&self, error: Error) -> bool {
+    /// Ends the acquire with an error.
+    pub(crate) fn fail_with(&self, operation: &'static str, error: Error) {
+        self.fail(AcquireOutcome::Failed(self.error(operation, error)));
+    }
+
+    /// Ends an acquire from a task that does not poll its driver. Returns false if it has ended or was granted.
+    pub(crate) fn fail_from_other_task(&self, error: Error) -> bool {
         let mut inner = self.inner();
         if inner.held || inner.ending.is_some() {
             return false;
         }
-        // In one step, so that no guard can be made in between: the driver would release it.
+        // Under one lock: otherwise the driver could report a grant after the check above, and then release the lock of a
+        // live guard.
         inner.ending = Some(Ending::Release);
         inner.state = State::Released;
-        if inner.under_way.is_none() && !inner.done {
-            inner.under_way = self.context.token();
-        }
+        inner.track_cleanup(&self.context);
         drop(inner);
         let outcome = AcquireOutcome::Failed(error);
         self.observer.not_granted(self.subject(), &outcome);
-        // The acquire may have polled just before this, and does not look again by itself.
-        Self::finish_acquire(self.inner(), outcome, Wake::Yes);
+        Inner::report(self.inner(), |inner| &mut inner.acquire, outcome, Reporter::Other);
         true
     }
 
-    /// Records a grant; false if it has expired.
-    pub(crate) fn granted(
-        &self,
-        sent: Moment,
-        fence: Option<Fence>,
-        valid_for: Option<Duration>,
-        max_hold: Option<Duration>,
-    ) -> bool {
+    /// Records a grant. Returns false if it has expired.
+    pub(crate) fn granted(&self, sent: Moment, grant: Grant, max_hold: Option<Duration>) -> bool {
         let now = Moment::now();
         let mut inner = self.inner();
-        inner.fence = fence.or(inner.fence);
-        inner.latest = max_hold.and_then(|max_hold| now.checked_add(max_hold));
-        inner.lease_end = valid_for.map(|valid_for| valid_until(sent, valid_for));
+        inner.fence = grant.fence.or(inner.fence);
+        inner.max_hold_end = max_hold.and_then(|max_hold| now.checked_add(max_hold));
+        inner.lease_end = grant.valid_for.map(|valid_for| valid_until(sent, valid_for));
         !inner.has_expired(now)
     }
 
-    /// Records a renewal that is being sent: if its lease is shorter than the remaining one, the store may apply it and the
-    /// answer be lost.
+    /// Records that a renewal is about to be sent. If it shortens the lease, the shorter lease applies at once, because the
+    /// answer may be lost.
     pub(crate) fn renewing(&self, sent: Moment, ttl: Duration) {
         let mut inner = self.inner();
-        if let Some(lease_end) = inner.lease_end {
-            inner.lease_end = Some(lease_end.min(valid_until(sent, ttl)));
-        }
+        inner.lease_end = inner.lease_end.map(|end| end.min(valid_until(sent, ttl)));
     }
 
-    /// Records a renewal that the store confirmed; false if that came too late.
+    /// Records a renewal that the store confirmed. Returns false if the hold was lost before the confirmation.
     pub(crate) fn renewed(&self, sent: Moment, valid_for: Option<Duration>) -> bool {
         let mut inner = self.inner();
         if !inner.is_live() || inner.has_expired(Moment::now()) {
@@ -406,7 +373,7 @@ impl Hold {
     /// Reports the hold as lost.
     pub(crate) fn lose(&self, reason: LossReason) {
         let mut inner = self.inner();
-        // Callers of requests learn it from the channel being closed.
+        // This closes the replies, which notifies the callers.
         inner.requests.clear();
         if inner.is_live() {
             self.mark_lost(inner, reason);
@@ -416,17 +383,19 @@ impl Hold {
     fn mark_lost(&self, mut inner: MutexGuard<'_, Inner>, reason: LossReason) -> State {
         inner.state = State::Lost;
         let now = Moment::now();
-        let reason = match inner.latest {
-            _ if !inner.has_expired(now) => reason,
-            // The last renewal before it was cut short to end then, less drift.
-            Some(latest) if inner.ends_within(drift(inner.ttl), latest) => LossReason::MaxHold,
-            _ => LossReason::Expired,
+        let reason = match (inner.deadline(), inner.max_hold_end) {
+            // The last lease was cut short to end with `max_hold`, and ended earlier by the drift.
+            (Some(end), Some(max_hold_end))
+                if now >= end && max_hold_end.since(end) <= drift(inner.ttl) =>
+            {
+                LossReason::MaxHold
+            }
+            (Some(end), _) if now >= end => LossReason::Expired,
+            _ => reason,
         };
         inner.loss = Some(reason);
-        let held = inner.held;
-        let fence = inner.fence;
-        let token = inner.lost.clone();
-        // Wakers run foreign code: not under this lock.
+        let (held, fence, token) = (inner.held, inner.fence, inner.lost.clone());
+        // With the state unlocked: wakers run foreign code.
         drop(inner);
         if let Some(token) = token {
             token.cancel();
@@ -438,28 +407,12 @@ impl Hold {
         State::Lost
     }
 
-    /// Ends the release; only the first outcome counts.
-    pub(crate) fn released(&self, outcome: Result<ReleaseOutcome>) {
+    /// Reports the outcome of a release. The first outcome counts.
+    pub(crate) fn released(&self, outcome: Result<ReleaseOutcome>, by: Reporter) {
         let inner = self.inner();
-        let wake = inner.wake();
-        Self::finish_release(inner, outcome, wake);
-    }
-
-    fn finish_release(
-        mut inner: MutexGuard<'_, Inner>,
-        outcome: Result<ReleaseOutcome>,
-        wake: Wake,
-    ) {
-        let outcome = match inner.state {
-            State::Lost => Ok(ReleaseOutcome::AlreadyLost),
-            _ => outcome,
-        };
-        inner.release_outcome.get_or_insert(outcome);
-        let releaser = inner.releaser.take().filter(|_| wake == Wake::Yes);
-        drop(inner);
-        if let Some(waker) = releaser {
-            waker.wake();
-        }
+        let is_lost = inner.state == State::Lost;
+        let outcome = if is_lost { Ok(ReleaseOutcome::AlreadyLost) } else { outcome };
+        Inner::report(inner, |inner| &mut inner.release, outcome, by);
     }
 
     pub(crate) fn is_in_background(&self) -> bool {
@@ -470,56 +423,63 @@ impl Hold {
         self.inner().in_background = true;
     }
 
-    /// Makes `close` wait for an acquire that has not ended; false if it has.
+    /// Makes `close` wait for an acquire that has not ended. Returns false if it has.
     pub(crate) fn keeper_closed(&self) -> bool {
         let mut inner = self.inner();
-        let waits = !inner.held && !inner.done;
-        if waits && inner.under_way.is_none() {
-            inner.under_way = self.context.token();
+        let waits = !inner.held && !inner.driver_ended;
+        if waits {
+            inner.track_cleanup(&self.context);
         }
         waits
     }
 
     /// Makes `close` wait for a release.
-    pub(crate) fn releasing(&self) {
-        let mut inner = self.inner();
-        if inner.under_way.is_none() && !inner.done {
-            inner.under_way = self.context.token();
-        }
+    pub(crate) fn track_release(&self) {
+        self.inner().track_cleanup(&self.context);
     }
 
-    /// The driver is done.
-    pub(crate) fn finished(&self) {
+    /// Records that the driver has ended.
+    pub(crate) fn driver_ended(&self) {
         let mut inner = self.inner();
-        inner.done = true;
-        inner.under_way = None;
+        inner.driver_ended = true;
+        inner.cleanup = None;
     }
 
-    /// The driver was dropped before its end: the claim is no longer driven.
+    /// Ends the claim after its driver was dropped.
     pub(crate) fn abandoned(&self, reason: LossReason) {
         let error = match reason {
-            LossReason::RuntimeShutdown => KeeperContext::runtime_gone(),
+            LossReason::RuntimeShutdown => KeeperContext::runtime_gone_error(),
             reason => Error::new(ErrorKind::Unavailable, reason.to_string()),
         };
-        self.fail_from_outside(self.error("lock", error.clone()));
+        self.fail_from_other_task(self.error("lock", error.clone()));
         self.lose(reason);
-        let failed = Err(self.error("release", error));
-        Self::finish_release(self.inner(), failed, Wake::Yes);
-        self.finished();
+        self.released(Err(self.error("release", error)), Reporter::Other);
+        self.driver_ended();
     }
-}
-
-/// Whether the task that waits for an outcome is to be woken.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Wake {
-    Yes,
-    /// It polls the driver itself, and looks afterwards.
-    No,
 }
 
 impl Inner {
-    fn wake(&self) -> Wake {
-        if self.in_background { Wake::Yes } else { Wake::No }
+    /// Sets an outcome. Wakes the task that waits for it, unless that task polls the driver and takes the outcome anyway.
+    fn report<T>(
+        mut this: MutexGuard<'_, Self>,
+        slot: impl FnOnce(&mut Self) -> &mut OutcomeSlot<T>,
+        outcome: T,
+        by: Reporter,
+    ) {
+        let waiter = slot(&mut this).set(outcome);
+        let wakes = by == Reporter::Other || this.in_background;
+        // With the state unlocked: wakers run foreign code.
+        drop(this);
+        if let Some(waker) = waiter.filter(|_| wakes) {
+            waker.wake();
+        }
+    }
+
+    /// Makes `close` wait for the cleanup of this claim.
+    fn track_cleanup(&mut self, context: &KeeperContext) {
+        if self.cleanup.is_none() && !self.driver_ended {
+            self.cleanup = context.token();
+        }
     }
 
     fn is_live(&self) -> bool {
@@ -527,15 +487,7 @@ impl Inner {
     }
 
     fn deadline(&self) -> Option<Moment> {
-        match (self.lease_end, self.latest) {
-            (Some(lease_end), Some(latest)) => Some(lease_end.min(latest)),
-            (lease_end, latest) => lease_end.or(latest),
-        }
-    }
-
-    /// Whether it ends at a moment, or at most this long before.
-    fn ends_within(&self, time: Duration, moment: Moment) -> bool {
-        self.deadline().is_some_and(|deadline| moment.since(deadline) <= time)
+        [self.lease_end, self.max_hold_end].into_iter().flatten().min()
     }
 
     fn has_expired(&self, now: Moment) -> bool {
@@ -543,7 +495,7 @@ impl Inner {
     }
 }
 
-/// Until when a lease that was requested at a moment is valid, less the allowance for clock drift.
+/// Returns the end of a lease that was requested at `sent`, minus the allowance for clock drift.
 fn valid_until(sent: Moment, lease: Duration) -> Moment {
     sent.add(lease.saturating_sub(drift(lease)))
 }

@@ -1,11 +1,10 @@
 //! Events, spans and metrics, in one place.
 //!
-//! The engine reports what happens to the [`Observer`] that every hold has. Events are always compiled. Spans and
-//! metrics are behind the features `spans` and `metrics`. Without both, an observer has no size and its methods are
-//! empty.
+//! The engine reports to the [`Observer`] of each hold. Events are always compiled. Spans and metrics are behind the
+//! features `spans` and `metrics`. Without both, an observer has no size and its methods are empty.
 //!
-//! Subscribers and recorders are foreign code. They are never called with the state of a hold locked, and their panics are
-//! [`contained`].
+//! Subscribers and recorders are foreign code. They are never called while the state of a hold is locked, and their
+//! panics are [`contained`].
 
 mod metrics;
 mod observer;
@@ -24,30 +23,30 @@ use crate::name::{Label, Name};
 pub use metrics::describe_metrics;
 pub(crate) use observer::{AcquireKind, Observer, rejected};
 
-/// Which claim something happened to.
+/// The claim that an event, span or metric is about.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Subject<'a> {
     pub(crate) store: &'static str,
     pub(crate) name: &'a Name,
     pub(crate) label: &'a Label,
-    /// As it was asked for.
+    /// The mode of the first attempt.
     pub(crate) mode: Mode,
 }
 
-/// Calls foreign code, whose panic must not affect a lock: guards report when they are dropped, perhaps during a panic, and
-/// so does the maintenance task, on which all guards depend. The panic hook has reported it by then.
+/// Calls foreign code and catches its panic. Guards report while they are dropped, perhaps during another panic, and all
+/// guards depend on the maintenance task, which reports as well. The panic hook still reports the panic.
 fn contained<T>(report: impl FnOnce() -> T) -> Option<T> {
     catch_unwind(AssertUnwindSafe(report)).ok()
 }
 
-/// A waiter tolerates a failure of the store.
-pub(crate) fn asking_again(observer: &Observer, subject: Subject<'_>, error: &Error) {
+/// Reports a failed attempt of a waiter that retries.
+pub(crate) fn retrying(observer: &Observer, subject: Subject<'_>, error: &Error) {
     observer.in_span(|| {
-        tracing::debug!(name = %subject.name.escape_debug(), %error, "asking again");
+        tracing::debug!(name = %subject.name.escape_debug(), %error, "attempt failed, waiter retries");
     });
 }
 
-/// A renewal failed, and the hold goes on.
+/// Reports a failed renewal. The hold continues.
 pub(crate) fn renewal_failed(observer: &Observer, subject: Subject<'_>, error: &Error) {
     let (store, name) = (subject.store, subject.name.escape_debug());
     observer.in_span(|| {
@@ -56,7 +55,7 @@ pub(crate) fn renewal_failed(observer: &Observer, subject: Subject<'_>, error: &
     contained(|| metrics::renewal_failed(subject));
 }
 
-/// A lock that a guard had is lost.
+/// Reports the loss of a lock that has a guard.
 pub(crate) fn lost(
     observer: &Observer,
     subject: Subject<'_>,
@@ -69,26 +68,28 @@ pub(crate) fn lost(
     });
 }
 
-/// The store never confirmed a release.
+/// Reports a release that the store did not confirm within a TTL.
 pub(crate) fn release_unconfirmed(subject: Subject<'_>) {
     let (store, name) = (subject.store, subject.name.escape_debug());
-    contained(|| tracing::warn!(store, %name, "release never confirmed, lock left to expire"));
+    contained(
+        || tracing::warn!(store, %name, "release not confirmed by the store, lock left to expire"),
+    );
 }
 
-/// An acquire was abandoned because it was not polled.
-pub(crate) fn given_up(subject: Subject<'_>, ttl: Duration) {
+/// Reports an acquire that was abandoned because it was not polled.
+pub(crate) fn abandoned_unpolled(subject: Subject<'_>, ttl: Duration) {
     let (store, name) = (subject.store, subject.name.escape_debug());
     contained(|| {
         tracing::warn!(store, %name, ?ttl, "abandoned a lock attempt whose future was not polled for one TTL");
     });
 }
 
-/// The machine was suspended.
+/// Reports that the machine was suspended.
 pub(crate) fn suspended(time: Duration) {
     contained(|| tracing::info!(slept = ?time, "the machine was suspended"));
 }
 
-/// How a mode is called in labels and fields.
+/// Returns the name of a mode in labels and fields.
 fn mode_name(mode: Mode) -> &'static str {
     match mode {
         Mode::Exclusive => "exclusive",

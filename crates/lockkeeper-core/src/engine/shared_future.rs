@@ -1,27 +1,27 @@
-//! A future that is polled by a caller's task or by a background task, whichever has a reason to.
+//! A future that a caller's task and a background task poll in turn.
 //!
-//! A caller polls in its own task, so that a short operation never waits for another task to be scheduled. A background
-//! task takes over when there is no caller, or when something was requested of the future without polling it. The
-//! future itself does not register a waker for such requests: [`SharedFuture::request_repoll`] is the wake-up.
+//! A caller polls in its own task, so that a short operation does not wait until another task is scheduled. A background
+//! task polls when no caller does, or when a request is not followed by a poll. The future registers no waker for
+//! requests: [`SharedFuture::request_repoll`] wakes the background task.
 //!
 //! # Invariants
 //!
 //! 1. **At most one poller.** Two threads never poll the future at the same time, and no thread polls it after it
 //!    has completed.
 //! 2. **No lost request.** After `request_repoll`, the future is polled at least once more, unless it has completed or
-//!    was abandoned. If another thread is polling at that moment, `request_repoll` sets a flag and returns. Each
-//!    thread that leaves the slot checks the flag.
-//! 3. **`request_repoll` never blocks**, also if the future itself calls it from inside of a poll.
-//! 4. **The background task takes over.** It polls with its own waker before it waits, so an event that the waker of a
-//!    departed caller was registered for is not lost after a request. At most one background task is spawned.
-//! 5. **Completion drops the future once**, outside of the lock, and wakes the background task, which then ends.
-//! 6. **A background task that is dropped early abandons the future**: the future is dropped, and
+//!    was abandoned. If another thread is polling at the same time, `request_repoll` sets a flag and returns. Every
+//!    poller checks the flag after it has unlocked the slot.
+//! 3. **`request_repoll` never blocks**, even if the future itself calls it inside a poll.
+//! 4. **The background task takes over.** After a request it polls with its own waker, which replaces that of a caller that
+//!    no longer polls. So the next event wakes the background task. At most one background task is spawned.
+//! 5. **Completion drops the future once**, outside the lock, and wakes the background task, which then ends.
+//! 6. **A background task that is dropped before completion abandons the future**: the future is dropped, and
 //!    [`SharedFutureOwner::abandoned`] is called, once.
-//! 7. **A panic is contained.** A panic in [`SharedFuture::poll`] reaches that caller, and the slot stays usable. One in
-//!    [`SharedFuture::poll_once`] goes no further. The panicked future is polled by the background task next, which
+//! 7. **A panic is contained.** A panic in [`SharedFuture::poll`] reaches that caller, and the slot stays usable. A panic
+//!    in [`SharedFuture::poll_once`] does not reach the caller. The background task polls the panicked future next,
 //!    panics in turn and ends as in 6.
 //!
-//! Each one has a test in `tests/shared_future` that explores the interleavings with loom.
+//! Each invariant has a test in `tests/shared_future`; all but those on panics explore the interleavings with loom.
 
 use std::fmt;
 use std::future::Future;
@@ -34,9 +34,9 @@ use super::sync::{AtomicBool, Mutex, MutexGuard, Ordering};
 
 type BoxFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// The value that a shared future is a part of, so that both are one allocation.
+/// The value that contains a shared future, so that both are one allocation.
 pub(crate) trait SharedFutureOwner: Send + Sync + Sized + 'static {
-    /// What lives while the future is polled or dropped, like an entered runtime.
+    /// A guard that exists while the future is polled or dropped, such as an entered runtime.
     type Scope<'a>;
 
     fn shared_future(&self) -> &SharedFuture;
@@ -46,31 +46,31 @@ pub(crate) trait SharedFutureOwner: Send + Sync + Sized + 'static {
     /// Runs the background task. Called at most once.
     fn spawn(&self, task: BackgroundTask<Self>);
 
-    /// The future has completed, and there never was a background task.
+    /// Called when the future has completed without a background task.
     fn completed_in_foreground(&self);
 
-    /// The future was dropped before it completed.
+    /// Called when the future was dropped before it completed.
     fn abandoned(&self, cause: Abandoned);
 }
 
 /// Why a shared future was dropped before it completed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Abandoned {
-    /// The background task panicked.
+    /// A poll of the future panicked.
     Panicked,
-    /// The runtime dropped the background task, or runs none any more.
+    /// The runtime was shut down.
     RuntimeShutdown,
 }
 
-/// A future, and the state that its pollers share.
+/// A future and the state that its pollers share.
 pub(crate) struct SharedFuture {
     slot: Mutex<PollSlot>,
-    /// A request found the slot taken: the thread that leaves it serves the request.
+    /// Set by a request that found the slot locked. The thread that unlocks the slot then repeats the request.
     repoll_requested: AtomicBool,
 }
 
 struct PollSlot {
-    /// `None` after it has completed or was abandoned.
+    /// `None` after completion or abandonment.
     future: Option<BoxFuture>,
     background: Background,
 }
@@ -78,7 +78,7 @@ struct PollSlot {
 /// The background task.
 enum Background {
     NotSpawned,
-    /// Spawned, and not polled yet: its first poll is still to come.
+    /// Spawned, and not polled yet.
     Starting,
     Polled(Waker),
 }
@@ -90,11 +90,11 @@ impl SharedFuture {
     }
 
     fn slot(&self) -> MutexGuard<'_, PollSlot> {
-        // A future that panics poisons the lock. The slot itself is never half written.
+        // A future that panics poisons the mutex, but leaves the slot consistent.
         self.slot.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Polls in the caller's task. Waits for another thread that is polling.
+    /// Polls in the caller's task. Blocks while another thread is polling.
     pub(crate) fn poll<O: SharedFutureOwner>(owner: &Arc<O>, cx: &mut Context<'_>) -> Poll<()> {
         Self::poll_in(owner, owner.shared_future().slot(), cx)
     }
@@ -132,36 +132,36 @@ impl SharedFuture {
     pub(crate) fn poll_once<O: SharedFutureOwner>(owner: &Arc<O>) {
         if let Ok(slot) = owner.shared_future().slot.try_lock() {
             let mut cx = Context::from_waker(Waker::noop());
-            // The background task meets the panic again, and reports it.
+            // The background task polls the future again, panics as well, and reports it.
             let _ = catch_unwind(AssertUnwindSafe(|| Self::poll_in(owner, slot, &mut cx)));
         }
-        // The poller that has the slot may have looked before this call, and no waker was registered here.
+        // If another thread was polling, it may have checked the flag already. A poll here registered no waker.
         Self::request_repoll(owner);
     }
 
     /// Makes the background task poll, and spawns it if there is none.
     pub(crate) fn request_repoll<O: SharedFutureOwner>(owner: &Arc<O>) {
         let this = owner.shared_future();
-        // Set before the slot is tried: a thread that has the slot finds the flag when it leaves. A swap and not a
-        // store: if it comes after the swap of a thread that left, it also sees that thread's unlock.
+        // Set before `try_lock`: a thread that has locked the slot checks the flag after unlocking it. A swap, not a store:
+        // if it follows that thread's swap, the unlock before that swap is visible to `try_lock`.
         this.repoll_requested.swap(true, Ordering::SeqCst);
         let slot = match this.slot.try_lock() {
             Ok(slot) => slot,
             Err(TryLockError::Poisoned(slot)) => slot.into_inner(),
             Err(TryLockError::WouldBlock) => return,
         };
-        // Requests up to here are served by the wake-up below.
+        // The wake-up below serves all requests up to here.
         this.repoll_requested.store(false, Ordering::SeqCst);
         if slot.future.is_none() {
             return;
         }
         match &slot.background {
             Background::NotSpawned => Self::spawn_in(owner, slot),
-            // Its first poll comes after this.
+            // It will be polled for the first time.
             Background::Starting => {}
             Background::Polled(waker) => {
                 let waker = waker.clone();
-                // Wakers run foreign code, which may come back here.
+                // With the slot unlocked: wakers run foreign code, which may call this function.
                 drop(slot);
                 waker.wake();
             }
@@ -174,7 +174,7 @@ impl SharedFuture {
         owner.spawn(BackgroundTask { owner: owner.clone(), polling: false });
     }
 
-    /// Spawns the background task, unless there is one or the future has completed. Waits for another thread that is
+    /// Spawns the background task, unless there is one or the future has completed. Blocks while another thread is
     /// polling.
     pub(crate) fn run_in_background<O: SharedFutureOwner>(owner: &Arc<O>) {
         let slot = owner.shared_future().slot();
@@ -186,7 +186,7 @@ impl SharedFuture {
         }
     }
 
-    /// Serves a request that found the slot taken by this thread.
+    /// Repeats a request that found the slot locked by this thread.
     fn run_missed_repoll<O: SharedFutureOwner>(owner: &Arc<O>) {
         if owner.shared_future().repoll_requested.swap(false, Ordering::SeqCst) {
             Self::request_repoll(owner);
@@ -214,8 +214,8 @@ impl fmt::Debug for SharedFuture {
 /// Polls a shared future until it has completed.
 pub(crate) struct BackgroundTask<O: SharedFutureOwner> {
     owner: Arc<O>,
-    /// Still true when the task is dropped: the poll has panicked. That the thread panics is no sign of it, because a
-    /// program's own panic may drop the runtime.
+    /// Whether a poll is in progress. Still true when the task is dropped because its poll panicked. `std::thread::panicking`
+    /// cannot show that: the program may panic elsewhere and drop the runtime.
     polling: bool,
 }
 

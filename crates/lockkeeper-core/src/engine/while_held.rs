@@ -1,14 +1,14 @@
-//! Runs work for as long as its locks are held.
+//! Runs work while its locks are held.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::task::Poll;
 
-/// Polls `work` until it completes, and drops it when its locks are lost: `None` then.
+/// Polls `work` until it completes. Drops it and returns `None` when its locks are lost.
 ///
 /// `lost` completes when a loss is reported, and wakes the task. `is_lost` compares the deadline with the clock. It is
 /// called before every poll of the work, because a process that was stopped may poll the work before the task that
-/// reports the loss; and once after the last poll, because output that was made after a loss does not count.
+/// reports the loss. It is also called after the last poll, because output that was produced after a loss does not count.
 pub(crate) async fn run_while_held<F: Future>(
     is_lost: impl Fn() -> bool,
     lost: impl Future<Output = ()>,

@@ -1,4 +1,4 @@
-//! Guards: what the user has while the lock is held.
+//! Guards of held locks.
 
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -12,8 +12,7 @@ use tokio_util::sync::CancellationToken;
 use crate::blocking_runtime::block_on;
 use crate::clock::{Moment, sleep_until};
 use crate::contract::{Backend, Kind, Mode};
-use crate::engine::acquire::{Releasing, Requesting};
-use crate::engine::claim_handle::ClaimHandle;
+use crate::engine::acquire::{ClaimHandle, Releasing, Requesting};
 use crate::engine::hold::{Hold, ReleaseOutcome, Request, State};
 use crate::engine::outcome::Ending;
 use crate::engine::while_held::run_while_held;
@@ -25,32 +24,34 @@ use crate::loss::LossReason;
 use crate::name::{Label, Name};
 use crate::options::{check_ttl, invalid};
 use crate::owner::Owner;
-use crate::release::{LEAVE_WITHIN, release_patience};
+use crate::release::{LEAVE_WITHIN, release_timeout};
 
-/// A lock that is held: exclusively, shared, or some permits of a semaphore.
+/// A held lock: exclusive, shared, or some permits of a semaphore.
 ///
-/// While it lives, the lock is renewed in the background. Dropping it gives the lock back, in the
-/// background, from any thread. [`release`](Self::release) does the same and tells how it went.
+/// While the guard lives, the lock is renewed in the background. Dropping the guard releases the lock in the background,
+/// from any thread. [`release`](Self::release) also releases it, and reports the outcome.
 ///
 /// # What it guarantees
 ///
-/// [`is_held`](Self::is_held) turns false, and [`lost`](Self::lost) is told, *before* the store could
-/// have given the lock to another, even if renewals hang: both count from before the last successful
-/// request was sent, with an allowance for clock drift, on a clock that goes on while the machine sleeps.
+/// [`is_held`](Self::is_held) returns false, and [`lost`](Self::lost) completes, *before* the store can grant the lock to
+/// another client, even if renewals hang. The guard counts its lease from before the last successful request was sent,
+/// and subtracts an allowance for clock drift. Its clock includes the time for which the machine is suspended.
 ///
-/// Exception: FreeBSD has no such clock. After a sleep there, a guard may say `Held` for as long as the machine slept
-/// after its lease has ended. The same is true of a virtual machine that its host has paused, on every system.
+/// Exception: FreeBSD has no such clock. After a suspend there, a guard may report `Held` after its lease has expired, for
+/// as long as the machine was suspended.
 ///
-/// # What it does not
+/// # What it does not guarantee
 ///
-/// The guard is told afterwards, usually within milliseconds, where the store frees the lock first:
-/// [`break_lock`](crate::Inspect::break_lock), a session that the server ends, a lock file that is removed. The next holder
-/// may enter in between. A virtual machine that is paused or restored from a snapshot does not count the pause on any
-/// of its clocks: the guard reports the loss only after the machine runs again, when the store answers.
-///
-/// Nobody can stop your code between a look at `is_held` and the next line. Where two writers would do
-/// harm, pass the [`fence`](Self::fence) along and let the thing you write to refuse the lower one.
-#[must_use = "dropping the guard gives the lock back at once"]
+/// - **Timely notice if the store frees the lock first**: [`break_lock`](crate::Inspect::break_lock), a session that the
+///   server terminates, a removed lock file. The guard usually reports the loss within milliseconds, but the next holder
+///   may acquire the lock before that.
+/// - **Timely notice after a pause that no clock counts.** A virtual machine that is paused or restored from a snapshot
+///   does not count the pause on any of its clocks. The guard reports the loss when the machine runs again and the store
+///   answers.
+/// - **That the lock is still held on the next line** after `is_held` returned true. If two writers can do harm, send
+///   the [`fence`](Self::fence) with each write, and let the resource reject a fence that is lower than the highest it
+///   has seen.
+#[must_use = "dropping the guard releases the lock at once"]
 pub struct Guard {
     claim: Arc<ClaimHandle>,
 }
@@ -60,63 +61,69 @@ impl Guard {
         Self { claim }
     }
 
-    /// The name of the lock.
+    /// Returns the name of the lock.
     pub fn name(&self) -> &str {
         &self.claim.hold.name
     }
 
-    /// How it is held. A [downgrade](Self::downgrade) changes it.
+    /// Returns the mode of the hold. A [downgrade](Self::downgrade) changes it.
     pub fn mode(&self) -> Mode {
         self.claim.hold.mode()
     }
 
-    /// The id that the store knows this hold by.
+    /// Returns the id that identifies this hold in the store.
     pub fn owner(&self) -> Owner {
         self.claim.hold.owner
     }
 
-    /// The fencing token, or `None` where the store has none.
+    /// Returns the human-readable name of the holder.
+    pub fn label(&self) -> &Label {
+        &self.claim.hold.label
+    }
+
+    /// Returns the fencing token, or `None` if the store has no fences.
     ///
-    /// That of an exclusive hold is higher than the token of any exclusive hold of this name before.
-    /// Shared holds and permits have one that is not lower.
+    /// The token of an exclusive hold is higher than that of every earlier exclusive hold of this name. The token of a
+    /// shared hold or of permits is not lower than any of these. `docs/guides/fencing.md` lists the exceptions, such as a
+    /// store whose clock was set back.
     pub fn fence(&self) -> Option<Fence> {
         self.claim.hold.fence()
     }
 
-    /// What this process knows of the lock right now.
+    /// Returns the state of the lock, as far as this process knows, without I/O.
     pub fn state(&self) -> State {
         self.claim.hold.state()
     }
 
-    /// Whether the lock is held as far as this process knows: true for `Held` and `AtRisk`.
+    /// Returns whether the lock is held, as far as this process knows: true for `Held` and `AtRisk`.
     ///
-    /// A local belief, without a question to the store. It is compared with the deadline at each
-    /// call, so it is right even if no task of this process has run for a while.
+    /// Sends no request to the store. Each call compares the deadline with the clock, so the result is correct even if no
+    /// task of this process has run for some time.
     pub fn is_held(&self) -> bool {
-        matches!(self.state(), State::Held | State::AtRisk)
+        is_held(&self.claim.hold)
     }
 
-    /// Returns a function that does what [`is_held`](Self::is_held) does and does not borrow the guard, for work on another
-    /// thread. Once the guard is released or dropped it returns false.
+    /// Returns a function that does what [`is_held`](Self::is_held) does without borrowing the guard, for work on another
+    /// thread. It returns false once the guard is released or dropped.
     pub fn is_held_owned(&self) -> impl Fn() -> bool + Clone + Send + Sync + 'static + use<> {
         let hold = self.claim.hold.clone();
-        move || matches!(hold.state(), State::Held | State::AtRisk)
+        move || is_held(&hold)
     }
 
-    /// Why the lock was lost; `None` while it is held, and after it was given back.
+    /// Returns why the lock was lost; `None` while it is held and after it is released.
     ///
-    /// Compared with the deadline at each call, like [`is_held`](Self::is_held).
+    /// Each call compares the deadline with the clock, like [`is_held`](Self::is_held).
     pub fn loss_reason(&self) -> Option<LossReason> {
         self.claim.hold.loss_reason()
     }
 
-    /// When the hold will be lost if no renewal succeeds before; `None` if the store needs none.
+    /// Returns when the hold will be lost if no renewal succeeds; `None` if the store needs no renewals.
     pub fn expires_at(&self) -> Option<Instant> {
         self.claim.hold.deadline().map(Moment::to_instant)
     }
 
-    /// How long until [`expires_at`](Self::expires_at); zero once lost, `None` if the store needs no
-    /// renewal.
+    /// Returns the time until [`expires_at`](Self::expires_at). It is zero if the lock is not held any more, and `None`
+    /// if the store needs no renewals.
     pub fn remaining(&self) -> Option<Duration> {
         if !self.is_held() {
             return Some(Duration::ZERO);
@@ -124,38 +131,38 @@ impl Guard {
         self.claim.hold.deadline().map(|deadline| deadline.since(Moment::now()))
     }
 
-    /// Ready when the lock is lost, and never if it is not.
+    /// Returns a future that completes when the lock is lost.
     ///
-    /// The future does not borrow the guard. Releasing is not losing: after that it stays pending.
+    /// The future does not borrow the guard. A release is not a loss: after it, the future stays pending.
     ///
     /// # Cancel safety
     ///
-    /// Dropping it changes nothing.
+    /// Dropping the future has no effect.
     pub fn lost(&self) -> impl Future<Output = ()> + Send + 'static + use<> {
         self.lost_token().cancelled_owned()
     }
 
-    /// A token that is cancelled when the lock is lost, to hand to whatever should stop then.
+    /// Returns a token that is cancelled when the lock is lost.
     ///
-    /// Releasing does not cancel it: end the work before you give the lock back.
+    /// A release does not cancel it: end the work before you release the lock.
     pub fn lost_token(&self) -> CancellationToken {
-        // A child, so that nobody can announce a loss by cancelling his token.
+        // A child token, so that a caller that cancels it does not report a loss to the others.
         self.claim.hold.lost_token().child_token()
     }
 
-    /// Runs a future for as long as the lock is held, and drops it when the lock is lost.
+    /// Runs a future while the lock is held, and drops it when the lock is lost.
     ///
-    /// `Ok` means that the lock was held until the work was done. No step of the work begins after the
-    /// lease has run out, even if the process was stopped and the loss is still to be told. Only code that awaits can be
-    /// stopped: a long computation runs on to its next await.
+    /// `Ok` means that the lock was held until the work completed. The work is not polled after the lease has expired,
+    /// even if the process was stopped and the loss is not reported yet. Only code that awaits can be stopped: a long
+    /// computation continues to its next await.
     ///
     /// # Errors
     ///
-    /// [`Lost`](crate::ErrorKind::Lost) if the lock was lost before the work was done.
+    /// [`Lost`](crate::ErrorKind::Lost) if the lock was lost before the work completed.
     ///
     /// # Cancel safety
     ///
-    /// Dropping it drops the work. The guard still holds.
+    /// Dropping the future drops `work`. The guard still holds the lock.
     ///
     /// # Examples
     ///
@@ -172,21 +179,21 @@ impl Guard {
     /// # }
     /// ```
     pub async fn while_held<F: Future>(&self, work: F) -> Result<F::Output> {
-        while_held(&self.claim.hold, work).await
+        self.while_held_owned(work).await
     }
 
     /// Does what [`while_held`](Self::while_held) does, with a future that does not borrow the guard.
     ///
-    /// For work in a task of its own, and for work that takes the guard along. Releasing is not losing: if the guard
-    /// is released or dropped first, the work runs to its end, without the lock.
+    /// Use it for work in its own task, and for work that owns the guard. A release is not a loss: if the guard is
+    /// released or dropped first, the work continues without the lock.
     ///
     /// # Errors
     ///
-    /// [`Lost`](crate::ErrorKind::Lost) if the lock was lost before the work was done.
+    /// [`Lost`](crate::ErrorKind::Lost) if the lock was lost before the work completed.
     ///
     /// # Cancel safety
     ///
-    /// Dropping it drops the work. The guard still holds.
+    /// Dropping the future drops `work`. The guard still holds the lock.
     ///
     /// # Examples
     ///
@@ -208,89 +215,90 @@ impl Guard {
         work: F,
     ) -> impl Future<Output = Result<F::Output>> + use<F> {
         let hold = self.claim.hold.clone();
-        async move { while_held(&hold, work).await }
+        async move {
+            let lost = hold.lost_token();
+            let is_lost = || hold.state() == State::Lost;
+            let output = run_while_held(is_lost, lost.cancelled(), work).await;
+            output.ok_or_else(|| hold.lost_error("hold"))
+        }
     }
 
     pub(crate) fn lost_error(&self) -> Error {
         self.claim.hold.lost_error("hold")
     }
 
-    /// Makes the lease last `ttl` from now, and every renewal from now on.
+    /// Changes the TTL: renews the lease for `ttl` from now, and uses it for all later renewals.
     ///
-    /// Needed only to change the ttl: the lock is renewed by itself anyway. On a store without leases
-    /// it only checks that the lock is held.
+    /// It is not needed to keep the lock held: the guard renews it in the background. On a store without leases, `extend`
+    /// only checks that the lock is held.
     ///
     /// # Errors
     ///
-    /// [`Lost`](crate::ErrorKind::Lost) if the lock is lost; [`InvalidOption`] for a ttl that is
-    /// too short, or that goes past `max_hold`; [`Unavailable`] if the store does not answer, in which
-    /// case the lock stays held as it was, or for the shorter of the two ttls.
-    ///
-    /// [`InvalidOption`]: crate::ErrorKind::InvalidOption
-    /// [`Unavailable`]: crate::ErrorKind::Unavailable
+    /// - [`Lost`](crate::ErrorKind::Lost) if the lock is lost.
+    /// - [`InvalidOption`](crate::ErrorKind::InvalidOption) if the TTL is too short or exceeds `max_hold`.
+    /// - [`Unavailable`](crate::ErrorKind::Unavailable) if the store does not answer. The lock stays held, for the shorter
+    ///   of the old and the new lease.
     ///
     /// # Cancel safety
     ///
-    /// If dropped, the lease may or may not be extended. The guard knows which.
+    /// If the future is dropped, the lease may or may not be extended. The guard accounts for both.
     pub async fn extend(&self, ttl: Duration) -> Result<()> {
         let hold = &self.claim.hold;
         check_ttl(ttl).map_err(|error| hold.error("extend", error))?;
-        if hold.latest().is_some_and(|latest| Moment::now().add(ttl) > latest) {
-            let error = invalid("the lease would go past max_hold");
+        if hold.max_hold_end().is_some_and(|end| Moment::now().add(ttl) > end) {
+            let error = invalid("the lease would end after max_hold: extend by less");
             return Err(hold.error("extend", error));
         }
-        self.ask("extend", |reply| Request::Extend(ttl, reply)).await
+        self.request("extend", |reply| Request::Extend(ttl, reply)).await
     }
 
-    /// Turns a write hold into a read hold, without a moment in which another writer could enter.
-    /// Readers that wait next in line enter at once. A read hold stays what it is.
+    /// Turns a write lock into a read lock, atomically: no other writer can acquire the lock meanwhile. Readers at the
+    /// head of the queue acquire it at once. A read lock stays unchanged.
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](crate::ErrorKind::Unsupported) where the store cannot, and for permits;
-    /// [`Lost`](crate::ErrorKind::Lost) if the lock is lost;
-    /// [`Unavailable`](crate::ErrorKind::Unavailable) if the store does not answer: the lock is
-    /// still held, in either mode, so [`mode`](Self::mode) says `Shared`; asking again settles it.
+    /// - [`Unsupported`](crate::ErrorKind::Unsupported) for permits, and if the store has no downgrades.
+    /// - [`Lost`](crate::ErrorKind::Lost) if the lock is lost.
+    /// - [`Unavailable`](crate::ErrorKind::Unavailable) if the store does not answer. The lock is still held, in one of the
+    ///   two modes, and [`mode`](Self::mode) returns `Shared`. Call it again to make sure.
     ///
     /// # Cancel safety
     ///
-    /// If dropped, the lock is still held, and may or may not be downgraded. Asking again settles it.
+    /// If the future is dropped, the lock is still held, and may or may not be downgraded. Call it again to make sure.
     pub async fn downgrade(&self) -> Result<()> {
         let hold = &self.claim.hold;
-        match hold.asked_mode {
+        match hold.requested_mode {
             Mode::Shared => return Ok(()),
             Mode::Exclusive if hold.context.capabilities.downgrade => {}
             Mode::Exclusive | Mode::Permits { .. } => {
-                return Err(hold.error("downgrade", Error::unsupported("downgrade for this")));
+                return Err(hold.error("downgrade", Error::unsupported("downgrades of this lock")));
             }
         }
-        self.ask("downgrade", Request::Downgrade).await
+        self.request("downgrade", Request::Downgrade).await
     }
 
-    /// Makes the lease last `ttl` from now, and every renewal from now on. Does what [`extend`](Self::extend) does, in
-    /// [blocking code](crate::blocking).
+    /// Changes the TTL. The [blocking](crate::blocking) form of [`extend`](Self::extend).
     ///
     /// # Errors
     ///
-    /// As [`extend`](Self::extend).
+    /// Same as [`extend`](Self::extend).
     pub fn blocking_extend(&self, ttl: Duration) -> Result<()> {
         let limit = ttl.max(self.claim.hold.ttl());
         self.block_on_request("extend", limit, self.extend(ttl))
     }
 
-    /// Turns a write hold into a read hold. Does what [`downgrade`](Self::downgrade) does, in
-    /// [blocking code](crate::blocking).
+    /// Turns a write lock into a read lock. The [blocking](crate::blocking) form of [`downgrade`](Self::downgrade).
     ///
     /// # Errors
     ///
-    /// As [`downgrade`](Self::downgrade).
+    /// Same as [`downgrade`](Self::downgrade).
     pub fn blocking_downgrade(&self) -> Result<()> {
         self.block_on_request("downgrade", self.claim.hold.ttl(), self.downgrade())
     }
 
-    /// Blocks until a request is answered, for twice the ttl at most, and no longer than the hold lasts.
+    /// Blocks until a request is answered, for at most twice the TTL, and at most until the hold is lost.
     ///
-    /// The engine's own limits are shorter. But they are timers of the guard's runtime, whose only thread may be this one.
+    /// The engine's own timeouts are shorter, but they are timers of the guard's runtime, whose only thread may be this one.
     fn block_on_request(
         &self,
         operation: &'static str,
@@ -320,7 +328,7 @@ impl Guard {
         })
     }
 
-    async fn ask(
+    async fn request(
         &self,
         operation: &'static str,
         request: impl FnOnce(oneshot::Sender<Result<()>>) -> Request,
@@ -332,32 +340,32 @@ impl Guard {
         }
         let (reply, mut answer) = oneshot::channel();
         hold.request(request(reply));
-        // The caller drives, not only the background: the runtime of that may have no thread but this one.
+        // The caller drives the claim, too: this may be the only thread of the runtime of the background task.
         let requesting = Requesting::new(&self.claim);
         let answer = poll_fn(|cx| {
             requesting.drive(cx);
             let answer = Pin::new(&mut answer).poll(cx);
             if answer.is_pending() {
-                requesting.share();
+                requesting.repoll_in_background();
             }
             answer
         });
         answer.await.unwrap_or_else(|_| lost())
     }
 
-    /// Takes the hold out of the guard, as data: it stays in the store until its lease ends, and
-    /// nobody renews it. Whoever has the ticket can [adopt](crate::Keeper::adopt) it before that, in
-    /// another process too.
+    /// Turns the guard into a ticket: plain data that identifies the hold. The hold stays in the store until its lease
+    /// expires, and is not renewed. Until then, a process that has the ticket can [adopt](crate::Keeper::adopt) it.
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](crate::ErrorKind::Unsupported) on a store without leases, where a hold cannot
-    /// outlive its process; [`Lost`](crate::ErrorKind::Lost) if the lock is lost. In both cases the
-    /// lock is given back as if the guard was dropped.
+    /// - [`Unsupported`](crate::ErrorKind::Unsupported) on a store without leases, where a hold cannot outlive its process.
+    /// - [`Lost`](crate::ErrorKind::Lost) if the lock is lost.
+    ///
+    /// In both cases the guard is dropped, which releases the lock if it is still held.
     pub fn detach(self) -> Result<Ticket> {
         let hold = &self.claim.hold;
         if !hold.context.capabilities.leases {
-            return Err(hold.error("detach", Error::unsupported("leases, and so no tickets")));
+            return Err(hold.error("detach", Ticket::unsupported()));
         }
         if !self.is_held() {
             return Err(hold.lost_error("detach"));
@@ -375,16 +383,16 @@ impl Guard {
         Ok(ticket)
     }
 
-    /// Gives the lock back and tells whether it was still held.
+    /// Releases the lock, and returns whether it was still held.
     ///
     /// # Errors
     ///
-    /// [`Unavailable`](crate::ErrorKind::Unavailable) if the store did not confirm it. It is asked
-    /// again in the background until it does or the lease has run out.
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) if the store did not confirm the release. It is retried in the
+    /// background until the store confirms it or the lease has expired.
     ///
     /// # Cancel safety
     ///
-    /// Once polled, the lock is given back even if this is dropped: in the background then.
+    /// Once polled, the release continues in the background if the future is dropped.
     pub async fn release(self) -> Result<ReleaseOutcome> {
         self.claim.hold.end(Ending::Release);
         if self.claim.hold.is_known_lost() {
@@ -394,52 +402,45 @@ impl Guard {
         Releasing::new(self.claim.clone()).await
     }
 
-    /// Releases the lock and tells whether it was still held. Does what [`release`](Self::release) does, in
-    /// [blocking code](crate::blocking).
+    /// Releases the lock, and returns whether it was still held. The [blocking](crate::blocking) form of
+    /// [`release`](Self::release).
     ///
     /// # Errors
     ///
-    /// As [`release`](Self::release).
+    /// Same as [`release`](Self::release).
     pub fn blocking_release(self) -> Result<ReleaseOutcome> {
         block_on(self.release_in_time())
     }
 
-    /// Releases, and does not depend on the guard's runtime to end: the thread that waits for this may be the only one of
-    /// that runtime, whose timers do not run then.
+    /// Releases the lock with a timeout that does not depend on the guard's runtime: the thread that waits may be the only
+    /// one of that runtime, so its timers do not run.
     pub(crate) async fn release_in_time(self) -> Result<ReleaseOutcome> {
         let hold = self.claim.hold.clone();
-        // A little longer than the engine waits: its answer is the one that counts.
-        let patience = release_patience(hold.ttl()) + LEAVE_WITHIN;
-        let outcome = within(&mut boxed(self.release()), Moment::now().add(patience)).await;
-        outcome.unwrap_or_else(|| Err(hold.error("release", Error::no_answer(patience))))
+        // Longer than the engine's own timeout, so that its outcome takes precedence.
+        let timeout = release_timeout(hold.ttl()) + LEAVE_WITHIN;
+        let outcome = within(&mut boxed(self.release()), Moment::now().add(timeout)).await;
+        outcome.unwrap_or_else(|| Err(hold.error("release", Error::no_answer(timeout))))
     }
 
-    /// Gives the lock back after work that is done: that the release failed is not its error, and logged.
-    pub(crate) async fn give_back(self) {
+    /// Releases the lock after work that is complete. A failure is logged, and is not an error of the work.
+    pub(crate) async fn release_after_work(self) {
         if let Err(error) = self.release().await {
-            tracing::warn!(%error, "work done, release failed");
+            tracing::warn!(%error, "the work is complete, but the release is not confirmed");
         }
     }
 
-    /// Whether this is a hold of that lock, or of that semaphore.
+    /// Returns whether this guard holds the lock or semaphore of that name in that store.
     pub(crate) fn is_of(&self, store: &Arc<dyn Backend>, name: &Name, kind: Kind) -> bool {
         let hold = &self.claim.hold;
-        // The store and not the keeper: both contexts of a keeper have the same.
+        // Compares the store, not the context: the two contexts of a keeper share the store.
         Arc::ptr_eq(&hold.context.backend, store)
-            && hold.asked_mode.kind() == kind
+            && hold.requested_mode.kind() == kind
             && hold.name == *name
-    }
-
-    /// Who holds, for people.
-    pub fn label(&self) -> &Label {
-        &self.claim.hold.label
     }
 }
 
-async fn while_held<F: Future>(hold: &Hold, work: F) -> Result<F::Output> {
-    let lost = hold.lost_token();
-    let output = run_while_held(|| hold.state() == State::Lost, lost.cancelled(), work).await;
-    output.ok_or_else(|| hold.lost_error("hold"))
+fn is_held(hold: &Hold) -> bool {
+    matches!(hold.state(), State::Held | State::AtRisk)
 }
 
 impl Drop for Guard {

@@ -1,6 +1,5 @@
-//! The lock handle: what every kind of lock is made of.
+//! The lock handle: the implementation shared by all kinds of locks.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,17 +14,8 @@ use crate::locks::guard::Guard;
 use crate::name::Name;
 use crate::options::Options;
 
-/// How long an acquire may wait for other holders.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Wait {
-    /// As the lock's `max_wait` says.
-    AsSet,
-    /// This long.
-    For(Duration),
-}
-
-/// What every kind of lock is made of: a name on the store of a keeper, and options.
-#[derive(Clone)]
+/// A name on a keeper's store, with options. Every kind of lock wraps one.
+#[derive(Debug, Clone)]
 pub(crate) struct LockHandle {
     pub(crate) context: Arc<KeeperContext>,
     pub(crate) name: Result<Name>,
@@ -33,48 +23,48 @@ pub(crate) struct LockHandle {
 }
 
 impl LockHandle {
-    /// Acquires; contention for longer than `max_wait` is an error.
+    /// Acquires the lock; contention for longer than `max_wait` is an error.
     pub(crate) async fn acquire(&self, mode: Mode) -> Result<Guard> {
         self.acquire_on(self.context.live(), mode).await
     }
 
-    /// Acquires from blocking code; contention for longer than `max_wait` is an error.
+    /// Blocking form of [`acquire`](Self::acquire).
     pub(crate) fn blocking_acquire(&self, mode: Mode) -> Result<Guard> {
         block_on(self.acquire_on(self.context.for_blocking(), mode))
     }
 
-    /// Acquires; contention for longer than `wait` is `None`.
+    /// Acquires the lock; contention for longer than `wait` is `None`.
     pub(crate) async fn try_acquire(&self, mode: Mode, wait: Duration) -> Result<Option<Guard>> {
         self.try_acquire_on(self.context.live(), mode, wait).await
     }
 
-    /// Acquires from blocking code; contention for longer than `wait` is `None`.
+    /// Blocking form of [`try_acquire`](Self::try_acquire).
     pub(crate) fn blocking_try_acquire(&self, mode: Mode, wait: Duration) -> Result<Option<Guard>> {
         block_on(self.try_acquire_on(self.context.for_blocking(), mode, wait))
     }
 
-    /// Acquires on one of the keeper's two contexts.
+    /// Does what [`acquire`](Self::acquire) does, on one of the keeper's two contexts.
     pub(crate) async fn acquire_on(
         &self,
         context: &Arc<KeeperContext>,
         mode: Mode,
     ) -> Result<Guard> {
-        match self.start(context, mode, Wait::AsSet).await? {
+        match self.start(context, mode, self.options.max_wait).await? {
             Acquired::Held(claim) => Ok(Guard::new(claim)),
-            Acquired::NotInTime { waited } => Err(self.error(Error::timed_out(waited))),
+            Acquired::NotAcquired { waited } => Err(self.error(Error::timed_out(waited))),
         }
     }
 
-    /// Acquires on one of the keeper's two contexts; contention for longer than `wait` is `None`.
+    /// Does what [`try_acquire`](Self::try_acquire) does, on one of the keeper's two contexts.
     pub(crate) async fn try_acquire_on(
         &self,
         context: &Arc<KeeperContext>,
         mode: Mode,
         wait: Duration,
     ) -> Result<Option<Guard>> {
-        match self.start(context, mode, Wait::For(wait)).await? {
+        match self.start(context, mode, Some(wait)).await? {
             Acquired::Held(claim) => Ok(Some(Guard::new(claim))),
-            Acquired::NotInTime { .. } => Ok(None),
+            Acquired::NotAcquired { .. } => Ok(None),
         }
     }
 
@@ -82,21 +72,22 @@ impl LockHandle {
         &self,
         context: &Arc<KeeperContext>,
         mode: Mode,
-        wait: Wait,
+        wait: Option<Duration>,
     ) -> Result<Acquired> {
-        // A store whose answers are always there would never let other tasks of this thread run.
+        // A store whose futures are ready at once never yields: a loop of acquires would starve other tasks.
         tokio::task::coop::consume_budget().await;
         let claim = self.claim(context, mode, wait);
         claim.inspect_err(|error| observe::rejected(context.store, mode, error))?.await
     }
 
-    fn claim(&self, context: &Arc<KeeperContext>, mode: Mode, wait: Wait) -> Result<Acquire> {
-        let wait = match wait {
-            Wait::AsSet => self.options.max_wait,
-            Wait::For(wait) => Some(wait),
-        };
+    fn claim(
+        &self,
+        context: &Arc<KeeperContext>,
+        mode: Mode,
+        wait: Option<Duration>,
+    ) -> Result<Acquire> {
         let name = self.name.clone()?;
-        let spec = || {
+        let acquire = || {
             context.check(mode)?;
             let (label, ttl) = (self.options.label()?, self.options.lease()?);
             let background = context.background()?.clone();
@@ -107,30 +98,20 @@ impl LockHandle {
             let options = AcquireOptions { wait, max_hold, method };
             Acquire::new(context, spec, options, None)
         };
-        spec().map_err(|error| error.at(context.backend.name(), "lock", &name))
+        acquire().map_err(|error| error.at(context.store, "lock", &name))
     }
 
-    /// Whether a guard is a hold of this lock, or of this semaphore.
+    /// Returns whether a guard holds this lock (or this semaphore, if `mode` is for permits).
     pub(crate) fn is_of(&self, guard: &Guard, mode: Mode) -> bool {
         let is_of = |name: &Name| guard.is_of(&self.context.backend, name, mode.kind());
         self.name.as_ref().is_ok_and(is_of)
     }
 
-    /// An error about this lock.
+    /// Adds the store and the name of this lock to an error.
     pub(crate) fn error(&self, error: Error) -> Error {
         match &self.name {
-            Ok(name) => error.at(self.context.backend.name(), "lock", name),
+            Ok(name) => error.at(self.context.store, "lock", name),
             Err(_) => error,
         }
-    }
-}
-
-impl fmt::Debug for LockHandle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LockHandle")
-            .field("store", &self.context.backend.name())
-            .field("name", &self.name)
-            .field("options", &self.options)
-            .finish()
     }
 }

@@ -1,4 +1,4 @@
-//! Looking into a store: who holds, who waits, what changes.
+//! Inspection of a store: holders, waiters and changes.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -8,12 +8,13 @@ use crate::blocking_runtime::block_on;
 use crate::contract::{Inspector, Kind, LockInfo, Participant};
 use crate::engine::context::KeeperContext;
 use crate::error::{Error, Result};
+use crate::futures::at_once;
 use crate::name::Name;
 
-/// How often to look even if the store tells nothing.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// The poll interval if the store sends no notifications.
+const POLL_EVERY: Duration = Duration::from_secs(1);
 
-/// A look into a keeper's store. From [`Keeper::inspect`](crate::Keeper::inspect).
+/// A view of the locks in a keeper's store. From [`Keeper::inspect`](crate::Keeper::inspect).
 ///
 /// # Examples
 ///
@@ -41,169 +42,163 @@ impl Inspect {
     pub(crate) fn new(context: Arc<KeeperContext>) -> Result<Self> {
         match context.backend.inspector() {
             Some(_) => Ok(Self { context }),
-            None => Err(Error::unsupported("way to be looked into")),
+            None => Err(Error::unsupported("inspection").during(context.store, "inspect")),
         }
     }
 
     fn inspector(&self) -> &dyn Inspector {
-        self.context.backend.inspector().expect("a backend that had an inspector has it still")
+        self.context.backend.inspector().expect("a backend keeps its inspector")
     }
 
-    /// Every lock and semaphore whose name starts with `prefix` and that is held or awaited, sorted by
+    /// Returns all locks and semaphores that have a holder or a waiter and whose names start with `prefix`, sorted by
     /// name.
     ///
     /// # Errors
     ///
-    /// [`Unavailable`](crate::ErrorKind::Unavailable) if the store does not answer;
-    /// [`Unsupported`](crate::ErrorKind::Unsupported) for a prefix that is not empty, on a store that does not know
-    /// the names of other processes' locks (PostgreSQL keeps hashes).
+    /// - [`Unavailable`](crate::ErrorKind::Unavailable) if the store does not answer.
+    /// - [`Unsupported`](crate::ErrorKind::Unsupported) for a prefix that is not empty, on a store that does not know the
+    ///   names of other processes' locks (PostgreSQL keeps hashes).
     pub async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
         let listed = self.inspector().list(prefix).await;
-        listed.map_err(|error| error.during(self.context.backend.name(), "list"))
+        listed.map_err(|error| error.during(self.context.store, "list"))
     }
 
-    /// What is known of one name: nothing, a lock, a semaphore, or one of each.
+    /// Returns the lock and the semaphore of one name, if they have a holder or a waiter.
     ///
     /// # Errors
     ///
-    /// [`InvalidName`](crate::ErrorKind::InvalidName), or
-    /// [`Unavailable`](crate::ErrorKind::Unavailable) if the store does not answer.
+    /// [`InvalidName`](crate::ErrorKind::InvalidName), or [`Unavailable`](crate::ErrorKind::Unavailable) if the store does
+    /// not answer.
     pub async fn show(&self, name: impl Into<Arc<str>>) -> Result<Vec<LockInfo>> {
         self.show_name(&Name::new(name)?).await
     }
 
     pub(crate) async fn show_name(&self, name: &Name) -> Result<Vec<LockInfo>> {
         let shown = self.inspector().show(name).await;
-        shown.map_err(|error| error.at(self.context.backend.name(), "show", name))
+        shown.map_err(|error| error.at(self.context.store, "show", name))
     }
 
-    /// Takes a name away from all who hold it, and says how many those were.
+    /// Revokes all holds of a name, and returns how many there were.
     ///
-    /// This is an exception to what a [`Guard`](crate::Guard) guarantees. The store frees the lock first and tells its holder
-    /// afterwards, so the next waiter may enter some milliseconds before the old holder's guard reports the loss, or
-    /// much earlier if the old holder is stopped or cannot be reached. The file store waits up to a second for the old
-    /// holder to let go. Only the [fence](crate::Guard::fence) orders the two: use this for a holder that is known to be dead
-    /// or stuck, or where writes are fenced.
+    /// This is an exception to the guarantees of a [`Guard`](crate::Guard). The store frees the lock before it notifies
+    /// the old holder. The next waiter may acquire the lock some milliseconds before the old guard reports the loss, or much
+    /// earlier if the old holder is stopped or unreachable. The file store waits up to a second for the old holder to
+    /// release. Only the [fence](crate::Guard::fence) orders the two holders. Use it if the holder is known to be dead or
+    /// stuck, or if writes are fenced.
     ///
     /// # Errors
     ///
-    /// As [`show`](Self::show).
+    /// Same as [`show`](Self::show).
     pub async fn break_lock(&self, name: impl Into<Arc<str>>) -> Result<usize> {
         let name = Name::new(name)?;
         let broken = self.inspector().break_lock(&name).await;
-        broken.map_err(|error| error.at(self.context.backend.name(), "break", &name))
+        broken.map_err(|error| error.at(self.context.store, "break", &name))
     }
 
-    /// Watches what changes among the names that start with `prefix`, from now on.
+    /// Watches the names that start with `prefix` for changes from now on.
     ///
-    /// It looks whenever the store tells that something changed, and once a second. What comes and
-    /// goes between two looks is not seen.
+    /// The watch lists the store when the store notifies of a change, and once a second. A change that is reverted
+    /// between two lists is not reported.
     ///
     /// # Errors
     ///
-    /// As [`list`](Self::list).
+    /// Same as [`list`](Self::list).
     pub async fn watch(&self, prefix: &str) -> Result<Watch> {
-        let seen = sightings(self.list(prefix).await?);
+        let seen = snapshot(self.list(prefix).await?);
         Ok(Watch { inspect: self.clone(), prefix: prefix.into(), seen, events: VecDeque::new() })
     }
 
-    /// Returns every lock and semaphore whose name starts with `prefix`. Does what [`list`](Self::list) does, in
-    /// [blocking code](crate::blocking).
+    /// Returns all locks and semaphores whose names start with `prefix`. The [blocking](crate::blocking) form of
+    /// [`list`](Self::list).
     ///
     /// # Errors
     ///
-    /// As [`list`](Self::list).
+    /// Same as [`list`](Self::list).
     pub fn blocking_list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
         block_on(self.list(prefix))
     }
 
-    /// Returns what is known of one name. Does what [`show`](Self::show) does, in
-    /// [blocking code](crate::blocking).
+    /// Returns the lock and the semaphore of one name. The [blocking](crate::blocking) form of [`show`](Self::show).
     ///
     /// # Errors
     ///
-    /// As [`show`](Self::show).
+    /// Same as [`show`](Self::show).
     pub fn blocking_show(&self, name: impl Into<Arc<str>>) -> Result<Vec<LockInfo>> {
         block_on(self.show(name))
     }
 
-    /// Takes a name away from all that hold it. Does what [`break_lock`](Self::break_lock) does, in
-    /// [blocking code](crate::blocking).
+    /// Revokes all holds of a name. The [blocking](crate::blocking) form of [`break_lock`](Self::break_lock).
     ///
     /// # Errors
     ///
-    /// As [`break_lock`](Self::break_lock).
+    /// Same as [`break_lock`](Self::break_lock).
     pub fn blocking_break_lock(&self, name: impl Into<Arc<str>>) -> Result<usize> {
         block_on(self.break_lock(name))
     }
 
-    /// Watches what changes from now on. Does what [`watch`](Self::watch) does, in
-    /// [blocking code](crate::blocking).
+    /// Watches the names that start with `prefix`. The [blocking](crate::blocking) form of [`watch`](Self::watch).
     ///
     /// # Errors
     ///
-    /// As [`watch`](Self::watch).
+    /// Same as [`watch`](Self::watch).
     pub fn blocking_watch(&self, prefix: &str) -> Result<Watch> {
         block_on(self.watch(prefix))
     }
 
-    /// Looks until there is something to tell: whenever the store tells of a change, and once a second.
+    /// Calls `read` until it returns a value: now, when the store notifies of a change, and once a second.
     pub(crate) async fn until<T>(
         &self,
-        mut look: impl AsyncFnMut() -> Result<Option<T>>,
+        mut read: impl AsyncFnMut() -> Result<Option<T>>,
     ) -> Result<T> {
         loop {
-            // Listening begins before looking, so that nothing falls in between.
+            // Subscribes before the read, so that no change after the read is missed.
             let mut changed = self.inspector().changed();
-            let listening = std::future::poll_fn(|cx| {
-                std::task::Poll::Ready(changed.as_mut().poll(cx).is_ready())
-            });
-            let already = listening.await;
-            if let Some(seen) = look().await? {
-                return Ok(seen);
+            let already = at_once(&mut changed).await.is_some();
+            if let Some(value) = read().await? {
+                return Ok(value);
             }
             if !already {
                 tokio::select! {
                     () = changed => {}
-                    () = tokio::time::sleep(LOOK_EVERY) => {}
+                    () = tokio::time::sleep(POLL_EVERY) => {}
                 }
             }
         }
     }
 }
 
-/// What happened to a lock, as [`Inspect::watch`] saw it.
+/// A change of a lock, reported by [`Inspect::watch`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Event {
     /// The name of the lock.
     pub name: Name,
-    /// Which of the name's two things.
+    /// Whether it is a lock or a semaphore.
     pub kind: Kind,
-    /// What happened.
+    /// The change.
     pub what: EventKind,
-    /// Who it was.
+    /// The holder or waiter that changed.
     pub who: Participant,
 }
 
-/// What happened.
+/// A kind of change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 pub enum EventKind {
-    /// Began to wait.
+    /// The participant started to wait.
     Queued,
-    /// Stopped waiting without getting it.
+    /// The participant stopped waiting without a grant.
     Left,
-    /// Got it.
+    /// The participant acquired the lock.
     Acquired,
-    /// Has it no more.
+    /// The participant no longer holds the lock.
     Freed,
 }
 
-/// The holders and waiters that a look has found, by lock and owner.
-type Sightings = BTreeMap<(Name, Kind, String), (Role, Participant)>;
+/// Holders and waiters at one time, by lock and owner.
+type Snapshot = BTreeMap<(Name, Kind, String), (Role, Participant)>;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Role {
@@ -211,27 +206,27 @@ enum Role {
     Holder,
 }
 
-fn sightings(infos: Vec<LockInfo>) -> Sightings {
-    let mut seen = Sightings::new();
+fn snapshot(infos: Vec<LockInfo>) -> Snapshot {
+    let mut snapshot = Snapshot::new();
     for LockInfo { name, kind, holders, waiters } in infos {
         let waiters = waiters.into_iter().map(|participant| (Role::Waiter, participant));
         let holders = holders.into_iter().map(|participant| (Role::Holder, participant));
-        // A holder may still have a place in the queue for a moment: the hold counts.
+        // A new holder may still have a queue entry. The later insert, as a holder, wins.
         for (role, participant) in waiters.chain(holders) {
             let who =
                 participant.owner.map_or(participant.who().to_owned(), |owner| owner.to_string());
-            seen.insert((name.clone(), kind, who), (role, participant));
+            snapshot.insert((name.clone(), kind, who), (role, participant));
         }
     }
-    seen
+    snapshot
 }
 
-/// A watch on a store. From [`Inspect::watch`].
+/// A watch for changes in a store. From [`Inspect::watch`].
 #[derive(Debug)]
 pub struct Watch {
     inspect: Inspect,
     prefix: String,
-    seen: Sightings,
+    seen: Snapshot,
     events: VecDeque<Event>,
 }
 
@@ -240,12 +235,12 @@ impl Watch {
     ///
     /// # Errors
     ///
-    /// [`Unavailable`](crate::ErrorKind::Unavailable) if the store does not answer. It may be called
-    /// again, and goes on from what was seen last.
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) if the store does not answer. A later call continues from the last
+    /// known state.
     ///
     /// # Cancel safety
     ///
-    /// If dropped, no event is lost.
+    /// If the future is dropped, no event is lost.
     pub async fn next(&mut self) -> Result<Event> {
         let Self { inspect, prefix, seen, events } = self;
         if let Some(event) = events.pop_front() {
@@ -253,8 +248,9 @@ impl Watch {
         }
         inspect
             .until(async || {
-                let now = sightings(inspect.list(prefix).await?);
-                if now_differs(events, seen, &now) {
+                let now = snapshot(inspect.list(prefix).await?);
+                add_changes(events, seen, &now);
+                if !events.is_empty() {
                     *seen = now;
                 }
                 Ok(events.pop_front())
@@ -262,23 +258,22 @@ impl Watch {
             .await
     }
 
-    /// Blocks until the next event. Does what [`next`](Self::next) does, in
-    /// [blocking code](crate::blocking).
+    /// Blocks until the next event. The [blocking](crate::blocking) form of [`next`](Self::next).
     ///
     /// # Errors
     ///
-    /// As [`next`](Self::next).
+    /// Same as [`next`](Self::next).
     pub fn blocking_next(&mut self) -> Result<Event> {
         block_on(self.next())
     }
 }
 
-/// Adds what happened between two looks; true if anything did.
-fn now_differs(events: &mut VecDeque<Event>, before: &Sightings, now: &Sightings) -> bool {
+/// Adds the events that lead from one snapshot to the next.
+fn add_changes(events: &mut VecDeque<Event>, before: &Snapshot, now: &Snapshot) {
     let mut add = |(name, kind, _): &(Name, Kind, String), what, who: &Participant| {
         events.push_back(Event { name: name.clone(), kind: *kind, what, who: who.clone() });
     };
-    // Those who go first, so that a lock is seen to be free before the next has it.
+    // Departures first: a lock is reported free before its next holder is reported.
     for (key, (was, who)) in before {
         match (was, now.get(key).map(|(is, _)| is)) {
             (Role::Holder, None | Some(Role::Waiter)) => add(key, EventKind::Freed, who),
@@ -293,5 +288,4 @@ fn now_differs(events: &mut VecDeque<Event>, before: &Sightings, now: &Sightings
             (Some(_), _) => {}
         }
     }
-    !events.is_empty()
 }

@@ -1,6 +1,5 @@
-//! The keeper: a store, defaults, and the runtime that everything in the background runs on.
+//! The keeper: a store, default options, and the runtime for background work.
 
-use std::fmt;
 use std::sync::Arc;
 
 use crate::blocking_runtime::block_on;
@@ -21,26 +20,28 @@ use crate::name::Name;
 use crate::options::{Options, check_lease, option_setters};
 use crate::owner::Owner;
 
-/// The entry: a store with default options, from which locks are made.
+/// The entry point: a store with default options, which creates locks.
 ///
-/// Cheap to clone; clones share everything. It creates locks ([`mutex`](Self::mutex), [`rw_lock`](Self::rw_lock),
-/// [`semaphore`](Self::semaphore), [`lock_all`](Self::lock_all)) and [elections](Self::election), runs work under a lock
-/// ([`with_lock`](Self::with_lock)), [adopts](Self::adopt) detached holds, [looks into](Self::inspect) the store and
-/// [ends](Self::close) in good order. Dropping it releases nothing: guards do that.
+/// A keeper creates locks ([`mutex`](Self::mutex), [`rw_lock`](Self::rw_lock), [`semaphore`](Self::semaphore),
+/// [`lock_all`](Self::lock_all)) and [elections](Self::election), runs work under a lock
+/// ([`with_lock`](Self::with_lock)), [adopts](Self::adopt) detached holds and [inspects](Self::inspect) the store. It is
+/// cheap to clone, and clones share their store and runtime. Dropping a keeper releases no locks: guards do that.
 ///
 /// # Async and blocking code
 ///
 /// Every method that waits has a counterpart that blocks: [`Mutex::lock`] and [`Mutex::blocking_lock`]. One keeper
-/// serves both. See [`blocking`](crate::blocking) for where those may be called.
+/// serves both. The module [`blocking`](crate::blocking) describes where blocking methods may be called.
 ///
 /// # Which runtime it uses
 ///
-/// Renewals and background releases need a runtime. For locks of `blocking_` methods it is always the blocking runtime, one thread
-/// of Lockkeeper's own that is started on first use and never shut down. For locks of async methods it is the tokio
-/// runtime in which the keeper was created. A keeper that was created outside of a runtime belongs to the
-/// first one that uses it: to the caller's runtime if that is an async method, to the blocking runtime if it is a
-/// `blocking_` method. If the keeper's runtime is shut down, its guards are lost, and the blocking runtime serves later
-/// async calls.
+/// Renewals and background releases need a runtime.
+///
+/// - Locks acquired by `blocking_` methods use the blocking runtime: one thread that Lockkeeper starts on first use and
+///   never shuts down.
+/// - Locks acquired by async methods use the tokio runtime in which the keeper was created.
+/// - A keeper created outside of a runtime is bound to the first one that uses it: the caller's runtime for an async
+///   method, the blocking runtime for a `blocking_` method.
+/// - If the keeper's runtime is shut down, its guards are lost, and the blocking runtime serves later async calls.
 ///
 /// # Examples
 ///
@@ -59,45 +60,44 @@ use crate::owner::Owner;
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct Keeper {
     pub(crate) context: Arc<KeeperContext>,
     options: Options,
 }
 
 impl Keeper {
-    /// A keeper on a store.
+    /// Creates a keeper on a store.
     pub fn new(backend: impl Backend) -> Self {
         Self::from_backend(Arc::new(backend))
     }
 
-    /// A keeper on a store that others use too.
+    /// Creates a keeper on a store that is shared with other code.
     pub fn from_backend(backend: Arc<dyn Backend>) -> Self {
         let context = Arc::new(KeeperContext::new(backend));
-        // Outside of a runtime this fails, and the first use tries again.
+        // Fails outside of a runtime. The first use tries again.
         let _ = context.background();
         Self { context, options: Options::default() }
     }
 
     option_setters!(options);
 
-    /// A lock for one at a time. The name is checked when the lock is asked for.
+    /// Returns a mutex: a lock for one holder at a time. The name is checked at the first attempt to acquire it.
     pub fn mutex(&self, name: impl Into<Arc<str>>) -> Mutex {
         Mutex::new(self.lock(name))
     }
 
-    /// A lock for many readers or one writer.
+    /// Returns a readers-writer lock: a lock for many readers or one writer.
     pub fn rw_lock(&self, name: impl Into<Arc<str>>) -> RwLock {
         RwLock::new(self.lock(name))
     }
 
-    /// A lock for at most `permits` at a time. See [`Semaphore`] for what happens if clients disagree
-    /// about their number.
+    /// Returns a semaphore with `permits` permits. [`Semaphore`] states what happens if clients disagree about the number.
     pub fn semaphore(&self, name: impl Into<Arc<str>>, permits: u32) -> Semaphore {
         Semaphore::new(self.lock(name), permits)
     }
 
-    /// Several mutexes at once: all or nothing, and never a deadlock with another who does the same.
+    /// Returns a set of mutexes that is acquired as a whole. Clients with overlapping sets do not deadlock.
     pub fn lock_all<N: Into<Arc<str>>>(&self, names: impl IntoIterator<Item = N>) -> LockAll {
         let names = names.into_iter().map(Name::new).collect();
         LockAll::new(self.context.clone(), names, self.options.clone())
@@ -112,19 +112,18 @@ impl Keeper {
         LockHandle { context: self.context.clone(), name: Name::new(name), options }
     }
 
-    /// Runs a closure while holding a mutex, and gives it back before returning.
+    /// Runs a closure while holding a mutex, and releases the mutex before returning.
     ///
-    /// The closure's future is dropped if the lock is lost, as by
-    /// [`while_held`](Guard::while_held).
+    /// If the lock is lost, the closure's future is dropped, as with [`while_held`](Guard::while_held).
     ///
     /// # Errors
     ///
-    /// Those of [`Mutex::lock`], and [`Lost`](crate::ErrorKind::Lost) if the lock was lost before the work was
-    /// done. That the release failed is logged and not an error: the work is done.
+    /// Same as [`Mutex::lock`], and [`Lost`](crate::ErrorKind::Lost) if the lock was lost before the work completed. A
+    /// failed release is logged and is not an error, because the work is complete.
     ///
     /// # Cancel safety
     ///
-    /// Dropping it drops the work and gives the lock back in the background.
+    /// Dropping the future drops the work and releases the lock in the background.
     ///
     /// # Examples
     ///
@@ -146,18 +145,18 @@ impl Keeper {
     ) -> Result<T> {
         let guard = self.mutex(name).lock().await?;
         let output = guard.while_held(work(&guard)).await;
-        guard.give_back().await;
+        guard.release_after_work().await;
         output
     }
 
-    /// Runs a closure while holding a mutex, and releases it before returning. As [`with_lock`](Self::with_lock), in
-    /// [blocking code](crate::blocking).
+    /// Runs a closure while holding a mutex, and releases the mutex before returning. The [blocking](crate::blocking) form
+    /// of [`with_lock`](Self::with_lock).
     ///
-    /// A closure cannot be stopped when the lock is lost: it can ask [`is_held`](Guard::is_held).
+    /// The closure is not stopped when the lock is lost. It can check [`is_held`](Guard::is_held).
     ///
     /// # Errors
     ///
-    /// As [`with_lock`](Self::with_lock).
+    /// Same as [`with_lock`](Self::with_lock).
     ///
     /// # Examples
     ///
@@ -179,55 +178,50 @@ impl Keeper {
         let guard = self.mutex(name).blocking_lock()?;
         let output = work(&guard);
         let output = if guard.is_held() { Ok(output) } else { Err(guard.lost_error()) };
-        block_on(guard.give_back());
+        block_on(guard.release_after_work());
         output
     }
 
-    /// Makes a guard from a [detached](Guard::detach) hold again, and renews it.
+    /// Turns a [detached](Guard::detach) hold into a guard again, and renews it.
     ///
     /// # Errors
     ///
-    /// [`Lost`](crate::ErrorKind::Lost) if the lease had ended, or the ticket's owner, mode or fence are not those of the hold (which
-    /// stores compare the fence is said at [`Ticket`]);
-    /// [`InvalidOption`](crate::ErrorKind::InvalidOption) if the ticket cannot be one, before anything is asked;
-    /// [`Unsupported`](crate::ErrorKind::Unsupported) on a store without leases.
+    /// - [`Lost`](crate::ErrorKind::Lost) if the lease has expired, or if the owner, mode or fence of the ticket does not
+    ///   match the hold. [`Ticket`] states which stores compare the fence.
+    /// - [`InvalidOption`](crate::ErrorKind::InvalidOption), before any I/O, if the ticket is not valid.
+    /// - [`Unsupported`](crate::ErrorKind::Unsupported) on a store without leases.
     ///
     /// # Cancel safety
     ///
-    /// Dropping it leaves the lock in the store as it was, until its lease ends.
+    /// If the future is dropped, the lock stays held in the store until its lease expires.
     pub async fn adopt(&self, ticket: Ticket) -> Result<Guard> {
         self.adopt_on(self.context.live(), ticket).await
     }
 
-    /// Makes a guard from a [detached](Guard::detach) hold again. Does what [`adopt`](Self::adopt) does, in
-    /// [blocking code](crate::blocking).
+    /// Turns a [detached](Guard::detach) hold into a guard again, and renews it. The [blocking](crate::blocking) form of
+    /// [`adopt`](Self::adopt).
     ///
     /// # Errors
     ///
-    /// As [`adopt`](Self::adopt).
+    /// Same as [`adopt`](Self::adopt).
     pub fn blocking_adopt(&self, ticket: Ticket) -> Result<Guard> {
         block_on(self.adopt_on(self.context.for_blocking(), ticket))
     }
 
     async fn adopt_on(&self, context: &Arc<KeeperContext>, ticket: Ticket) -> Result<Guard> {
-        if context.capabilities.leases {
-            let checked = ticket.check(context.capabilities.fences);
-            checked.map_err(|error| error.at(context.backend.name(), "adopt", &ticket.name))?;
-        }
-        self.take_up(context, ticket).await
+        let checked = ticket.check(context.capabilities);
+        checked.map_err(|error| error.at(context.store, "adopt", &ticket.name))?;
+        self.adopt_unchecked(context, ticket).await
     }
 
-    /// Adopts a ticket that was made in this process, which may lack the fence.
-    pub(crate) async fn take_up(
+    /// Adopts a ticket that was created in this process and may lack the fence, on a store with leases.
+    pub(crate) async fn adopt_unchecked(
         &self,
         context: &Arc<KeeperContext>,
         ticket: Ticket,
     ) -> Result<Guard> {
         let Ticket { name, owner, label, mode, ttl, fence } = ticket;
-        let at = |error: Error| error.at(context.backend.name(), "adopt", &name);
-        if !context.capabilities.leases {
-            return Err(at(Error::unsupported("leases, and so no tickets")));
-        }
+        let at = |error: Error| error.at(context.store, "adopt", &name);
         context.check(mode).map_err(at)?;
         let background = context.background().map_err(at)?.clone();
         let ttl = check_lease(ttl, self.options.max_hold).map_err(at)?;
@@ -237,26 +231,25 @@ impl Keeper {
         let options = AcquireOptions { wait: None, max_hold, method };
         match Acquire::new(context, spec, options, fence).map_err(at)?.await? {
             Acquired::Held(claim) => Ok(Guard::new(claim)),
-            // Nothing is waited for, so there is no time to run out of.
-            Acquired::NotInTime { waited } => Err(at(Error::timed_out(waited))),
+            // Unreachable: an adoption has no time limit.
+            Acquired::NotAcquired { waited } => Err(at(Error::timed_out(waited))),
         }
     }
 
-    /// Looks into the store: who holds, who waits.
+    /// Returns a view of the store: which clients hold locks, and which wait.
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](crate::ErrorKind::Unsupported) if the store cannot be looked into.
+    /// [`Unsupported`](crate::ErrorKind::Unsupported) if the store does not support inspection.
     pub fn inspect(&self) -> Result<Inspect> {
         Inspect::new(self.context.clone())
     }
 
-    /// The owners of this keeper's acquires that wait at this moment, in the order in which they began, those of blocking
-    /// methods last: for
-    /// finding one's own place among the [waiters](crate::LockInfo::waiters) of a lock.
+    /// Returns the owner ids of this keeper's acquires that are waiting, oldest first; acquires of blocking methods come
+    /// last. Use it to find this keeper's own acquires among the [waiters](crate::LockInfo::waiters) of a lock.
     ///
-    /// An acquire is among them from when it was first polled and the store had no answer at once, until it
-    /// ends or is dropped. Clones of a keeper are one keeper here.
+    /// An acquire is included from its first poll, if the store does not answer at once, until it ends or is dropped.
+    /// Clones of a keeper share the list.
     ///
     /// # Examples
     ///
@@ -286,31 +279,31 @@ impl Keeper {
         self.context.both().flat_map(|context| context.waiting_owners()).collect()
     }
 
-    /// What the store can do.
+    /// Returns the capabilities of the store.
     pub fn capabilities(&self) -> Capabilities {
         self.context.capabilities
     }
 
-    /// Returns this keeper on the blocking runtime, for integrations that start async work from blocking code: its async
-    /// methods depend on no other runtime. Closing this keeper closes that one, too.
+    /// Returns this keeper on the blocking runtime, for integrations that start async work from blocking code. The async
+    /// methods of the result depend on no other runtime. Closing this keeper closes the result, too.
     #[doc(hidden)]
     #[must_use]
     pub fn on_blocking_runtime(&self) -> Self {
         Self { context: self.context.for_blocking().clone(), options: self.options.clone() }
     }
 
-    /// Ends the keeper and all its clones: waits until no release is under way.
+    /// Closes the keeper and all its clones, and waits until all releases in flight are complete.
     ///
-    /// Waiting acquires end with [`Closed`](crate::ErrorKind::Closed), and so does every acquire from now on.
-    /// Guards that still live keep their locks and are not waited for. If the store is down, this
-    /// waits until the leases have run out: put a timeout around it if you cannot.
+    /// Waiting acquires fail with [`Closed`](crate::ErrorKind::Closed), and so do all later ones. Live guards keep their
+    /// locks and are not waited for. If the store is down, this waits until the leases have expired: add a timeout if
+    /// that is too long.
     ///
     /// # Cancel safety
     ///
-    /// Dropping it stops the waiting, not the releases. The keeper stays closed.
+    /// Dropping the future stops the wait, not the releases. The keeper stays closed.
     pub async fn close(&self) {
         self.context.close();
-        // Looked for after that: a blocking context that is being made is found here, or finds that the keeper is closed.
+        // Read after that: a blocking context that is created concurrently is seen here, or sees that the keeper is closed.
         if let Some(blocking) = self.context.blocking.get() {
             blocking.close();
         }
@@ -321,20 +314,12 @@ impl Keeper {
         }
     }
 
-    /// Ends the keeper and all its clones, and blocks until no release is under way. Does what [`close`](Self::close)
-    /// does, in [blocking code](crate::blocking).
+    /// Closes the keeper and all its clones, and blocks until all releases in flight are complete. The
+    /// [blocking](crate::blocking) form of [`close`](Self::close).
     ///
-    /// Not for the only thread of the runtime that async guards of this keeper belong to: their releases need it.
+    /// Do not call it on the only thread of the runtime that serves async guards of this keeper: their releases need that
+    /// thread.
     pub fn blocking_close(&self) {
         block_on(self.close());
-    }
-}
-
-impl fmt::Debug for Keeper {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Keeper")
-            .field("backend", &self.context.backend)
-            .field("options", &self.options)
-            .finish_non_exhaustive()
     }
 }

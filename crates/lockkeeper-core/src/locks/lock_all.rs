@@ -1,8 +1,6 @@
-//! Several mutexes at once.
+//! Sets of mutexes that are acquired together.
 
-use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
 use crate::blocking_runtime::block_on;
@@ -11,7 +9,7 @@ use crate::engine::context::KeeperContext;
 use crate::engine::hold::{ReleaseOutcome, State};
 use crate::engine::while_held::run_while_held;
 use crate::error::{Error, Result};
-use crate::futures::{boxed, join_all};
+use crate::futures::{boxed, first, join_all};
 use crate::locks::guard::Guard;
 use crate::locks::handle::LockHandle;
 use crate::loss::LossReason;
@@ -19,11 +17,12 @@ use crate::name::Name;
 use crate::options::{Options, invalid, option_setters};
 use crate::release::LEAVE_WITHIN;
 
-/// Several mutexes, taken together: all or nothing.
+/// A set of mutexes that is acquired as a whole: all of them or none. From
+/// [`Keeper::lock_all`](crate::Keeper::lock_all).
 ///
-/// They are taken one after the other in the order of their names, whatever order they were given
-/// in, so two who take overlapping sets never wait for each other in a circle. A name given twice is
-/// taken once. `max_wait` is for all of them together.
+/// The mutexes are acquired one after the other in the order of their names, regardless of the order in which they are
+/// given. So clients that acquire overlapping sets do not deadlock. A name that is given twice is locked once. `max_wait`
+/// limits the wait for the whole set.
 ///
 /// # Examples
 ///
@@ -57,94 +56,96 @@ impl LockAll {
         let names = names.and_then(|mut names| {
             names.sort();
             names.dedup();
-            if names.is_empty() { Err(invalid("lock_all needs a name")) } else { Ok(names) }
+            if names.is_empty() {
+                Err(invalid("lock_all was given no names: give at least one"))
+            } else {
+                Ok(names)
+            }
         });
         Self { context, names, options }
     }
 
     option_setters!(options);
 
-    /// Waits for all of them, for at most `max_wait` in all.
+    /// Waits until all mutexes are acquired, for at most `max_wait` in total.
     ///
     /// # Errors
     ///
-    /// As [`Mutex::lock`](crate::Mutex::lock), for the first that fails, and
-    /// [`Lost`](crate::ErrorKind::Lost) if one is lost while the others are awaited. Those that were
-    /// held by then are given back before this returns; if the store does not confirm that within 100 ms, in
-    /// the background.
+    /// Same as [`Mutex::lock`](crate::Mutex::lock), for the first mutex that fails, and
+    /// [`Lost`](crate::ErrorKind::Lost) if one mutex is lost during the wait for the others. The mutexes acquired so far
+    /// are released before this returns. If the store does not confirm within 100 ms, the release continues in the
+    /// background.
     ///
     /// # Cancel safety
     ///
-    /// If dropped, those that are held by then are given back in the background.
+    /// If the future is dropped, the mutexes acquired so far are released in the background.
     pub async fn lock(&self) -> Result<Guards> {
         self.lock_on(self.context.live()).await
     }
 
-    /// Asks once for each; `None` if another holds or awaits one of them. Those that were held by then are given
-    /// back first, as by [`lock`](Self::lock).
+    /// Attempts to acquire all mutexes without waiting. Returns `None` if another client holds one of them or waits for
+    /// it. The mutexes acquired so far are released first, as described at [`lock`](Self::lock).
     ///
     /// # Errors
     ///
-    /// As [`lock`](Self::lock), without `TimedOut`.
+    /// Same as [`lock`](Self::lock), without `TimedOut`.
     ///
     /// # Cancel safety
     ///
-    /// As [`lock`](Self::lock).
+    /// Same as [`lock`](Self::lock).
     pub async fn try_lock(&self) -> Result<Option<Guards>> {
         self.try_lock_for(Duration::ZERO).await
     }
 
-    /// Waits for all of them for at most this long in all; zero is one attempt each. If that was not enough, those
-    /// that were held by then are given back first, as by [`lock`](Self::lock).
+    /// Waits until all mutexes are acquired, for at most `wait` in total; zero means one attempt each. Before `None` is
+    /// returned, the mutexes acquired so far are released, as described at [`lock`](Self::lock).
     ///
     /// # Errors
     ///
-    /// As [`lock`](Self::lock), without `TimedOut`.
+    /// Same as [`lock`](Self::lock), without `TimedOut`.
     ///
     /// # Cancel safety
     ///
-    /// As [`lock`](Self::lock).
+    /// Same as [`lock`](Self::lock).
     pub async fn try_lock_for(&self, wait: Duration) -> Result<Option<Guards>> {
         self.try_lock_on(self.context.live(), wait).await
     }
 
-    /// Blocks until all of them are held, for at most `max_wait` in all. Does what [`lock`](Self::lock) does, in
-    /// [blocking code](crate::blocking).
+    /// Blocks until all mutexes are acquired, for at most `max_wait` in total. The [blocking](crate::blocking) form of
+    /// [`lock`](Self::lock).
     ///
     /// # Errors
     ///
-    /// As [`lock`](Self::lock).
+    /// Same as [`lock`](Self::lock).
     pub fn blocking_lock(&self) -> Result<Guards> {
         block_on(self.lock_on(self.context.for_blocking()))
     }
 
-    /// Asks once for each; `None` if another holds or awaits one of them. Does what [`try_lock`](Self::try_lock) does, in
-    /// [blocking code](crate::blocking).
+    /// Attempts to acquire all mutexes without waiting for other clients. The [blocking](crate::blocking) form of
+    /// [`try_lock`](Self::try_lock).
     ///
     /// # Errors
     ///
-    /// As [`try_lock`](Self::try_lock).
+    /// Same as [`try_lock`](Self::try_lock).
     pub fn blocking_try_lock(&self) -> Result<Option<Guards>> {
         self.blocking_try_lock_for(Duration::ZERO)
     }
 
-    /// Blocks for all of them for at most this long in all; zero is one attempt each. Does what [`try_lock_for`](Self::try_lock_for) does, in
-    /// [blocking code](crate::blocking).
+    /// Blocks until all mutexes are acquired, for at most `wait` in total. The [blocking](crate::blocking) form of
+    /// [`try_lock_for`](Self::try_lock_for).
     ///
     /// # Errors
     ///
-    /// As [`try_lock_for`](Self::try_lock_for).
+    /// Same as [`try_lock_for`](Self::try_lock_for).
     pub fn blocking_try_lock_for(&self, wait: Duration) -> Result<Option<Guards>> {
         block_on(self.try_lock_on(self.context.for_blocking(), wait))
     }
 
     async fn lock_on(&self, context: &Arc<KeeperContext>) -> Result<Guards> {
-        let start = tokio::time::Instant::now();
-        match self.take(context, self.options.max_wait).await? {
-            Taken::All(guards) => Ok(guards),
-            Taken::Contended(name) => {
-                let store = context.store;
-                Err(Error::timed_out(start.elapsed()).at(store, "lock", &name))
+        match self.acquire_set(context, self.options.max_wait).await? {
+            AcquiredSet::Complete(guards) => Ok(guards),
+            AcquiredSet::Contended { name, waited } => {
+                Err(Error::timed_out(waited).at(context.store, "lock", &name))
             }
         }
     }
@@ -154,13 +155,17 @@ impl LockAll {
         context: &Arc<KeeperContext>,
         wait: Duration,
     ) -> Result<Option<Guards>> {
-        match self.take(context, Some(wait)).await? {
-            Taken::All(guards) => Ok(Some(guards)),
-            Taken::Contended(_) => Ok(None),
+        match self.acquire_set(context, Some(wait)).await? {
+            AcquiredSet::Complete(guards) => Ok(Some(guards)),
+            AcquiredSet::Contended { .. } => Ok(None),
         }
     }
 
-    async fn take(&self, context: &Arc<KeeperContext>, wait: Option<Duration>) -> Result<Taken> {
+    async fn acquire_set(
+        &self,
+        context: &Arc<KeeperContext>,
+        wait: Option<Duration>,
+    ) -> Result<AcquiredSet> {
         let start = tokio::time::Instant::now();
         let mut guards = Guards(Vec::new());
         for name in self.names.as_ref().map_err(Error::clone)? {
@@ -168,25 +173,28 @@ impl LockAll {
             let options = self.options.clone();
             let lock = LockHandle { context: context.clone(), name: Ok(name.clone()), options };
             let next = lock.try_acquire_on(context, Mode::Exclusive, left);
-            // Holding some is worth nothing any more when one of them is lost.
+            // If one mutex is lost, the set cannot be completed.
             let failed = match guards.while_held(next).await {
                 Ok(Ok(Some(guard))) => {
                     guards.0.push(guard);
                     continue;
                 }
-                Ok(Ok(None)) => Ok(Taken::Contended(name.clone())),
+                Ok(Ok(None)) => {
+                    let (name, waited) = (name.clone(), start.elapsed());
+                    Ok(AcquiredSet::Contended { name, waited })
+                }
                 Ok(Err(error)) | Err(error) => Err(error),
             };
-            give_back(context, guards).await;
+            release_incomplete(context, guards).await;
             return failed;
         }
-        Ok(Taken::All(guards))
+        Ok(AcquiredSet::Complete(guards))
     }
 }
 
-/// Releases the locks of an incomplete set before the caller is told. A store that does not confirm in time
-/// is left to the background.
-async fn give_back(context: &KeeperContext, guards: Guards) {
+/// Releases an incomplete set before the caller gets the outcome. If the store does not confirm in time, the release
+/// continues in the background.
+async fn release_incomplete(context: &KeeperContext, guards: Guards) {
     if guards.0.is_empty() {
         return;
     }
@@ -202,78 +210,72 @@ async fn give_back(context: &KeeperContext, guards: Guards) {
     }
 }
 
-enum Taken {
-    All(Guards),
-    Contended(Name),
+enum AcquiredSet {
+    Complete(Guards),
+    /// The mutex that was not acquired in time.
+    Contended {
+        name: Name,
+        waited: Duration,
+    },
 }
 
-/// The guards of several mutexes, sorted by name.
+/// The guards of a [`LockAll`], sorted by name.
 #[derive(Debug)]
-#[must_use = "dropping the guards gives the locks back at once"]
+#[must_use = "dropping the guards releases the locks at once"]
 pub struct Guards(Vec<Guard>);
 
 impl Guards {
-    /// The guard of one of the names.
+    /// Returns the guard of one name.
     pub fn get(&self, name: &str) -> Option<&Guard> {
         self.0.binary_search_by(|guard| guard.name().cmp(name)).ok().map(|at| &self.0[at])
     }
 
-    /// All of them, in the order of their names.
+    /// Returns all guards, in the order of their names.
     pub fn iter(&self) -> std::slice::Iter<'_, Guard> {
         self.0.iter()
     }
 
-    /// Whether all of them are held, as far as this process knows.
+    /// Returns whether all mutexes are held, as far as this process knows.
     pub fn is_held(&self) -> bool {
         self.iter().all(Guard::is_held)
     }
 
-    /// Why the first of them that is lost was lost, in the order of their names; `None` if none is.
+    /// Returns why a mutex was lost, or `None` if none was. If several were lost, the first by name counts.
     pub fn loss_reason(&self) -> Option<LossReason> {
         self.iter().find_map(Guard::loss_reason)
     }
 
-    /// Runs a future for as long as all of them are held, and drops it when one is lost.
+    /// Runs a future while all mutexes are held, and drops it when one is lost.
     ///
-    /// No step of the work begins after the first of the leases has run out, as with [`Guard::while_held`].
+    /// The future is not polled after the first of the leases has expired, as with [`Guard::while_held`].
     ///
     /// # Errors
     ///
-    /// [`Lost`](crate::ErrorKind::Lost), with the name of the one that was lost.
+    /// [`Lost`](crate::ErrorKind::Lost), with the name of the lost mutex.
     ///
     /// # Cancel safety
     ///
-    /// Dropping it drops the work. The guards still hold.
+    /// Dropping the future drops `work`. The guards still hold their locks.
     pub async fn while_held<F: Future>(&self, work: F) -> Result<F::Output> {
-        let mut tokens: Vec<_> = self
-            .iter()
-            .map(|guard| {
-                let token = guard.lost_token();
-                Box::pin(async move { token.cancelled().await })
-            })
-            .collect();
-        let any_lost = poll_fn(|cx| {
-            let lost = tokens.iter_mut().any(|token| token.as_mut().poll(cx).is_ready());
-            if lost { Poll::Ready(()) } else { Poll::Pending }
-        });
+        let any_lost = first(self.iter().map(|guard| boxed(guard.lost())).collect());
         let first_lost = || self.iter().find(|guard| guard.state() == State::Lost);
         let output = run_while_held(|| first_lost().is_some(), any_lost, work).await;
         output.ok_or_else(|| {
             let lost = first_lost().map(Guard::lost_error);
-            // Only a guard that is lost ends the wait.
+            // Unreachable: only a lost guard ends the work early.
             lost.unwrap_or_else(|| Error::lost(LossReason::Expired))
         })
     }
 
-    /// Gives all of them back, and tells whether all were held until then.
+    /// Releases all mutexes, and returns whether all of them were still held.
     ///
     /// # Errors
     ///
-    /// The first of [`Guard::release`]'s errors; the others are given back all the same.
+    /// The first error of [`Guard::release`]. The other mutexes are still released.
     ///
     /// # Cancel safety
     ///
-    /// If dropped, the rest is given back in the background.
+    /// If the future is dropped, the remaining mutexes are released in the background.
     pub async fn release(self) -> Result<ReleaseOutcome> {
         self.release_each(|guard| boxed(guard.release())).await
     }
@@ -282,7 +284,7 @@ impl Guards {
         self,
         release: impl FnMut(Guard) -> BoxFuture<'static, Result<ReleaseOutcome>>,
     ) -> Result<ReleaseOutcome> {
-        // The last one first: whoever waits for the first then finds the rest free.
+        // In reverse order: a waiter for the first mutex then finds the others free.
         let releases = self.0.into_iter().rev().map(release);
         let mut outcome = Ok(ReleaseOutcome::Released);
         for release in join_all(releases.collect()).await {
@@ -294,12 +296,12 @@ impl Guards {
         outcome
     }
 
-    /// Releases all of them, and tells whether all were held until then. Does what [`release`](Self::release) does, in
-    /// [blocking code](crate::blocking).
+    /// Releases all mutexes, and returns whether all of them were still held. The [blocking](crate::blocking) form of
+    /// [`release`](Self::release).
     ///
     /// # Errors
     ///
-    /// As [`release`](Self::release).
+    /// Same as [`release`](Self::release).
     pub fn blocking_release(self) -> Result<ReleaseOutcome> {
         block_on(self.release_each(|guard| boxed(guard.release_in_time())))
     }

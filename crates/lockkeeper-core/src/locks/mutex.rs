@@ -1,4 +1,4 @@
-//! A lock for one at a time.
+//! Mutexes.
 
 use std::time::Duration;
 
@@ -8,23 +8,27 @@ use crate::locks::guard::Guard;
 use crate::locks::handle::LockHandle;
 use crate::options::option_setters;
 
-/// A lock that one holder at a time has, across every process that uses the store.
+/// An exclusive lock on a name, shared by all processes that use the same store. From
+/// [`Keeper::mutex`](crate::Keeper::mutex).
 ///
-/// # Which lock do I need?
+/// # Which lock to use
 ///
-/// Within one process, `tokio::sync::Mutex` is all you need. Take this one when several processes
-/// share what it protects. If most of them only read, take an [`RwLock`](crate::RwLock); if a few at a
-/// time are fine, a [`Semaphore`](crate::Semaphore).
+/// Within one process, `tokio::sync::Mutex` is enough. Use this type when several processes share a resource. If most of
+/// them only read it, use an [`RwLock`](crate::RwLock). If a limited number may use it at the same time, use a
+/// [`Semaphore`](crate::Semaphore).
 ///
 /// # What it guarantees
 ///
-/// Two guards are never held at the same time, as far as clocks run at normal speed; every guard is
-/// told of its loss before another could have the lock; every guard has a higher
-/// [fence](Guard::fence) than the one before. Where the store is
-/// [fair](crate::Capabilities::fair), who asked first gets it first.
+/// - At most one guard holds the lock, as long as clocks run at normal speed.
+/// - A guard reports its loss before the store can grant the lock to another client. [`Guard`] states the exceptions.
+/// - On a store with [fences](crate::Capabilities::fences), each guard has a higher [fence](Guard::fence) than all guards
+///   before it.
+/// - On a [fair](crate::Capabilities::fair) store, waiters acquire the lock in the order in which they started to wait.
 ///
-/// It is not re-entrant: two guards from clones of one `Mutex`, or from the same one, exclude each
-/// other like any two.
+/// # What it does not guarantee
+///
+/// The lock is not re-entrant. Two guards from one `Mutex`, or from its clones, exclude each other like any others.
+/// [`scope`](fn@crate::scope) provides re-entrancy.
 ///
 /// # Examples
 ///
@@ -56,80 +60,81 @@ impl Mutex {
 
     option_setters!(lock.options);
 
-    /// Waits for the lock, for at most `max_wait`.
+    /// Waits until the lock is acquired, for at most `max_wait`.
     ///
     /// # Errors
     ///
-    /// [`TimedOut`](crate::ErrorKind::TimedOut) if others held it for all of `max_wait`;
-    /// [`Unavailable`](crate::ErrorKind::Unavailable) if the store does not answer, or stops answering
-    /// for longer than the ttl while waiting; [`Undecided`](crate::ErrorKind::Undecided) if a
-    /// [`Quorum`](crate::Quorum) could not decide in time which client gets it; [`InvalidName`](crate::ErrorKind::InvalidName) and
-    /// [`InvalidOption`](crate::ErrorKind::InvalidOption) before anything is sent;
-    /// [`Closed`](crate::ErrorKind::Closed).
+    /// - [`TimedOut`](crate::ErrorKind::TimedOut) if other clients held the lock for all of `max_wait`.
+    /// - [`Unavailable`](crate::ErrorKind::Unavailable) if the store does not answer the first attempt, or fails for
+    ///   longer than the TTL during the wait.
+    /// - [`Undecided`](crate::ErrorKind::Undecided) if the votes of a [`Quorum`](crate::Quorum) stay split.
+    /// - [`InvalidName`](crate::ErrorKind::InvalidName) or [`InvalidOption`](crate::ErrorKind::InvalidOption), before any
+    ///   I/O.
+    /// - [`Closed`](crate::ErrorKind::Closed) if the keeper has been closed.
     ///
     /// # Cancel safety
     ///
-    /// If dropped, the place in the queue is given up, and what the store has granted or is about to
-    /// grant is given back: at once, in the background. The next call starts at the end of the queue.
+    /// If the future is dropped, the client leaves the queue in the background, and releases the lock if it was already
+    /// granted. The next call starts at the end of the queue.
     pub async fn lock(&self) -> Result<Guard> {
         self.lock.acquire(Mode::Exclusive).await
     }
 
-    /// Asks once; `None` if another holds the lock or waits for it.
+    /// Attempts to acquire the lock without waiting. Returns `None` if another client holds it or waits for it.
     ///
     /// # Errors
     ///
-    /// As [`lock`](Self::lock), without `TimedOut`.
+    /// Same as [`lock`](Self::lock), without `TimedOut`.
     ///
     /// # Cancel safety
     ///
-    /// If dropped, what the store grants is given back in the background.
+    /// If the future is dropped, the lock is released in the background if it was granted meanwhile.
     pub async fn try_lock(&self) -> Result<Option<Guard>> {
         self.try_lock_for(Duration::ZERO).await
     }
 
-    /// Waits for the lock for at most this long; `None` if others hold it all the while.
+    /// Waits until the lock is acquired, for at most `wait`. Returns `None` if other clients hold it for all that time.
     ///
-    /// Zero is one attempt, and [`Duration::MAX`] is for ever.
-    /// The queue is left before `None` is returned, as [`max_wait`](Self::max_wait) says.
+    /// Zero means one attempt, and [`Duration::MAX`] no limit. The client leaves the queue before `None` is returned, as
+    /// described at [`max_wait`](Self::max_wait).
     ///
     /// # Errors
     ///
-    /// As [`lock`](Self::lock), without `TimedOut`.
+    /// Same as [`lock`](Self::lock), without `TimedOut`.
     ///
     /// # Cancel safety
     ///
-    /// As [`lock`](Self::lock).
+    /// Same as [`lock`](Self::lock).
     pub async fn try_lock_for(&self, wait: Duration) -> Result<Option<Guard>> {
         self.lock.try_acquire(Mode::Exclusive, wait).await
     }
 
-    /// Blocks until the lock is held, for at most `max_wait`. Does what [`lock`](Self::lock) does, in
-    /// [blocking code](crate::blocking).
+    /// Blocks until the lock is acquired, for at most `max_wait`. The [blocking](crate::blocking) form of
+    /// [`lock`](Self::lock).
     ///
     /// # Errors
     ///
-    /// As [`lock`](Self::lock).
+    /// Same as [`lock`](Self::lock).
     pub fn blocking_lock(&self) -> Result<Guard> {
         self.lock.blocking_acquire(Mode::Exclusive)
     }
 
-    /// Asks once; `None` if another holds the lock or waits for it. Does what [`try_lock`](Self::try_lock) does, in
-    /// [blocking code](crate::blocking).
+    /// Attempts to acquire the lock without waiting for other clients. The [blocking](crate::blocking) form of
+    /// [`try_lock`](Self::try_lock).
     ///
     /// # Errors
     ///
-    /// As [`try_lock`](Self::try_lock).
+    /// Same as [`try_lock`](Self::try_lock).
     pub fn blocking_try_lock(&self) -> Result<Option<Guard>> {
         self.blocking_try_lock_for(Duration::ZERO)
     }
 
-    /// Blocks for at most this long; `None` if others hold the lock all the while. Does what [`try_lock_for`](Self::try_lock_for) does, in
-    /// [blocking code](crate::blocking).
+    /// Blocks until the lock is acquired, for at most `wait`. The [blocking](crate::blocking) form of
+    /// [`try_lock_for`](Self::try_lock_for).
     ///
     /// # Errors
     ///
-    /// As [`try_lock_for`](Self::try_lock_for).
+    /// Same as [`try_lock_for`](Self::try_lock_for).
     pub fn blocking_try_lock_for(&self, wait: Duration) -> Result<Option<Guard>> {
         self.lock.blocking_try_acquire(Mode::Exclusive, wait)
     }

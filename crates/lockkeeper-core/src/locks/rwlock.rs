@@ -1,4 +1,4 @@
-//! A lock for many readers or one writer.
+//! Readers-writer locks.
 
 use std::time::Duration;
 
@@ -8,21 +8,22 @@ use crate::locks::guard::Guard;
 use crate::locks::handle::LockHandle;
 use crate::options::option_setters;
 
-/// A lock that many readers or one writer have, across every process that uses the store.
+/// A readers-writer lock on a name, shared by all processes that use the same store. From
+/// [`Keeper::rw_lock`](crate::Keeper::rw_lock).
 ///
 /// # What it guarantees
 ///
-/// While a writer holds, nobody else does. On a [fair](crate::Capabilities::fair) store readers and
-/// writers wait in one queue: nobody overtakes a waiting writer, readers next to each other enter
-/// together, and neither starves the other. A `try_` that fails leaves no trace, so a failed
-/// [`try_write`](Self::try_write) does not hold up readers.
+/// Either one writer or any number of readers hold the lock. On a [fair](crate::Capabilities::fair) store, readers and
+/// writers wait in one queue: no client overtakes a waiting writer, adjacent readers acquire the lock together, and
+/// neither kind starves the other. A failed `try_` leaves no queue entry, so a failed [`try_write`](Self::try_write) does
+/// not delay readers.
 ///
-/// A write hold and a [`Mutex`](crate::Mutex) of the same name are the same thing.
+/// A write lock and a [`Mutex`](crate::Mutex) of the same name are the same lock.
 ///
-/// # What it does not
+/// # What it does not guarantee
 ///
-/// A reader that holds and asks to read again stands behind a writer that waits, which waits for the
-/// reader: a deadlock, as with `tokio::sync::RwLock`. There is no upgrade from read to write.
+/// A holder that waits for a second read lock deadlocks if a writer waits between the two, as with
+/// `tokio::sync::RwLock`. A read lock cannot be upgraded to a write lock.
 ///
 /// # Examples
 ///
@@ -53,143 +54,144 @@ impl RwLock {
 
     option_setters!(lock.options);
 
-    /// Waits until no writer holds or waits before us, for at most `max_wait`.
+    /// Waits until a read lock is acquired, for at most `max_wait`.
     ///
     /// # Errors
     ///
-    /// As [`Mutex::lock`](crate::Mutex::lock), and [`Unsupported`](crate::ErrorKind::Unsupported)
-    /// where the store has no shared locks.
+    /// Same as [`Mutex::lock`](crate::Mutex::lock), and [`Unsupported`](crate::ErrorKind::Unsupported) if the store has
+    /// no shared locks.
     ///
     /// # Cancel safety
     ///
-    /// As [`Mutex::lock`](crate::Mutex::lock): the place in the queue is given up.
+    /// Same as [`Mutex::lock`](crate::Mutex::lock).
     pub async fn read(&self) -> Result<Guard> {
         self.lock.acquire(Mode::Shared).await
     }
 
-    /// Asks once to read; `None` if a writer holds or waits.
+    /// Attempts to acquire a read lock without waiting. Returns `None` if a writer holds the lock or another client waits
+    /// for it.
     ///
     /// # Errors
     ///
-    /// As [`read`](Self::read), without `TimedOut`.
+    /// Same as [`read`](Self::read), without `TimedOut`.
     ///
     /// # Cancel safety
     ///
-    /// If dropped, what the store grants is given back in the background.
+    /// If the future is dropped, the lock is released in the background if it was granted meanwhile.
     pub async fn try_read(&self) -> Result<Option<Guard>> {
         self.try_read_for(Duration::ZERO).await
     }
 
-    /// Waits to read for at most this long; zero is one attempt. The queue is left before `None` is returned, as
-    /// [`max_wait`](Self::max_wait) says.
+    /// Waits until a read lock is acquired, for at most `wait`; zero means one attempt. Returns `None` after that time. The
+    /// client leaves the queue before, as described at [`max_wait`](Self::max_wait).
     ///
     /// # Errors
     ///
-    /// As [`read`](Self::read), without `TimedOut`.
+    /// Same as [`read`](Self::read), without `TimedOut`.
     ///
     /// # Cancel safety
     ///
-    /// As [`read`](Self::read).
+    /// Same as [`read`](Self::read).
     pub async fn try_read_for(&self, wait: Duration) -> Result<Option<Guard>> {
         self.lock.try_acquire(Mode::Shared, wait).await
     }
 
-    /// Waits until nobody holds, for at most `max_wait`.
+    /// Waits until the write lock is acquired, for at most `max_wait`.
     ///
     /// # Errors
     ///
-    /// As [`Mutex::lock`](crate::Mutex::lock).
+    /// Same as [`Mutex::lock`](crate::Mutex::lock).
     ///
     /// # Cancel safety
     ///
-    /// As [`Mutex::lock`](crate::Mutex::lock): the readers that waited behind enter.
+    /// Same as [`Mutex::lock`](crate::Mutex::lock). Readers that waited only because of this writer acquire the lock.
     pub async fn write(&self) -> Result<Guard> {
         self.lock.acquire(Mode::Exclusive).await
     }
 
-    /// Asks once to write; `None` if anyone holds or waits. Leaves no trace if it fails.
+    /// Attempts to acquire the write lock without waiting. Returns `None` if another client holds the lock or waits for it.
     ///
     /// # Errors
     ///
-    /// As [`write`](Self::write), without `TimedOut`.
+    /// Same as [`write`](Self::write), without `TimedOut`.
     ///
     /// # Cancel safety
     ///
-    /// If dropped, what the store grants is given back in the background.
+    /// If the future is dropped, the lock is released in the background if it was granted meanwhile.
     pub async fn try_write(&self) -> Result<Option<Guard>> {
         self.try_write_for(Duration::ZERO).await
     }
 
-    /// Waits to write for at most this long; zero is one attempt. The queue is left before `None` is returned, as
-    /// [`max_wait`](Self::max_wait) says.
+    /// Waits until the write lock is acquired, for at most `wait`; zero means one attempt. Returns `None` after that time.
+    /// The client leaves the queue before, as described at [`max_wait`](Self::max_wait).
     ///
     /// # Errors
     ///
-    /// As [`write`](Self::write), without `TimedOut`.
+    /// Same as [`write`](Self::write), without `TimedOut`.
     ///
     /// # Cancel safety
     ///
-    /// As [`write`](Self::write).
+    /// Same as [`write`](Self::write).
     pub async fn try_write_for(&self, wait: Duration) -> Result<Option<Guard>> {
         self.lock.try_acquire(Mode::Exclusive, wait).await
     }
 
-    /// Blocks until no writer holds or waits before it, for at most `max_wait`. Does what [`read`](Self::read) does, in
-    /// [blocking code](crate::blocking).
+    /// Blocks until a read lock is acquired, for at most `max_wait`. The [blocking](crate::blocking) form of
+    /// [`read`](Self::read).
     ///
     /// # Errors
     ///
-    /// As [`read`](Self::read).
+    /// Same as [`read`](Self::read).
     pub fn blocking_read(&self) -> Result<Guard> {
         self.lock.blocking_acquire(Mode::Shared)
     }
 
-    /// Asks once to read; `None` if that would have to wait. Does what [`try_read`](Self::try_read) does, in
-    /// [blocking code](crate::blocking).
+    /// Attempts to acquire a read lock without waiting for other clients. The [blocking](crate::blocking) form of
+    /// [`try_read`](Self::try_read).
     ///
     /// # Errors
     ///
-    /// As [`try_read`](Self::try_read).
+    /// Same as [`try_read`](Self::try_read).
     pub fn blocking_try_read(&self) -> Result<Option<Guard>> {
         self.blocking_try_read_for(Duration::ZERO)
     }
 
-    /// Blocks for at most this long to read; zero is one attempt. Does what [`try_read_for`](Self::try_read_for) does, in
-    /// [blocking code](crate::blocking).
+    /// Blocks until a read lock is acquired, for at most `wait`. The [blocking](crate::blocking) form of
+    /// [`try_read_for`](Self::try_read_for).
     ///
     /// # Errors
     ///
-    /// As [`try_read_for`](Self::try_read_for).
+    /// Same as [`try_read_for`](Self::try_read_for).
     pub fn blocking_try_read_for(&self, wait: Duration) -> Result<Option<Guard>> {
         self.lock.blocking_try_acquire(Mode::Shared, wait)
     }
 
-    /// Blocks until no other claim holds the lock, for at most `max_wait`. Does what [`write`](Self::write) does, in
-    /// [blocking code](crate::blocking).
+    /// Blocks until the write lock is acquired, for at most `max_wait`. The [blocking](crate::blocking) form of
+    /// [`write`](Self::write).
     ///
     /// # Errors
     ///
-    /// As [`write`](Self::write).
+    /// Same as [`write`](Self::write).
     pub fn blocking_write(&self) -> Result<Guard> {
         self.lock.blocking_acquire(Mode::Exclusive)
     }
 
-    /// Asks once to write; `None` if that would have to wait. Does what [`try_write`](Self::try_write) does, in
-    /// [blocking code](crate::blocking).
+    /// Attempts to acquire the write lock without waiting for other clients. The [blocking](crate::blocking) form of
+    /// [`try_write`](Self::try_write).
     ///
     /// # Errors
     ///
-    /// As [`try_write`](Self::try_write).
+    /// Same as [`try_write`](Self::try_write).
     pub fn blocking_try_write(&self) -> Result<Option<Guard>> {
         self.blocking_try_write_for(Duration::ZERO)
     }
 
-    /// Blocks for at most this long to write; zero is one attempt. Does what [`try_write_for`](Self::try_write_for) does, in
-    /// [blocking code](crate::blocking).
+    /// Blocks until the write lock is acquired, for at most `wait`. The [blocking](crate::blocking) form of
+    /// [`try_write_for`](Self::try_write_for).
     ///
     /// # Errors
     ///
-    /// As [`try_write_for`](Self::try_write_for).
+    /// Same as [`try_write_for`](Self::try_write_for).
     pub fn blocking_try_write_for(&self, wait: Duration) -> Result<Option<Guard>> {
         self.lock.blocking_try_acquire(Mode::Exclusive, wait)
     }

@@ -1,23 +1,28 @@
-//! A lock for a few at a time.
+//! Semaphores.
 
 use std::time::Duration;
 
 use crate::blocking_runtime::block_on;
-use crate::contract::{Kind, Mode};
+use crate::contract::Mode;
 use crate::error::{Error, Result};
 use crate::locks::guard::Guard;
 use crate::locks::handle::LockHandle;
+use crate::locks::inspect::Inspect;
 use crate::options::{invalid, option_setters};
 
-/// A lock that a number of holders have at a time, across every process that uses the store.
+/// A counting semaphore on a name, shared by all processes that use the same store. From
+/// [`Keeper::semaphore`](crate::Keeper::semaphore). It is independent of a mutex of the same name.
 ///
-/// # If clients disagree about the number
+/// # If clients disagree about the number of permits
 ///
-/// Each acquire says how many permits it believes there are. On a store that counts permits itself, a
-/// claim enters only if all permits in use, with its own, stay within the *smallest* number that it
-/// and the current holders believe in: no holder ever sees more in use than it was promised. On a
-/// store where a semaphore is made of [slots](crate::Slots), all in use stay within the *largest*
-/// number. So lower the number everywhere before you rely on it, and raise it in any order.
+/// Each acquire sends the number of permits that its client is configured with.
+///
+/// - A store that counts permits itself (Redis, memory) grants an acquire only if all permits in use, including its own,
+///   stay within the *smallest* number that it and the current holders sent.
+/// - On a store whose semaphores are made of [slots](crate::Slots) (PostgreSQL, files), all permits in use stay within
+///   the *largest* number.
+///
+/// To lower the limit, deploy the lower number to all clients before you rely on it. It can be raised in any order.
 ///
 /// # Examples
 ///
@@ -49,88 +54,89 @@ impl Semaphore {
 
     option_setters!(lock.options);
 
-    /// Waits for one permit, for at most `max_wait`.
+    /// Waits until one permit is acquired, for at most `max_wait`.
     ///
     /// # Errors
     ///
-    /// As [`Mutex::lock`](crate::Mutex::lock), and [`Unsupported`](crate::ErrorKind::Unsupported)
-    /// where the store has no semaphores.
+    /// Same as [`Mutex::lock`](crate::Mutex::lock), and [`Unsupported`](crate::ErrorKind::Unsupported) if the store has
+    /// no semaphores.
     ///
     /// # Cancel safety
     ///
-    /// As [`Mutex::lock`](crate::Mutex::lock): the place in the queue is given up.
+    /// Same as [`Mutex::lock`](crate::Mutex::lock).
     pub async fn acquire(&self) -> Result<Guard> {
         self.acquire_many(1).await
     }
 
-    /// Waits for several permits at once, for at most `max_wait`. One guard holds them all.
+    /// Waits until several permits are acquired, for at most `max_wait`. One guard holds them all.
     ///
-    /// Those who wait behind wait for it too, even if there are permits enough for them: else a big
-    /// claim would never get its turn.
+    /// Waiters behind this one wait too, even if enough permits for them are free. Otherwise an acquire of many permits
+    /// would starve.
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Self::acquire), and [`InvalidOption`](crate::ErrorKind::InvalidOption) at once
-    /// for none, or for more than there are.
+    /// Same as [`acquire`](Self::acquire), and [`InvalidOption`](crate::ErrorKind::InvalidOption), before any I/O, for zero
+    /// permits or more than the semaphore has.
     ///
     /// # Cancel safety
     ///
-    /// As [`acquire`](Self::acquire).
+    /// Same as [`acquire`](Self::acquire).
     pub async fn acquire_many(&self, permits: u32) -> Result<Guard> {
         self.lock.acquire(self.mode(permits)?).await
     }
 
-    /// Asks once for a permit; `None` if there is none, or others wait.
+    /// Attempts to acquire one permit without waiting. Returns `None` if none is free or another client waits.
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Self::acquire), without `TimedOut`.
+    /// Same as [`acquire`](Self::acquire), without `TimedOut`.
     ///
     /// # Cancel safety
     ///
-    /// If dropped, what the store grants is given back in the background.
+    /// If the future is dropped, permits that were granted meanwhile are released in the background.
     pub async fn try_acquire(&self) -> Result<Option<Guard>> {
         self.try_acquire_many(1).await
     }
 
-    /// Asks once for several permits; `None` if there are not enough, or others wait.
+    /// Attempts to acquire several permits without waiting. Returns `None` if too few are free or another client waits.
     ///
     /// # Errors
     ///
-    /// As [`acquire_many`](Self::acquire_many), without `TimedOut`; and [`Undecided`](crate::ErrorKind::Undecided) on a
-    /// store whose semaphores are made of [`Slots`](crate::Slots), if another process died while it tried for several.
+    /// Same as [`acquire_many`](Self::acquire_many), without `TimedOut`. [`Undecided`](crate::ErrorKind::Undecided) on a
+    /// store whose semaphores are made of [`Slots`](crate::Slots), if another process died during an attempt for several
+    /// permits.
     ///
     /// # Cancel safety
     ///
-    /// If dropped, what the store grants is given back in the background.
+    /// If the future is dropped, permits that were granted meanwhile are released in the background.
     pub async fn try_acquire_many(&self, permits: u32) -> Result<Option<Guard>> {
         self.try_acquire_many_for(permits, Duration::ZERO).await
     }
 
-    /// Waits for a permit for at most this long; zero is one attempt. The queue is left before `None` is returned, as
-    /// [`max_wait`](Self::max_wait) says.
+    /// Waits until one permit is acquired, for at most `wait`; zero means one attempt. Returns `None` after that time. The
+    /// client leaves the queue before, as described at [`max_wait`](Self::max_wait).
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Self::acquire), without `TimedOut`.
+    /// Same as [`acquire`](Self::acquire), without `TimedOut`.
     ///
     /// # Cancel safety
     ///
-    /// As [`acquire`](Self::acquire).
+    /// Same as [`acquire`](Self::acquire).
     pub async fn try_acquire_for(&self, wait: Duration) -> Result<Option<Guard>> {
         self.try_acquire_many_for(1, wait).await
     }
 
-    /// Waits for several permits for at most this long; zero is one attempt. The queue is left before `None` is
-    /// returned, as [`max_wait`](Self::max_wait) says.
+    /// Waits until several permits are acquired, for at most `wait`; zero means one attempt. Returns `None` after that time.
+    /// The client leaves the queue before, as described at [`max_wait`](Self::max_wait).
     ///
     /// # Errors
     ///
-    /// As [`acquire_many`](Self::acquire_many), without `TimedOut`.
+    /// Same as [`acquire_many`](Self::acquire_many), without `TimedOut`.
     ///
     /// # Cancel safety
     ///
-    /// As [`acquire`](Self::acquire).
+    /// Same as [`acquire`](Self::acquire).
     pub async fn try_acquire_many_for(
         &self,
         permits: u32,
@@ -139,89 +145,84 @@ impl Semaphore {
         self.lock.try_acquire(self.mode(permits)?, wait).await
     }
 
-    /// How many permits are not in use, as the store sees it at this moment. Others may take them
-    /// before you do: for showing, not for deciding.
+    /// Returns how many permits are free in the store. For display only: other clients may acquire them before this one
+    /// does.
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](crate::ErrorKind::Unsupported) if the store cannot be looked into.
+    /// [`Unsupported`](crate::ErrorKind::Unsupported) if the store does not support inspection;
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) if it does not answer.
     ///
     /// # Cancel safety
     ///
-    /// Dropping it changes nothing.
+    /// Dropping the future has no effect on the store.
     pub async fn available(&self) -> Result<u32> {
         let name = self.lock.name.as_ref().map_err(Error::clone)?;
-        let inspector = self.lock.context.backend.inspector();
-        let at = |error: Error| error.at(self.lock.context.backend.name(), "available", name);
-        let inspector = inspector.ok_or_else(|| at(Error::unsupported("way to be looked into")))?;
-        let shown = inspector.show(name).await.map_err(at)?;
-        let semaphore = shown.iter().filter(|info| info.kind == Kind::Semaphore);
-        let used =
-            semaphore.flat_map(|info| &info.holders).fold(0_u32, |used, holder| {
-                match holder.mode {
-                    Mode::Permits { take, .. } => used.saturating_add(take),
-                    Mode::Exclusive | Mode::Shared => used,
-                }
-            });
+        let shown = Inspect::new(self.lock.context.clone())?.show_name(name).await?;
+        let holders = shown.iter().flat_map(|info| &info.holders);
+        let used = holders.fold(0_u32, |used, holder| match holder.mode {
+            Mode::Permits { take, .. } => used.saturating_add(take),
+            Mode::Exclusive | Mode::Shared => used,
+        });
         Ok(self.permits.saturating_sub(used))
     }
 
-    /// Blocks until there is a permit, for at most `max_wait`. Does what [`acquire`](Self::acquire) does, in
-    /// [blocking code](crate::blocking).
+    /// Blocks until one permit is acquired, for at most `max_wait`. The [blocking](crate::blocking) form of
+    /// [`acquire`](Self::acquire).
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Self::acquire).
+    /// Same as [`acquire`](Self::acquire).
     pub fn blocking_acquire(&self) -> Result<Guard> {
         self.blocking_acquire_many(1)
     }
 
-    /// Blocks until there are so many permits at once, for at most `max_wait`. Does what [`acquire_many`](Self::acquire_many) does, in
-    /// [blocking code](crate::blocking).
+    /// Blocks until several permits are acquired, for at most `max_wait`. The [blocking](crate::blocking) form of
+    /// [`acquire_many`](Self::acquire_many).
     ///
     /// # Errors
     ///
-    /// As [`acquire_many`](Self::acquire_many).
+    /// Same as [`acquire_many`](Self::acquire_many).
     pub fn blocking_acquire_many(&self, permits: u32) -> Result<Guard> {
         self.lock.blocking_acquire(self.mode(permits)?)
     }
 
-    /// Asks once for a permit; `None` if there is none, or others wait. Does what [`try_acquire`](Self::try_acquire) does, in
-    /// [blocking code](crate::blocking).
+    /// Attempts to acquire one permit without waiting for other clients. The [blocking](crate::blocking) form of
+    /// [`try_acquire`](Self::try_acquire).
     ///
     /// # Errors
     ///
-    /// As [`try_acquire`](Self::try_acquire).
+    /// Same as [`try_acquire`](Self::try_acquire).
     pub fn blocking_try_acquire(&self) -> Result<Option<Guard>> {
         self.blocking_try_acquire_many(1)
     }
 
-    /// Asks once for several permits; `None` if there are not enough, or others wait. Does what [`try_acquire_many`](Self::try_acquire_many) does, in
-    /// [blocking code](crate::blocking).
+    /// Attempts to acquire several permits without waiting for other clients. The [blocking](crate::blocking) form of
+    /// [`try_acquire_many`](Self::try_acquire_many).
     ///
     /// # Errors
     ///
-    /// As [`try_acquire_many`](Self::try_acquire_many).
+    /// Same as [`try_acquire_many`](Self::try_acquire_many).
     pub fn blocking_try_acquire_many(&self, permits: u32) -> Result<Option<Guard>> {
         self.blocking_try_acquire_many_for(permits, Duration::ZERO)
     }
 
-    /// Blocks for at most this long for a permit; zero is one attempt. Does what [`try_acquire_for`](Self::try_acquire_for) does, in
-    /// [blocking code](crate::blocking).
+    /// Blocks until one permit is acquired, for at most `wait`. The [blocking](crate::blocking) form of
+    /// [`try_acquire_for`](Self::try_acquire_for).
     ///
     /// # Errors
     ///
-    /// As [`try_acquire_for`](Self::try_acquire_for).
+    /// Same as [`try_acquire_for`](Self::try_acquire_for).
     pub fn blocking_try_acquire_for(&self, wait: Duration) -> Result<Option<Guard>> {
         self.blocking_try_acquire_many_for(1, wait)
     }
 
-    /// Blocks for at most this long for several permits; zero is one attempt. Does what [`try_acquire_many_for`](Self::try_acquire_many_for) does, in
-    /// [blocking code](crate::blocking).
+    /// Blocks until several permits are acquired, for at most `wait`. The [blocking](crate::blocking) form of
+    /// [`try_acquire_many_for`](Self::try_acquire_many_for).
     ///
     /// # Errors
     ///
-    /// As [`try_acquire_many_for`](Self::try_acquire_many_for).
+    /// Same as [`try_acquire_many_for`](Self::try_acquire_many_for).
     pub fn blocking_try_acquire_many_for(
         &self,
         permits: u32,
@@ -230,22 +231,22 @@ impl Semaphore {
         self.lock.blocking_try_acquire(self.mode(permits)?, wait)
     }
 
-    /// Returns how many permits are not in use at this moment. Does what [`available`](Self::available) does, in
-    /// [blocking code](crate::blocking).
+    /// Returns how many permits are free in the store. The [blocking](crate::blocking) form of
+    /// [`available`](Self::available).
     ///
     /// # Errors
     ///
-    /// As [`available`](Self::available).
+    /// Same as [`available`](Self::available).
     pub fn blocking_available(&self) -> Result<u32> {
         block_on(self.available())
     }
 
     fn mode(&self, take: u32) -> Result<Mode> {
         if take == 0 {
-            return Err(self.lock.error(invalid("at least one permit must be asked for")));
+            return Err(self.lock.error(invalid("cannot acquire 0 permits: acquire at least 1")));
         }
         if take > self.permits {
-            let message = format!("{take} permits asked for, of {} in all", self.permits);
+            let message = format!("cannot acquire {take} of {} permits", self.permits);
             return Err(self.lock.error(invalid(message)));
         }
         Ok(Mode::Permits { take, of: self.permits })

@@ -1,57 +1,56 @@
-//! Elections: one leader at a time, with terms that only grow.
+//! Elections: one leader at a time, with increasing terms.
 
-use std::fmt;
+mod leadership;
+mod observe;
+
 use std::future::Future;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-use tokio_util::sync::CancellationToken;
+use std::time::Duration;
 
 use crate::backoff::Backoff;
 use crate::blocking_runtime::block_on;
-use crate::contract::{Fences, Kind, Mode, Participant};
+use crate::contract::{Fences, Mode};
 use crate::engine::context::KeeperContext;
-use crate::engine::hold::ReleaseOutcome;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fence::Fence;
-use crate::locks::guard::Guard;
 use crate::locks::handle::LockHandle;
 use crate::locks::inspect::Inspect;
 use crate::locks::keeper::Keeper;
-use crate::loss::LossReason;
-use crate::name::Label;
 use crate::options::option_setters;
-use crate::owner::Owner;
 
-/// What stands before an election's name in the store.
-pub(crate) const PREFIX: &str = "election/";
+pub use self::leadership::Leadership;
+pub use self::observe::{Leader, Observe};
 
-/// The first pause, and the longest, before a campaign that failed is begun anew.
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const MAX_PAUSE: Duration = Duration::from_secs(5);
+/// The prefix of an election's lock name.
+const PREFIX: &str = "election/";
 
-/// An election: of all who campaign, one leads at a time. From [`Keeper::election`].
+/// The bounds of the backoff between failed campaigns.
+const MIN_BACKOFF: Duration = Duration::from_millis(100);
+const MAX_BACKOFF: Duration = Duration::from_secs(5);
+
+/// An election: one of the candidates leads at a time. From [`Keeper::election`].
 ///
 /// # What it guarantees
 ///
-/// What a [`Mutex`](crate::Mutex) does, since it is one: a leader knows that it leads no more *before* another can be
-/// elected, and each leader has a higher [term](Leadership::term) than the one before. Where the store is
-/// [fair](crate::Capabilities::fair), who campaigned first is next. The exceptions are those of a
-/// [`Guard`](crate::Guard#what-it-does-not): a leader that is deposed by [`break_lock`](crate::Inspect::break_lock), or whose session the
-/// server ends, is told some milliseconds after the store has freed the lock.
+/// An election is a [`Mutex`](crate::Mutex) and has the same guarantees. A leader learns of its loss *before* another
+/// candidate can be elected, and each leader has a higher [term](Leadership::term) than all before it. On a
+/// [fair](crate::Capabilities::fair) store, candidates are elected in the order in which they started to campaign. The
+/// exceptions are those of a [`Guard`](crate::Guard#what-it-does-not-guarantee): a leader that is deposed by
+/// [`break_lock`](crate::Inspect::break_lock), or whose session the server terminates, learns of it some milliseconds after
+/// the store has freed the lock.
 ///
-/// # What it does not
+/// # What it does not guarantee
 ///
-/// A process may be paused between a look and the next line, for longer than its lease, and then act as
-/// a leader that it no longer is. Where that does harm, send the term along with whatever the leader does,
-/// and let the other side refuse a lower one than it has seen.
+/// A process may be paused between a check and its next action for longer than its lease, and then act as a leader that
+/// it no longer is. If that can do harm, send the term with each action of the leader, and let the receiver reject a lower
+/// term than it has seen.
 ///
 /// # Names
 ///
-/// In the store the election `service` is the lock `election/service`. So an election and a mutex of
-/// the same name do not meet, `lockkeeper ls election/` lists all leaders (not on
-/// PostgreSQL, which keeps hashes of names: `lockkeeper show election/NAME` works there), and `lockkeeper break
-/// election/service` deposes one. The prefix counts against the 1 KiB of a name.
+/// The election `service` is the lock `election/service` in the store. So an election and a mutex of the same name do not
+/// conflict, `lockkeeper ls election/` lists all leaders, and `lockkeeper break election/service` deposes one. On
+/// PostgreSQL, which keeps hashes of names, use `lockkeeper show election/NAME` instead of `ls`. The prefix counts towards
+/// the limit of 1 KiB for a name.
 ///
 /// # Examples
 ///
@@ -75,46 +74,43 @@ const MAX_PAUSE: Duration = Duration::from_secs(5);
 /// ```
 #[derive(Debug, Clone)]
 pub struct Election {
-    keeper: Keeper,
     lock: LockHandle,
 }
 
 impl Keeper {
-    /// Returns an election, in which one of all candidates leads at a time.
+    /// Returns an election, in which one of the candidates leads at a time.
     pub fn election(&self, name: impl AsRef<str>) -> Election {
-        Election::new(self.clone(), self.lock(lock_name(name.as_ref())))
+        let name = name.as_ref();
+        // An empty name stays empty, and is rejected like that of any lock.
+        let lock = if name.is_empty() { String::new() } else { format!("{PREFIX}{name}") };
+        Election { lock: self.lock(lock) }
     }
 }
 
 impl Election {
-    fn new(keeper: Keeper, lock: LockHandle) -> Self {
-        Self { keeper, lock }
-    }
-
     option_setters!(lock.options);
 
-    /// Waits until elected, for at most `max_wait`.
+    /// Waits until this candidate is elected, for at most `max_wait`.
     ///
     /// # Errors
     ///
-    /// Those of [`Mutex::lock`](crate::Mutex::lock), among them [`TimedOut`](ErrorKind::TimedOut) past `max_wait` and
-    /// [`Unavailable`](ErrorKind::Unavailable) if the store does not answer: it is not asked again.
-    /// [`Unsupported`](ErrorKind::Unsupported) if the store has no fences, or was told to make none: there
-    /// would be no terms.
+    /// Same as [`Mutex::lock`](crate::Mutex::lock). [`Unavailable`](ErrorKind::Unavailable) is not retried here.
+    /// [`Unsupported`](ErrorKind::Unsupported) if the store has no fences, or they are disabled: terms are fences.
     ///
     /// # Cancel safety
     ///
-    /// If dropped, the place in the queue is given up, and so is a leadership that was just granted.
+    /// If the future is dropped, the candidate leaves the queue, and a leadership that is granted or in flight is released
+    /// in the background.
     pub async fn campaign(&self) -> Result<Leadership> {
         self.campaign_on(self.lock.context.live()).await
     }
 
-    /// Blocks until elected, for at most `max_wait`. Does what [`campaign`](Self::campaign) does, in
-    /// [blocking code](crate::blocking).
+    /// Blocks until this candidate is elected, for at most `max_wait`. The [blocking](crate::blocking) form of
+    /// [`campaign`](Self::campaign).
     ///
     /// # Errors
     ///
-    /// As [`campaign`](Self::campaign).
+    /// Same as [`campaign`](Self::campaign).
     ///
     /// # Examples
     ///
@@ -138,8 +134,9 @@ impl Election {
     }
 
     async fn campaign_on(&self, context: &Arc<KeeperContext>) -> Result<Leadership> {
-        let no_terms = || self.lock.error(Error::unsupported("fences, and so no terms"));
-        // Asked before anything is taken.
+        let no_terms =
+            || self.lock.error(Error::unsupported("fences, which elections need for their terms"));
+        // Checked before any I/O.
         if context.capabilities.fences == Fences::None {
             return Err(no_terms());
         }
@@ -149,31 +146,29 @@ impl Election {
         Ok(Leadership { guard, term })
     }
 
-    /// Campaigns, runs the work that `work` makes while this process leads, and campaigns again when the
-    /// leadership is lost; with the output of the first work that ends by itself, it resigns and returns.
+    /// Campaigns, runs a future from `work` while this process leads, and campaigns again if the leadership is lost. When
+    /// a future completes, resigns and returns its output.
     ///
-    /// - **The work stops first.** It is dropped when the leadership is lost, before another can be
-    ///   elected; when it ended by itself, before resigning; and when this future is dropped, before the
-    ///   leadership is given up. Only code that awaits can be stopped: a long computation runs on to
-    ///   its next await.
-    /// - **It outlives an outage.** While the store does not answer it asks again, with growing
-    ///   pauses of up to five seconds, and says so by `tracing`. A leader whose store is down leads until its
-    ///   lease ends, not longer.
-    /// - Work that ends just as the leadership is lost counts as stopped: its output is dropped, and
-    ///   the next term does it again.
+    /// - **The work stops first.** The future is dropped before another candidate can be elected if the leadership is lost,
+    ///   and before the leadership is released if this future is dropped. Only code that awaits can be stopped: a long
+    ///   computation continues to its next await.
+    /// - **It survives outages.** While the store does not answer, the campaign is retried, with a backoff of up to five
+    ///   seconds, and logs a warning with `tracing`. A leader whose store is down leads until its lease expires.
+    /// - Output of work that completes at the same time as the leadership is lost is dropped. The next term repeats the
+    ///   work.
     ///
     /// # Errors
     ///
-    /// Those of [`campaign`](Self::campaign) that trying again does not mend: a bad name or option,
-    /// a store without fences, a keeper that was closed.
+    /// The errors of [`campaign`](Self::campaign) that a retry cannot fix: an invalid name or option, a store without
+    /// fences, a closed keeper.
     ///
     /// # Panics
     ///
-    /// If the work does. The leadership is given up, in the background.
+    /// If the work panics. The leadership is released in the background.
     ///
     /// # Cancel safety
     ///
-    /// Dropping it drops the work first, then gives up the leadership in the background;
+    /// Dropping the future drops the work first, and then releases the leadership in the background.
     /// [`Keeper::close`] waits for that.
     ///
     /// # Examples
@@ -187,7 +182,7 @@ impl Election {
     /// let keeper = Keeper::new(Memory::new());
     /// let work = |term| async move {
     ///     println!("leading in term {term}");
-    ///     // … until there is nothing left to do
+    ///     // … until the work is complete
     /// };
     /// keeper.election("service").run_while_leader(work).await?;
     /// # Ok(())
@@ -195,42 +190,43 @@ impl Election {
     /// ```
     pub async fn run_while_leader<F: Future>(
         &self,
-        // Not `AsyncFnMut`: what it makes cannot be spawned, as of Rust 1.95 (its futures borrow).
+        // Not `AsyncFnMut`: generic code cannot require its futures to be `Send` (rust-lang/rust#109417), so it could not
+        // spawn this.
         mut work: impl FnMut(Fence) -> F,
     ) -> Result<F::Output> {
         loop {
             let leadership = self.campaign_until_elected(self.lock.context.live()).await?;
             let term = leadership.term();
-            // The work is a temporary of this statement: however it ends, it is gone before the
-            // leadership is. It is created inside, so that none of it runs after the deadline.
+            // The work is a temporary of this statement, so it is always dropped before the leadership. The call of
+            // `work` is inside of the future, so that it does not run after the deadline.
             match leadership.while_leader(async { work(term).await }).await {
                 Ok(output) => {
-                    leadership.resign_after_work().await;
+                    leadership.guard.release_after_work().await;
                     return Ok(output);
                 }
                 Err(error) => {
-                    tracing::warn!(%error, %term, "leadership lost: the work is stopped");
+                    tracing::warn!(%error, %term, "leadership lost: stopped the work, campaigning again");
                 }
             }
         }
     }
 
     /// Campaigns, runs `work` on this thread while this process leads, and campaigns again if the leadership was lost
-    /// before the work was done. With the output of the first work during which it was not, resigns and returns.
+    /// meanwhile. Otherwise resigns and returns the output.
     ///
-    /// For [blocking code](crate::blocking). Like [`run_while_leader`](Self::run_while_leader) it outlives an outage of the
-    /// store. Unlike there, **the work cannot be stopped**: when the leadership is lost, the work runs on until it
-    /// returns, while another process may lead. It has the [`Leadership`] to ask, at each step:
-    /// [`is_leader`](Leadership::is_leader). Where a step too many does harm, send the [term](Leadership::term) along and let
-    /// the other side refuse a lower one.
+    /// For [blocking code](crate::blocking). It survives outages of the store, like
+    /// [`run_while_leader`](Self::run_while_leader). Unlike there, **the work cannot be stopped**: if the leadership is
+    /// lost, the work continues until it returns, while another process may lead. Let the work check
+    /// [`is_leader`](Leadership::is_leader) at each step. If one step too many can do harm, send the
+    /// [term](Leadership::term) with it and let the receiver reject a lower one.
     ///
     /// # Errors
     ///
-    /// As [`run_while_leader`](Self::run_while_leader).
+    /// Same as [`run_while_leader`](Self::run_while_leader).
     ///
     /// # Panics
     ///
-    /// If the work does. The leadership is given up, in the background.
+    /// If the work panics. The leadership is released in the background.
     ///
     /// # Examples
     ///
@@ -260,17 +256,17 @@ impl Election {
             let leadership = block_on(self.campaign_until_elected(context))?;
             let output = work(&leadership);
             if leadership.is_leader() {
-                block_on(leadership.resign_after_work());
+                block_on(leadership.guard.release_after_work());
                 return Ok(output);
             }
             let (term, error) = (leadership.term(), leadership.guard.lost_error());
-            tracing::warn!(%error, %term, "leadership lost during the work: campaigning again");
+            tracing::warn!(%error, %term, "leadership lost during the work, campaigning again");
         }
     }
 
-    /// Campaigns, however often the store fails to answer.
+    /// Campaigns until elected, and retries while the store does not answer.
     async fn campaign_until_elected(&self, context: &Arc<KeeperContext>) -> Result<Leadership> {
-        let mut backoff = Backoff::new(FIRST_PAUSE, MAX_PAUSE);
+        let mut backoff = Backoff::new(MIN_BACKOFF, MAX_BACKOFF);
         let mut failures = 0_u32;
         loop {
             match self.campaign_on(context).await {
@@ -280,7 +276,7 @@ impl Election {
                     }
                     return Ok(leadership);
                 }
-                // Nobody is to be alarmed by an election that goes on.
+                // Not a warning: another candidate leads.
                 Err(error) if error.kind() == ErrorKind::TimedOut => {
                     tracing::debug!(%error, "not elected, campaigning again");
                 }
@@ -290,42 +286,40 @@ impl Election {
                 }
                 Err(error) => return Err(error),
             }
-            // Also after a time-out: with a max_wait of zero this would go round and round.
+            // Also after a timeout: a `max_wait` of zero would make this a busy loop.
             tokio::time::sleep(backoff.next()).await;
         }
     }
 
-    /// Looks who leads; `None` if nobody does.
+    /// Returns the leader, or `None` if the election has none.
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](ErrorKind::Unsupported) if the store cannot be looked into,
+    /// [`Unsupported`](ErrorKind::Unsupported) if the store does not support inspection,
     /// [`Unavailable`](ErrorKind::Unavailable) if it does not answer.
     pub async fn leader(&self) -> Result<Option<Leader>> {
-        self.look(&self.keeper.inspect()?).await
+        Leader::read(&self.inspect()?, &self.lock.name).await
     }
 
-    /// Returns who leads; `None` if no process does. Does what [`leader`](Self::leader) does, in
-    /// [blocking code](crate::blocking).
+    /// Returns the leader, or `None` if the election has none. The [blocking](crate::blocking) form of
+    /// [`leader`](Self::leader).
     ///
     /// # Errors
     ///
-    /// As [`leader`](Self::leader).
+    /// Same as [`leader`](Self::leader).
     pub fn blocking_leader(&self) -> Result<Option<Leader>> {
         block_on(self.leader())
     }
 
-    async fn look(&self, inspect: &Inspect) -> Result<Option<Leader>> {
-        let shown = inspect.show_name(self.lock.name.as_ref().map_err(Error::clone)?).await?;
-        let locks = shown.into_iter().filter(|info| info.kind == Kind::Lock);
-        Ok(locks.flat_map(|info| info.holders).next().map(Leader::new))
+    fn inspect(&self) -> Result<Inspect> {
+        Inspect::new(self.lock.context.clone())
     }
 
-    /// Watches who leads: [`next`](Observe::next) tells it at once, and then at each change.
+    /// Watches the leader: [`next`](Observe::next) returns the current one, and then each change.
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](ErrorKind::Unsupported) if the store cannot be looked into.
+    /// [`Unsupported`](ErrorKind::Unsupported) if the store does not support inspection.
     ///
     /// # Examples
     ///
@@ -346,212 +340,17 @@ impl Election {
     /// # }
     /// ```
     pub fn observe(&self) -> Result<Observe> {
-        Ok(Observe {
-            election: self.clone(),
-            inspect: self.keeper.inspect()?,
-            begun: false,
-            told: None,
-        })
+        let (inspect, name) = (self.inspect()?, self.lock.name.clone());
+        Ok(Observe { inspect, name, begun: false, last: None })
     }
 
-    /// The name that the election was given.
+    /// Returns the name of the election.
     pub fn name(&self) -> &str {
-        self.lock.name.as_deref().map_or("", short)
+        self.lock.name.as_deref().map_or("", election_name)
     }
 }
 
-/// The election's own part of a lock's name.
-fn short(name: &str) -> &str {
-    name.strip_prefix(PREFIX).unwrap_or(name)
-}
-
-/// The name of the lock that an election is.
-fn lock_name(name: &str) -> Arc<str> {
-    // An empty name stays one, and is refused like any other.
-    if name.is_empty() { "".into() } else { format!("{PREFIX}{name}").into() }
-}
-
-/// Being the leader, until it [resigns](Self::resign), is dropped or [loses](Self::lost) it.
-///
-/// A [`Guard`] in other words: renewed in the background, given up when dropped.
-#[must_use = "dropping it gives up the leadership at once"]
-pub struct Leadership {
-    guard: Guard,
-    term: Fence,
-}
-
-impl Leadership {
-    /// The term: the lock's [fence](Guard::fence), higher than that of any leader before.
-    pub fn term(&self) -> Fence {
-        self.term
-    }
-
-    /// The name of the election.
-    pub fn name(&self) -> &str {
-        short(self.guard.name())
-    }
-
-    /// The id that the store knows this leader by.
-    pub fn owner(&self) -> Owner {
-        self.guard.owner()
-    }
-
-    /// Whether this process leads, as far as it knows: a local belief, without a question to the store.
-    pub fn is_leader(&self) -> bool {
-        self.guard.is_held()
-    }
-
-    /// Why the leadership was lost; `None` while it is held. As [`Guard::loss_reason`](crate::Guard::loss_reason).
-    pub fn loss_reason(&self) -> Option<LossReason> {
-        self.guard.loss_reason()
-    }
-
-    /// When the leadership will be lost if no renewal succeeds before; `None` if the store needs none.
-    pub fn expires_at(&self) -> Option<Instant> {
-        self.guard.expires_at()
-    }
-
-    /// Ready when the leadership is lost, before another can be elected (with the [exceptions](Election#what-it-guarantees)
-    /// of every lock); never if it is not.
-    ///
-    /// The future does not borrow the leadership. Resigning is not losing: after that it stays pending.
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping it changes nothing.
-    pub fn lost(&self) -> impl Future<Output = ()> + Send + 'static + use<> {
-        self.guard.lost()
-    }
-
-    /// A token that is cancelled when the leadership is lost.
-    pub fn lost_token(&self) -> CancellationToken {
-        self.guard.lost_token()
-    }
-
-    /// Runs a future for as long as this process leads, and drops it when the leadership is lost. As
-    /// [`Guard::while_held`].
-    ///
-    /// # Errors
-    ///
-    /// [`Lost`](ErrorKind::Lost) if it was lost before the work was done.
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping it drops the work, and this process still leads.
-    pub async fn while_leader<F: Future>(&self, work: F) -> Result<F::Output> {
-        self.guard.while_held(work).await
-    }
-
-    /// Gives up the leadership, and tells whether it was still held. End the leader's work before.
-    ///
-    /// # Errors
-    ///
-    /// [`Unavailable`](ErrorKind::Unavailable) if the store did not confirm it. It is asked again in
-    /// the background.
-    ///
-    /// # Cancel safety
-    ///
-    /// Once polled, the leadership is given up even if this is dropped.
-    pub async fn resign(self) -> Result<ReleaseOutcome> {
-        self.guard.release().await
-    }
-
-    /// Gives up the leadership, and tells whether it was still held. Does what [`resign`](Self::resign) does, in
-    /// [blocking code](crate::blocking).
-    ///
-    /// # Errors
-    ///
-    /// As [`resign`](Self::resign).
-    pub fn blocking_resign(self) -> Result<ReleaseOutcome> {
-        self.guard.blocking_release()
-    }
-
-    /// Resigns when the work is done: a failure to confirm it is logged, and is not the work's.
-    async fn resign_after_work(self) {
-        if let Err(error) = self.resign().await {
-            tracing::warn!(%error, "work done, resignation not confirmed");
-        }
-    }
-}
-
-impl fmt::Debug for Leadership {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Leadership")
-            .field("name", &self.name())
-            .field("term", &self.term)
-            .field("state", &self.guard.state())
-            .finish()
-    }
-}
-
-/// Who leads, as the store tells it. What it cannot tell is `None`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[non_exhaustive]
-pub struct Leader {
-    /// Who that is, for people.
-    pub label: Option<Label>,
-    /// The id of this leadership.
-    pub owner: Option<Owner>,
-    /// Its term.
-    pub term: Option<Fence>,
-}
-
-impl Leader {
-    /// Returns the label, or `(unknown)` without one.
-    pub fn who(&self) -> &str {
-        Label::or_unknown(self.label.as_ref())
-    }
-
-    fn new(holder: Participant) -> Self {
-        Self { label: holder.label, owner: holder.owner, term: holder.fence }
-    }
-}
-
-/// A watch on who leads. From [`Election::observe`].
-#[derive(Debug)]
-pub struct Observe {
-    election: Election,
-    inspect: Inspect,
-    /// Whether anything was told, and what that was.
-    begun: bool,
-    told: Option<Leader>,
-}
-
-impl Observe {
-    /// Tells who leads, or that nobody does (`None`): at once when called for the first time, then
-    /// whenever it is somebody else than was told last.
-    ///
-    /// It looks whenever the store tells that something changed, and once a second. A leader that comes
-    /// and goes between two looks is not seen.
-    ///
-    /// # Errors
-    ///
-    /// [`Unavailable`](ErrorKind::Unavailable) if the store does not answer. It may be called again, and
-    /// goes on from what was told last.
-    ///
-    /// # Cancel safety
-    ///
-    /// If dropped, nothing is lost: the next call tells it.
-    pub async fn next(&mut self) -> Result<Option<Leader>> {
-        let Self { election, inspect, begun, told } = self;
-        let leader = inspect
-            .until(async || {
-                let leader = election.look(inspect).await?;
-                Ok((!*begun || *told != leader).then_some(leader))
-            })
-            .await?;
-        (*begun, *told) = (true, leader.clone());
-        Ok(leader)
-    }
-
-    /// Blocks until it is known who leads, or until another does than was told last. Does what [`next`](Self::next)
-    /// does, in [blocking code](crate::blocking).
-    ///
-    /// # Errors
-    ///
-    /// As [`next`](Self::next).
-    pub fn blocking_next(&mut self) -> Result<Option<Leader>> {
-        block_on(self.next())
-    }
+/// Returns the name of the election that a lock belongs to.
+fn election_name(lock: &str) -> &str {
+    lock.strip_prefix(PREFIX).unwrap_or(lock)
 }

@@ -1,4 +1,4 @@
-//! The other side of fencing: who remembers the highest fence, and refuses a lower one.
+//! The checking side of fencing: a register of the highest fences, which rejects lower ones.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -11,30 +11,28 @@ use crate::error::{Error, Result};
 use crate::fence::Fence;
 use crate::name::Name;
 
-/// How long a register's store may take. A check stands before a write that somebody waits for.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// The timeout of a check. A client waits for the write that follows it.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Remembers the highest [`Fence`] seen for each name, and says which requests come too late.
+/// A register of the highest [`Fence`] seen for each name, which rejects requests with a lower one.
 ///
-/// It belongs to whatever a lock protects. A holder that was paused past its lease does not know that
-/// another holds the lock by now; but its fence is lower than the other's, and so its request can be
-/// told apart. Cheap to clone; clones are the same register.
+/// It belongs to the resource that a lock protects. A holder that was paused past its lease does not know that another
+/// client holds the lock. But its fence is lower than that client's, so its requests can be detected. The register is
+/// cheap to clone, and clones share their state.
 ///
 /// # What it guarantees
 ///
-/// When a check has passed, every later check of that name with a lower fence is answered
-/// [`Stale`](FenceCheck::Stale), however many check at the same time, and wherever. The same fence passes
-/// again: one holder may write more than once.
+/// After a check has passed, every later check of that name with a lower fence returns [`Stale`](FenceCheck::Stale), for
+/// any number of concurrent checks in any process that uses the same store. The same fence passes again, because a holder
+/// may write more than once.
 ///
-/// # What it does not
+/// # What it does not guarantee
 ///
-/// - **That the write which follows comes in time.** Between a check and the write, a higher fence may pass
-///   *and write*. Where that does harm, check and write in one transaction, as
-///   `Fences::check_in` of the PostgreSQL store does, or guard the row itself: `docs/guides/fencing.md` shows how.
-/// - **To tell a forged fence.** Whoever may send a fence can send the highest there is, and lock all
-///   others out.
-/// - **To compare fences of different stores.** Each store counts in its own way: the fences of one name
-///   must all come from one.
+/// - **That the following write is in time.** Between a check and its write, a higher fence may pass *and write*. If that
+///   can do harm, check and write in one transaction, as `Fences::check_in` of the PostgreSQL store does, or fence the row
+///   itself. `docs/guides/fencing.md` shows both.
+/// - **Protection against forged fences.** A client that may send fences can send the highest one and lock all others out.
+/// - **Fences of different stores.** Each store counts in its own way: all fences of one name must come from one store.
 ///
 /// # Examples
 ///
@@ -47,7 +45,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// let keeper = Keeper::new(Memory::new());
 /// let register = FenceRegister::in_memory();
 ///
-/// let paused = keeper.mutex("orders/42").lock().await?.fence().unwrap(); // and given back
+/// let paused = keeper.mutex("orders/42").lock().await?.fence().unwrap(); // and released
 /// let latest = keeper.mutex("orders/42").lock().await?.fence().unwrap();
 ///
 /// assert_eq!(register.check("orders/42", latest).await?, FenceCheck::Passed);
@@ -55,97 +53,89 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct FenceRegister {
     store: Arc<dyn FenceStore>,
 }
 
-/// What a [`FenceRegister`] says of a fence.
+/// The outcome of a check by a [`FenceRegister`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[must_use = "a stale request must not be obeyed"]
+#[must_use = "a stale request must be rejected"]
 pub enum FenceCheck {
-    /// None higher has been seen: go on.
+    /// No higher fence has been seen: perform the request.
     Passed,
-    /// A higher one has been seen: whoever sent this has lost the lock. Refuse it; to try again with the
-    /// same fence is no use.
+    /// A higher fence has been seen, so the sender has lost the lock: reject the request. A retry with the same fence
+    /// fails again.
     Stale {
-        /// The highest that has been seen.
+        /// The highest fence seen.
         highest: Fence,
     },
 }
 
 impl FenceCheck {
-    /// Whether to go on.
+    /// Returns whether the request may be performed.
     pub fn is_passed(self) -> bool {
         self == Self::Passed
     }
 }
 
-/// Where a [`FenceRegister`] keeps its fences: what the author of a store implements.
+/// The storage of a [`FenceRegister`]. Authors of stores implement it.
 pub trait FenceStore: fmt::Debug + Send + Sync + 'static {
-    /// The store's name as it stands in error messages: `memory`, `redis`, …
+    /// Returns the name of the store for error messages: `memory`, `redis`, …
     fn name(&self) -> &'static str;
 
-    /// Compares a fence with the highest of its name and, if it is not lower, puts it in its place: both
-    /// in one step that no other check can get in between.
+    /// Compares a fence with the highest of its name and, unless it is lower, records it. Both happen in one atomic step.
     ///
     /// # Errors
     ///
-    /// An error means that it is unknown whether the fence was taken down. Asking again settles it.
+    /// An error means that it is unknown whether the fence was recorded. A retry resolves that.
     fn check(&self, name: &Name, fence: Fence) -> BoxFuture<'_, Result<FenceCheck>>;
 }
 
 impl FenceRegister {
-    /// A register that keeps its fences in a store.
+    /// Creates a register that keeps its fences in a store.
     pub fn new(store: impl FenceStore) -> Self {
         Self { store: Arc::new(store) }
     }
 
-    /// A register in the memory of this process, for a resource that only this process writes to, and for
-    /// tests.
+    /// Creates a register in the memory of this process, for tests and for a resource that only this process writes to.
     ///
-    /// It forgets everything when the process ends, and nothing before: it grows by an entry for each name.
+    /// It keeps one entry per name until it is dropped.
     pub fn in_memory() -> Self {
         Self::new(InMemory::default())
     }
 
-    /// Says whether whoever sends this fence may still write, and remembers the fence if so.
+    /// Returns whether a client with this fence may still write, and records the fence if so.
     ///
     /// # Errors
     ///
-    /// [`InvalidName`](crate::ErrorKind::InvalidName);
-    /// [`Unavailable`](crate::ErrorKind::Unavailable) if the store does not answer within ten seconds: then
-    /// nobody knows, and the request should be refused. [`Config`](crate::ErrorKind::Config) if the store
-    /// is not set up.
+    /// - [`InvalidName`](crate::ErrorKind::InvalidName).
+    /// - [`Unavailable`](crate::ErrorKind::Unavailable) if the store does not answer within ten seconds. The state of the
+    ///   fence is unknown: reject the request.
+    /// - [`Config`](crate::ErrorKind::Config) if the store is not set up.
     ///
     /// # Cancel safety
     ///
-    /// If dropped, the fence may or may not have been remembered. That does no harm: it was sent.
+    /// If the future is dropped, the fence may or may not be recorded. Both are safe.
     pub async fn check(&self, name: impl Into<Arc<str>>, fence: Fence) -> Result<FenceCheck> {
         let name = Name::new(name)?;
-        let answer = tokio::time::timeout(PATIENCE, self.store.check(&name, fence)).await;
-        let answer = answer.unwrap_or_else(|_| Err(Error::no_answer(PATIENCE)));
+        let answer = tokio::time::timeout(TIMEOUT, self.store.check(&name, fence)).await;
+        let answer = answer.unwrap_or_else(|_| Err(Error::no_answer(TIMEOUT)));
         answer.map_err(|error| error.at(self.store.name(), "check the fence of", &name))
     }
 
-    /// Says whether a client that sends this fence may still write. Does what [`check`](Self::check) does, in
-    /// [blocking code](crate::blocking).
+    /// Returns whether a client with this fence may still write. The [blocking](crate::blocking) form of
+    /// [`check`](Self::check).
     ///
     /// # Errors
     ///
-    /// As [`check`](Self::check).
+    /// Same as [`check`](Self::check).
     pub fn blocking_check(&self, name: impl Into<Arc<str>>, fence: Fence) -> Result<FenceCheck> {
         block_on(self.check(name, fence))
     }
 }
 
-impl fmt::Debug for FenceRegister {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("FenceRegister").field(&self.store).finish()
-    }
-}
-
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct InMemory(Mutex<HashMap<Name, Fence>>);
 
 impl FenceStore for InMemory {
@@ -162,11 +152,5 @@ impl FenceStore for InMemory {
             _ => FenceCheck::Passed,
         };
         Box::pin(std::future::ready(Ok(answer)))
-    }
-}
-
-impl fmt::Debug for InMemory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("InMemory")
     }
 }

@@ -1,4 +1,4 @@
-//! What `#[locked]` writes calls to. Not for people: it changes with the macro.
+//! The runtime of `#[locked]`: the functions that its expansion calls. Not a public API.
 
 use std::any::Any;
 use std::future::{Future, poll_fn};
@@ -15,22 +15,22 @@ use crate::error::{Error, Result};
 use crate::locks::guard::Guard;
 use crate::locks::handle::LockHandle;
 use crate::locks::keeper::Keeper;
-use crate::recipes::scope::{self, FRAME, Frame};
+use crate::recipes::scope::{self, FRAME, Frame, ScopedGuard};
 
-/// What a `#[locked]` function returns.
+/// The return type of a `#[locked]` function.
 #[diagnostic::on_unimplemented(
     message = "a `#[locked]` function returns a `Result`, not `{Self}`",
     label = "not a `Result`",
-    note = "the lock may not be acquired, or be lost: the caller is told by an error"
+    note = "acquiring the lock can fail, and the lock can be lost: both are returned as errors"
 )]
 pub trait Outcome {
-    /// What it returns if all is well.
+    /// The type of a success.
     type Value;
-    /// What it returns if not.
+    /// The type of an error.
     type Error;
-    /// As a result.
+    /// Converts to a result.
     fn into_result(self) -> Result<Self::Value, Self::Error>;
-    /// From a result.
+    /// Converts from a result.
     fn from_result(result: Result<Self::Value, Self::Error>) -> Self;
 }
 
@@ -47,7 +47,7 @@ impl<T, E> Outcome for Result<T, E> {
     }
 }
 
-/// The lock that a function wants.
+/// The lock that a function requires.
 #[derive(Debug)]
 pub struct Wanted {
     lock: LockHandle,
@@ -55,12 +55,12 @@ pub struct Wanted {
 }
 
 impl Wanted {
-    /// An exclusive one.
+    /// Creates an exclusive lock.
     pub fn new(keeper: &Keeper, name: impl Into<Arc<str>>) -> Self {
         Self { lock: keeper.lock(name), mode: Mode::Exclusive }
     }
 
-    /// Sets the ttl.
+    /// Sets the TTL.
     #[must_use]
     pub fn ttl(mut self, secs: u64, nanos: u32) -> Self {
         self.lock.options.ttl = Duration::new(secs, nanos);
@@ -74,14 +74,14 @@ impl Wanted {
         self
     }
 
-    /// Makes it a shared one.
+    /// Makes the lock shared.
     #[must_use]
     pub fn shared(mut self) -> Self {
         self.mode = Mode::Shared;
         self
     }
 
-    /// Makes it one of so many permits.
+    /// Makes the lock one permit of a semaphore with `of` permits.
     #[must_use]
     pub fn permits(mut self, of: u32) -> Self {
         self.mode = Mode::Permits { take: 1, of };
@@ -91,8 +91,8 @@ impl Wanted {
 
 /// Runs the body of an async function under its lock.
 ///
-/// The body stays where the function has it: moved in here it would take its room twice, and a function
-/// that calls another, four times.
+/// The body stays in the function's own future. Moved in here, it would take its memory twice, and four times in a
+/// function that calls another.
 pub async fn run<T: Outcome>(
     wanted: Result<Wanted>,
     body: Pin<&mut Option<impl Future<Output = T>>>,
@@ -100,20 +100,10 @@ pub async fn run<T: Outcome>(
 where
     T::Error: From<Error>,
 {
-    let acquired = match wanted {
-        Ok(Wanted { lock, mode }) => lock.acquire(mode).await,
-        Err(error) => Err(error),
-    };
-    let guard = match acquired {
-        Ok(guard) => guard,
-        Err(error) => return T::from_result(Err(error.into())),
-    };
-    let ended = under(&guard, None, body).await;
-    guard.give_back().await;
-    ended.outcome()
+    run_in(Frames::default(), wanted, body).await
 }
 
-/// Runs the body of an async function that is re-entrant.
+/// Runs the body of a re-entrant async function under its lock.
 pub async fn run_reentrant<T: Outcome>(
     wanted: Result<Wanted>,
     body: Pin<&mut Option<impl Future<Output = T>>>,
@@ -121,80 +111,92 @@ pub async fn run_reentrant<T: Outcome>(
 where
     T::Error: From<Error>,
 {
-    let (scope, inner) = frames();
+    run_in(Frames::enter(), wanted, body).await
+}
+
+async fn run_in<T: Outcome>(
+    frames: Frames,
+    wanted: Result<Wanted>,
+    body: Pin<&mut Option<impl Future<Output = T>>>,
+) -> T
+where
+    T::Error: From<Error>,
+{
     let acquired = match wanted {
-        Ok(wanted) => {
-            let context = wanted.lock.context.live();
-            wanted.acquire_scoped(context, scope.as_deref(), inner.as_deref()).await
-        }
+        Ok(wanted) => wanted.acquire(wanted.lock.context.live(), &frames).await,
         Err(error) => Err(error),
     };
     let guard = match acquired {
         Ok(guard) => guard,
         Err(error) => return T::from_result(Err(error.into())),
     };
-    let ended = under(guard.guard(), inner.as_ref(), body).await;
-    guard.give_back().await;
+    let ended = run_body(guard.guard(), frames.inner.as_ref(), body).await;
+    guard.release_after_work().await;
     ended.outcome()
 }
 
-/// Runs the body of a function that is not async under its lock.
+/// Runs the body of a blocking function under its lock.
 pub fn run_blocking<T: Outcome>(wanted: Result<Wanted>, body: impl FnOnce() -> T) -> T
 where
     T::Error: From<Error>,
 {
-    let acquired = wanted.and_then(|Wanted { lock, mode }| lock.blocking_acquire(mode));
-    let guard = match acquired {
-        Ok(guard) => guard,
-        Err(error) => return T::from_result(Err(error.into())),
-    };
-    let ended = Ended::of(&guard, catch_unwind(AssertUnwindSafe(body)));
-    block_on(guard.give_back());
-    ended.outcome()
+    run_blocking_in(&Frames::default(), wanted, body)
 }
 
-/// Runs the body of a function that is not async and re-entrant.
+/// Runs the body of a re-entrant blocking function under its lock.
 pub fn run_blocking_reentrant<T: Outcome>(wanted: Result<Wanted>, body: impl FnOnce() -> T) -> T
 where
     T::Error: From<Error>,
 {
-    let (scope, inner) = frames();
-    let acquired = wanted.and_then(|wanted| {
-        let context = wanted.lock.context.for_blocking();
-        block_on(wanted.acquire_scoped(context, scope.as_deref(), inner.as_deref()))
-    });
+    run_blocking_in(&Frames::enter(), wanted, body)
+}
+
+fn run_blocking_in<T: Outcome>(
+    frames: &Frames,
+    wanted: Result<Wanted>,
+    body: impl FnOnce() -> T,
+) -> T
+where
+    T::Error: From<Error>,
+{
+    let acquired = wanted
+        .and_then(|wanted| block_on(wanted.acquire(wanted.lock.context.for_blocking(), frames)));
     let guard = match acquired {
         Ok(guard) => guard,
         Err(error) => return T::from_result(Err(error.into())),
     };
-    let body = AssertUnwindSafe(|| within(inner.as_ref(), body));
+    let body = AssertUnwindSafe(|| within(frames.inner.as_ref(), body));
     let ended = Ended::of(guard.guard(), catch_unwind(body));
-    block_on(guard.give_back());
+    block_on(guard.release_after_work());
     ended.outcome()
 }
 
 impl Wanted {
-    async fn acquire_scoped(
-        &self,
-        context: &Arc<KeeperContext>,
-        scope: Option<&Frame>,
-        note: Option<&Frame>,
-    ) -> Result<scope::ScopedGuard> {
-        self.lock.acquire_scoped(context, self.mode, scope, note).await
+    async fn acquire(&self, context: &Arc<KeeperContext>, frames: &Frames) -> Result<ScopedGuard> {
+        let (outer, inner) = (frames.outer.as_deref(), frames.inner.as_deref());
+        self.lock.acquire_scoped(context, self.mode, outer, inner).await
     }
 }
 
-/// The scope that a function is called in, and the one inside of it that its body gets: so two calls side
-/// by side do not know of each other, and exclude each other.
-fn frames() -> (Option<Arc<Frame>>, Option<Arc<Frame>>) {
-    let scope = scope::current();
-    let inner = scope.clone().map(|scope| Frame::inside(Some(scope)));
-    (scope, inner)
+/// The scope that a re-entrant function is called in, and the inner scope of its body. Calls side by side have different
+/// inner scopes, so they exclude each other. Both are `None` outside of a scope, and for a function that is not re-entrant.
+#[derive(Default)]
+struct Frames {
+    outer: Option<Arc<Frame>>,
+    inner: Option<Arc<Frame>>,
+}
+
+impl Frames {
+    fn enter() -> Self {
+        let outer = scope::current();
+        let inner = outer.clone().map(|outer| Frame::inside(Some(outer)));
+        Self { outer, inner }
+    }
 }
 
 /// How a body ended.
 enum Ended<T> {
-    /// By itself. The error is that the lock was lost meanwhile.
+    /// The body returned. The error is set if the lock was lost before that.
     Returned(T, Result<()>),
     Cancelled(Error),
     Panicked(Box<dyn Any + Send>),
@@ -209,7 +211,7 @@ impl<T: Outcome> Ended<T> {
         }
     }
 
-    /// What the caller gets. An error of the body's own is never replaced by another.
+    /// Returns what the caller gets. An error that the body returned is never replaced.
     fn outcome(self) -> T
     where
         T::Error: From<Error>,
@@ -223,9 +225,8 @@ impl<T: Outcome> Ended<T> {
     }
 }
 
-/// Runs a body for as long as the lock is held, and drops it. A panic is caught, to go on after the
-/// release.
-async fn under<F: Future>(
+/// Runs a body while the lock is held, and drops it. A panic is caught, to be resumed after the release.
+async fn run_body<F: Future>(
     guard: &Guard,
     frame: Option<&Arc<Frame>>,
     body: Pin<&mut Option<F>>,
@@ -248,12 +249,12 @@ async fn under<F: Future>(
         (Some(Ok(output)), held) => Ended::Returned(output, held),
         (Some(Err(panic)), _) => Ended::Panicked(panic),
         (None, Err(lost)) => Ended::Cancelled(lost),
-        (None, Ok(())) => unreachable!("there is a body, and it left what it returned"),
+        (None, Ok(())) => unreachable!("the body exists and has returned"),
     }
 }
 
-/// A body that is gone before its lock is given back, and at once if that was lost: also if the function's
-/// future is dropped, which has the body for longer than the guard.
+/// Drops the body before its lock is released, and at once if the lock is lost. This also covers a function whose future is
+/// dropped: that future keeps the body for longer than the guard.
 struct Body<'a, F> {
     frame: Option<&'a Arc<Frame>>,
     body: Pin<&'a mut Option<F>>,
@@ -265,7 +266,7 @@ impl<F> Drop for Body<'_, F> {
     }
 }
 
-/// Runs something in a frame, if there is one.
+/// Runs a closure in a frame, if there is one.
 fn within<T>(frame: Option<&Arc<Frame>>, work: impl FnOnce() -> T) -> T {
     match frame {
         Some(frame) => FRAME.sync_scope(frame.clone(), work),

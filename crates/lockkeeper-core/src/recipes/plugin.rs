@@ -1,27 +1,26 @@
-//! Locks for hosts that load capabilities at run time: a small trait that is neither async nor generic, with
-//! handles that are plain text, so that it can be carried across a WASM or process boundary.
+//! Locks for hosts that load capabilities at run time: a small trait that is neither async nor generic, with handles that
+//! are plain text. It can cross a WASM or process boundary.
 //!
-//! [`LockPlugin`] is what the host sees. [`KeeperPlugin`] implements it on a keeper, by its
-//! [blocking](crate::blocking) methods: it may be called from any thread, inside of a runtime or not.
+//! [`LockPlugin`] is the interface for the host. [`KeeperPlugin`] implements it on a keeper with
+//! [blocking](crate::blocking) methods: it can be called from any thread, inside or outside of a runtime.
 //!
-//! # Nobody renews but the host
+//! # Only the host renews
 //!
-//! `try_lock(key, ttl)` says how long: a lock that is not renewed ends with its ttl. Were it renewed in the
-//! background, one whose handle the host forgot, or whose guest was ended, would be held for as long
-//! as the plugin lives. So renew well before the ttl ends, at a third of it, and stop the work if the
-//! answer is [`Lost`](Standing::Lost), or if there is none in time.
+//! A lock expires after the `ttl` of `try_lock(key, ttl)` unless the host renews it. With renewals in the background, a lock
+//! whose handle the host lost, or whose guest was terminated, would be held for as long as the plugin lives. So renew at a
+//! third of the TTL, and stop the work if the result is [`Lost`](Standing::Lost) or does not arrive in time.
 //!
-//! # Where a handle is good
+//! # Where a handle is valid
 //!
-//! On a store with leases (memory, Redis) the handle is all there is: it outlives the plugin and its process, and
-//! any plugin on the same store can renew and release it. On a store with sessions (PostgreSQL, files) the
-//! plugin that took the lock has the session in it. Only that one can renew and release, and its locks
-//! end when it is dropped, or with its process.
+//! On a store with leases (memory, Redis), the handle is complete: it outlives the plugin and its process, and any plugin
+//! on the same store can renew and release it. On a store with sessions (PostgreSQL, files), the plugin that acquired the
+//! lock owns the session. Only that plugin can renew and release the lock, which ends when the plugin is dropped or its
+//! process ends.
 //!
 //! # What it does not have
 //!
-//! Waiting, shared locks and semaphores; and fences, which a handle of two strings has no place for: take a
-//! [`Keeper`](crate::Keeper) where what the lock guards can check them.
+//! Waiting, shared locks and semaphores. Fences neither, because a handle of two strings has no field for them: use a
+//! [`Keeper`](crate::Keeper) if the protected resource can check fences.
 //!
 //! # Examples
 //!
@@ -34,7 +33,7 @@
 //! let plugin: Box<dyn LockPlugin> = Box::new(KeeperPlugin::new(Keeper::new(Memory::new())));
 //! let ttl = Duration::from_secs(10);
 //!
-//! let handle = plugin.try_lock("orders/42", ttl)?.expect("nobody has it");
+//! let handle = plugin.try_lock("orders/42", ttl)?.expect("it is free");
 //! assert_eq!(plugin.try_lock("orders/42", ttl)?, None); // contention is not an error
 //! assert_eq!(plugin.renew(&handle, ttl)?, Standing::Held);
 //! plugin.release(handle)?;
@@ -53,96 +52,92 @@ use crate::clock::{Moment, sleep_until};
 use crate::contract::Mode;
 use crate::engine::hold::ReleaseOutcome;
 use crate::error::{Error, ErrorKind, Result};
+use crate::locks::detached::release_unchecked;
 use crate::locks::guard::Guard;
 use crate::locks::keeper::Keeper;
 use crate::locks::ticket::Ticket;
 use crate::name::Name;
 use crate::owner::Owner;
 
-/// Locks, as a host sees them. Object-safe; every method may block its thread for as long as the store
-/// takes to answer.
+/// The interface to locks for a host. It is object-safe. Every method may block its thread until the store answers.
 pub trait LockPlugin: Send + Sync {
-    /// Takes a lock for `ttl`, unless another holds it or waits for it: then the answer is `None`.
+    /// Attempts to acquire a lock for `ttl`. Returns `None` if another client holds it or waits for it.
     ///
     /// # Errors
     ///
-    /// What is wrong, in words: the store does not answer, or the key or the ttl cannot be used. Whatever
-    /// the store granted all the same is given back, or ends with its ttl.
+    /// A message: the store does not answer, or the key or the TTL is not valid. A grant that the store may have made is
+    /// released, or expires with its TTL.
     fn try_lock(&self, key: &str, ttl: Duration) -> Result<Option<LockHandle>, String>;
 
-    /// Makes a lock last for `ttl` from now, which may be shorter than what it had.
+    /// Renews a lock for `ttl` from now, which may be shorter than its remaining lease.
     ///
-    /// A handle whose lock has ended, or has been given to another since, is [`Lost`](Standing::Lost), and
-    /// changes nothing for whoever holds it now.
+    /// Returns [`Lost`](Standing::Lost), without effect on a later holder, if the lock of the handle has ended.
     ///
     /// # Errors
     ///
-    /// What is wrong, in words. The lock may or may not have been renewed: ask again, while there is time.
+    /// A message. The lock may or may not be renewed: try again before the TTL ends.
     fn renew(&self, handle: &LockHandle, ttl: Duration) -> Result<Standing, String>;
 
-    /// Gives a lock back. Never makes it last longer, also if it fails.
+    /// Releases a lock. Never prolongs it, even if the release fails.
     ///
-    /// If the lock has ended before, or been given to another since, the answer is
-    /// [`AlreadyLost`](ReleaseOutcome::AlreadyLost), and the holder of today keeps it.
+    /// Returns [`AlreadyLost`](ReleaseOutcome::AlreadyLost), without effect on a later holder, if the lock of the handle
+    /// has ended.
     ///
     /// # Errors
     ///
-    /// What is wrong, in words. The release is sent again in the background, and the lock ends with its ttl at the
-    /// latest. To call it again is harmless; the answer may then be `AlreadyLost`.
+    /// A message. The release is retried in the background, and the lock expires with its TTL at the latest. Calling it
+    /// again is harmless, and may return `AlreadyLost`.
     fn release(&self, handle: LockHandle) -> Result<ReleaseOutcome, String>;
 }
 
-/// A lock that is held, as plain text. Whoever has it can renew and release the lock.
+/// A held lock as plain text. A process that has the handle can renew and release the lock.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct LockHandle {
     /// The name of the lock.
     pub key: String,
-    /// Which hold of it: new each time.
+    /// The id of the hold, new for each acquire.
     pub lock_id: String,
 }
 
-/// Whether a handle still has its lock.
+/// The outcome of a renewal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Standing {
-    /// It has, for the ttl that was asked for.
+    /// The lock is held for the requested TTL.
     Held,
-    /// It has not, and never will again.
+    /// The lock is lost. This is final.
     Lost,
 }
 
 /// A [`LockPlugin`] on a keeper.
 ///
-/// Dropping it gives back the locks of sessions that it has; on a store with leases it gives back
-/// nothing.
+/// Dropping it releases its locks on a store with sessions, and none on a store with leases.
 pub struct KeeperPlugin {
     keeper: Keeper,
     sessions: Arc<Sessions>,
 }
 
 impl KeeperPlugin {
-    /// A plugin on a keeper, with the keeper's label. The ttl comes with each call.
+    /// Creates a plugin on a keeper, with the keeper's label. The TTL is an argument of each call.
     ///
-    /// Best with a keeper that was opened in blocking code: its store depends on no runtime but the blocking one.
+    /// A keeper that was opened in blocking code is best: its store depends on no other runtime than the blocking one.
     pub fn new(keeper: Keeper) -> Self {
         Self { keeper, sessions: Arc::default() }
     }
 
-    /// Takes up a hold that is in the store only, and renews it.
-    fn adopt(&self, handle: &LockHandle, ttl: Duration) -> Result<Option<Guard>> {
-        let keeper = &self.keeper;
+    /// Returns a ticket for the hold of a handle, on a store with leases.
+    fn ticket(&self, handle: &LockHandle, ttl: Duration) -> Result<Ticket> {
         let (name, owner) = (Name::new(&*handle.key)?, handle.owner()?);
-        let (label, mode, fence) = (keeper.options().label()?, Mode::Exclusive, None);
-        let ticket = Ticket { name, owner, label, mode, ttl, fence };
-        if_held(block_on(keeper.take_up(keeper.context.for_blocking(), ticket)))
+        let (label, mode, fence) = (self.keeper.options().label()?, Mode::Exclusive, None);
+        Ok(Ticket { name, owner, label, mode, ttl, fence })
     }
 
     fn has_leases(&self) -> bool {
         self.keeper.capabilities().leases
     }
 
-    fn take(&self, key: &str, ttl: Duration) -> Result<Option<LockHandle>> {
+    fn acquire(&self, key: &str, ttl: Duration) -> Result<Option<LockHandle>> {
         let mutex = self.keeper.mutex(key).ttl(ttl);
         let Some(guard) = mutex.blocking_try_lock()? else { return Ok(None) };
         let handle = LockHandle { key: key.to_owned(), lock_id: guard.owner().to_string() };
@@ -154,10 +149,11 @@ impl KeeperPlugin {
         Ok(Some(handle))
     }
 
-    fn prolong(&self, handle: &LockHandle, ttl: Duration) -> Result<Standing> {
+    fn renew_handle(&self, handle: &LockHandle, ttl: Duration) -> Result<Standing> {
         let held = if self.has_leases() {
-            let guard = self.adopt(handle, ttl)?;
-            guard.map(Guard::detach).map_or(Ok(None), if_held)?.is_some()
+            let (keeper, ticket) = (&self.keeper, self.ticket(handle, ttl)?);
+            let adopted = block_on(keeper.adopt_unchecked(keeper.context.for_blocking(), ticket));
+            if_held(adopted.and_then(Guard::detach))?.is_some()
         } else {
             match self.sessions.find(handle)? {
                 None => false,
@@ -173,14 +169,13 @@ impl KeeperPlugin {
         Ok(if held { Standing::Held } else { Standing::Lost })
     }
 
-    fn give_back(&self, handle: &LockHandle) -> Result<ReleaseOutcome> {
+    fn release_handle(&self, handle: &LockHandle) -> Result<ReleaseOutcome> {
         if self.has_leases() {
-            let (name, owner) = (Name::new(&*handle.key)?, handle.owner()?);
-            let context = self.keeper.context.for_blocking();
-            return block_on(self.keeper.release_detached(context, name, owner));
+            let ticket = self.ticket(handle, self.keeper.options().lease()?)?;
+            return block_on(release_unchecked(self.keeper.context.for_blocking(), ticket));
         }
         match self.sessions.take(handle)?.map(Arc::into_inner) {
-            // A renewal of it is under way, and drops it when it is done.
+            // A concurrent renewal still uses the guard, and drops it.
             Some(None) => Ok(ReleaseOutcome::Released),
             Some(Some(guard)) => guard.blocking_release(),
             None => Ok(ReleaseOutcome::AlreadyLost),
@@ -190,15 +185,15 @@ impl KeeperPlugin {
 
 impl LockPlugin for KeeperPlugin {
     fn try_lock(&self, key: &str, ttl: Duration) -> Result<Option<LockHandle>, String> {
-        self.take(key, ttl).map_err(|error| error.to_string())
+        self.acquire(key, ttl).map_err(|error| error.to_string())
     }
 
     fn renew(&self, handle: &LockHandle, ttl: Duration) -> Result<Standing, String> {
-        self.prolong(handle, ttl).map_err(|error| error.to_string())
+        self.renew_handle(handle, ttl).map_err(|error| error.to_string())
     }
 
     fn release(&self, handle: LockHandle) -> Result<ReleaseOutcome, String> {
-        self.give_back(&handle).map_err(|error| error.to_string())
+        self.release_handle(&handle).map_err(|error| error.to_string())
     }
 }
 
@@ -215,13 +210,13 @@ impl fmt::Debug for KeeperPlugin {
 impl LockHandle {
     fn owner(&self) -> Result<Owner> {
         self.lock_id.parse().map_err(|_| {
-            let message = format!("no lock id of this plugin: {:?}", self.lock_id);
+            let message = format!("not a lock id of this plugin: {:?}", self.lock_id);
             Error::new(ErrorKind::Config, message)
         })
     }
 }
 
-/// `None` if the lock is lost: that is an answer here, and not a failure.
+/// Turns the error for a lost lock into `None`: a plugin reports a loss as an outcome.
 fn if_held<T>(answer: Result<T>) -> Result<Option<T>> {
     match answer {
         Ok(held) => Ok(Some(held)),
@@ -230,7 +225,7 @@ fn if_held<T>(answer: Result<T>) -> Result<Option<T>> {
     }
 }
 
-/// The holds of a store without leases, by owner. Each ends by itself when its time is over.
+/// The holds on a store without leases, by owner. A timer ends each of them after its TTL.
 #[derive(Default)]
 struct Sessions(Mutex<HashMap<Owner, Session>>);
 
@@ -253,13 +248,13 @@ impl Sessions {
     }
 
     fn keep(self: &Arc<Self>, guard: Guard, ttl: Duration) {
-        // Made under the lock, so that a timer that is over at once finds it.
+        // Created under the mutex, so that a timer that fires at once finds the entry.
         let mut table = self.table();
         let session = self.session(Arc::new(guard), ttl);
         table.insert(session.guard.owner(), session);
     }
 
-    /// The hold of a handle, if it is one of ours and of that key.
+    /// Returns the guard of a handle, if this plugin has it under that key.
     fn find(&self, handle: &LockHandle) -> Result<Option<Arc<Guard>>> {
         let owner = handle.owner()?;
         let found = self.table().get(&owner).map(|session| session.guard.clone());
@@ -273,7 +268,7 @@ impl Sessions {
         Ok(taken.map(|session| session.guard))
     }
 
-    /// Counts the time of a hold from now; false if it has ended meanwhile.
+    /// Restarts the timer of a hold; false if it has ended.
     fn prolong(self: &Arc<Self>, guard: &Arc<Guard>, ttl: Duration) -> bool {
         let mut table = self.table();
         let Some(session) = table.get_mut(&guard.owner()) else { return false };
@@ -282,14 +277,14 @@ impl Sessions {
     }
 }
 
-/// Ends a hold when its time is over.
+/// Ends a hold at `until`, unless it was renewed.
 async fn end(sessions: Weak<Sessions>, owner: Owner, until: Moment) {
     sleep_until(Some(until)).await;
     let Some(sessions) = sessions.upgrade() else { return };
     let mut table = sessions.table();
     let over = table.get(&owner).is_some_and(|session| session.until <= Moment::now());
     let ended = if over { table.remove(&owner) } else { None };
-    // Not under our lock: it gives the lock back.
+    // Dropped outside of the mutex, because dropping a guard releases its lock in the store.
     drop(table);
     drop(ended);
 }

@@ -1,16 +1,17 @@
-//! A queue within the process, in front of a store.
+//! A FIFO queue within the process, in front of a store.
 
 mod inspect;
 mod place;
 mod queue;
 
-use std::future::poll_fn;
+use std::future::{Future, poll_fn, ready};
+use std::pin::Pin;
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use self::place::{Hold, Place, Queues};
-use self::queue::{Active, Entry, Handoff, Turn};
+use self::place::{Place, Queues};
+use self::queue::{Active, Entry, Handoff, Leave, Queue, Turn};
 use crate::contract::{
     Attempt, Backend, BoxFuture, Capabilities, Change, Claim, ClaimSpec, Holder, Inspector, Mode,
     Release, Renewal, Retry,
@@ -18,52 +19,52 @@ use crate::contract::{
 use crate::error::Result;
 use crate::fence::Fence;
 
-/// How many notices of the store a waiter follows up by itself before it leaves the next one to the engine, which
-/// limits the rate. A store whose `changed` is always ready would else keep the thread.
-const MAX_NOTICES: u32 = 16;
+/// The number of store notifications that one `changed` call follows up with an attempt. It returns the next one to the
+/// engine, which limits the rate. Otherwise a store whose `changed` is always ready would block the thread.
+const MAX_NOTIFICATIONS: u32 = 16;
 
 /// A store in which the waiters of one process queue locally, so that only the first of them talk to the inner store.
 ///
-/// For stores whose waiters each need a connection or an open file. There is one queue for each name and kind, first
-/// come, first served:
+/// For stores whose waiters each need a connection or an open file. Each name and kind has one FIFO queue:
 ///
-/// - The *front* talks to the inner store: the first waiter or, if that is a reader, all readers before the
+/// - The *front* talks to the inner store. It is the first waiter or, if that is a reader, all readers before the
 ///   first writer.
-/// - The *look-ahead*, the waiter behind the front, is prepared for its turn, so that a hand-off does not wait for its
-///   task to be scheduled and for a round trip.
-/// - All others answer [`Contended`](Attempt::Contended) without I/O, and are woken when they move up. If the store has
-///   failed the front, those that refresh their place get the same error.
+/// - The *look-ahead* is the waiter behind the front. It prepares for its turn, so that a hand-off waits neither for its
+///   task to be scheduled nor for a round trip.
+/// - All other waiters get [`Contended`](Attempt::Contended) without I/O and are woken when they move up. If the store
+///   fails the front, the others get the same error when they refresh their place.
 ///
-/// A claim that is granted leaves the queue. A claim that asks after a release is a new one, and goes to the back. If
-/// no other claim waits, a claim goes straight to the inner store. No task is spawned and no timer is set.
+/// A granted claim leaves the queue. An attempt after a release joins at the back. While no claim of the process
+/// waits for the name, an attempt goes straight to the inner store. The combinator spawns no task and sets no timer.
 ///
-/// # Stores with and without an order of their own
+/// # Fair and unfair stores
 ///
-/// - If the inner store is [`fair`](Capabilities::fair), front and look-ahead both wait in its queue, and the store
-///   hands over. Tries are refused while claims of this process wait. Waiters ask the store in
-///   the order of the local queue.
-///   This presumes that a contended answer means a place in the store's queue; if not, use [`one_by_one`](Self::one_by_one).
-/// - If it is not, a release wakes the front of this process directly, and new claims queue behind it, so a task that
-///   releases and asks again does not overtake. The look-ahead only listens. It asks the store if the lock may be free
-///   and the front has not asked. Tries go to the store. The order holds within the process; other processes compete.
+/// - If the inner store is [`fair`](Capabilities::fair), front and look-ahead both wait in the store's queue, and the
+///   store hands off the lock. Attempts reach the store in the order of the local queue. A try is refused while claims of
+///   this process wait. This requires that a contended attempt has a place in the store's queue when it returns. If
+///   it does not, use [`one_by_one`](Self::one_by_one).
+/// - If the inner store is not fair, a release in this process wakes the local front. New claims queue behind it, so a
+///   task that releases and locks again does not overtake. The look-ahead only listens for notifications. It sends an
+///   attempt if the lock may be free and the front does not send one. Tries go to the store. The order holds within the
+///   process; processes compete.
 ///
 /// # Waiters that are not polled
 ///
-/// A waiter whose future lives and is not polled keeps its place, and does not keep the lock from others: the look-ahead
-/// passes it over after a turn of a millisecond, and a waiter further behind when it refreshes its place,
-/// every third of its TTL. So the order is that of the waiters that are polled when their turn comes. What the inner store itself has granted
-/// or promised to a waiter cannot be passed over.
+/// A waiter whose future is alive but not polled keeps its place and does not block the others. The look-ahead passes it
+/// after 1 ms, and a waiter further back when it refreshes its place, every third of its TTL. The order is therefore
+/// that of the waiters that are polled. The combinator cannot pass a waiter that the inner store
+/// has already granted the lock or queued.
 ///
 /// # For authors of stores
 ///
 /// Wrap the raw store: `Slots::new(Arc::new(LocalQueue::new(Arc::new(raw))))`. The raw store needs no queue of its
-/// own. It keeps to the [contract](Claim), and:
+/// own. It implements the [contract](Claim), and:
 ///
-/// - [`Claim::changed`] of a queued claim may be called before its first `attempt`. A store that is not fair and declares
-///   [`push`](Capabilities::push) should listen then, too: the look-ahead depends on it.
-/// - `changed` may wait for a grant or a notice, and need not repeat the attempt: the combinator does, and reports
-///   [`Change::Granted`] if that succeeds.
-/// - [`Inspector`] may leave out waiters. Those it shows should have their owner, so that they are not listed twice.
+/// - [`Claim::changed`] of a queued claim may be called before its first `attempt`. If the store is not fair and declares
+///   [`push`](Capabilities::push), the claim should listen then, too: the look-ahead depends on it.
+/// - `changed` may just wait for a grant or a notification. The combinator repeats the attempt, and reports
+///   [`Change::Granted`] if it succeeds.
+/// - [`Inspector`] may omit waiters. Those that it lists should have an owner, so that they are not listed twice.
 ///
 /// # Examples
 ///
@@ -88,16 +89,16 @@ pub struct LocalQueue {
 }
 
 impl LocalQueue {
-    /// Puts local queues in front of a store.
+    /// Wraps a store.
     pub fn new(inner: Arc<dyn Backend>) -> Self {
-        Self::with_active(inner, Active::FrontAndNext)
+        Self::with_active(inner, Active::FrontAndLookAhead)
     }
 
-    /// Puts local queues in front of a store, of which only the first waiter talks to the store: there is no look-ahead,
-    /// and readers ask one after the other.
+    /// Wraps a store to which only the first waiter of each queue talks. There is no look-ahead, and readers send their
+    /// attempts one after the other.
     ///
-    /// For a store that answers [`Contended`](Attempt::Contended) when it has sent a wait over a connection of its own.
-    /// The waits of two claims may overtake each other on their way to the server, and would not keep the order.
+    /// For a store that answers [`Contended`](Attempt::Contended) as soon as it has sent a wait over a connection of its
+    /// own. The waits of two claims may then reach the server in the wrong order.
     pub fn one_by_one(inner: Arc<dyn Backend>) -> Self {
         Self::with_active(inner, Active::First)
     }
@@ -118,9 +119,9 @@ impl Backend for LocalQueue {
     }
 
     fn claim(&self, spec: ClaimSpec) -> Result<Box<dyn Claim>> {
-        let inner = self.inner.claim(spec.clone())?;
         let place = Place::new(self.queues.clone(), &spec);
-        Ok(Box::new(QueuedClaim { inner, place, spec, floor: None, last_answer: Answer::Store }))
+        let inner = self.inner.claim(spec)?;
+        Ok(Box::new(QueuedClaim { inner, place, floor: None, last_answer: AnsweredBy::Store }))
     }
 
     fn inspector(&self) -> Option<&dyn Inspector> {
@@ -128,118 +129,104 @@ impl Backend for LocalQueue {
     }
 }
 
-/// Where the last answer to an attempt came from.
+/// The origin of the last answer to an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Answer {
+enum AnsweredBy {
     Store,
-    /// Without I/O, after the last answer of the store.
-    Local,
+    /// The local queue, without I/O, after the last answer of the store.
+    Queue,
 }
 
-/// What a waiter waits for.
+/// The event that ends a wait.
 enum Event {
-    /// It is to ask the store.
+    /// The waiter must send an attempt.
     Turn,
-    /// The engine is to ask again.
+    /// The engine must repeat the attempt.
     Report,
-    /// The inner claim says so.
+    /// The inner claim reported a change.
     Changed(Change),
 }
 
 struct QueuedClaim {
-    /// Dropped before the place: only then is the lock free, if it was held.
+    /// Dropped before `place`, which notifies the next waiter: a held lock must be free by then.
     inner: Box<dyn Claim>,
     place: Place,
-    spec: ClaimSpec,
-    /// That of the last attempt, for those that follow a notice.
+    /// The floor of the last attempt, also used for the attempts that `changed` sends.
     floor: Option<Fence>,
-    last_answer: Answer,
+    last_answer: AnsweredBy,
 }
 
-/// Ends an attempt, also if its future is dropped.
-struct Asking<'a>(&'a Place);
+/// An attempt that was sent to the inner store.
+struct AttemptInFlight<'a> {
+    /// Dropped before `place`: a cancelled attempt must have ended by then.
+    attempt: BoxFuture<'a, Result<Attempt>>,
+    place: InFlight<'a>,
+    may_have_held: bool,
+    /// The number of releases before the attempt was sent.
+    releases: usize,
+}
 
-impl Drop for Asking<'_> {
+/// Ends the attempt in the queue, also if the future is dropped.
+struct InFlight<'a>(&'a mut Place);
+
+impl Drop for InFlight<'_> {
     fn drop(&mut self) {
-        self.0.answered();
+        self.0.with(Queue::attempt_ended);
     }
 }
 
-/// Tells the next waiter of a release, also if its future is dropped: the store may have obeyed.
+impl Future for AttemptInFlight<'_> {
+    type Output = Result<Attempt>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let Self { attempt, place: InFlight(place), may_have_held, releases } = &mut *self;
+        let Poll::Ready(answer) = attempt.as_mut().poll(cx) else {
+            if !*may_have_held {
+                place.join_in_flight(*releases);
+            }
+            return Poll::Pending;
+        };
+        place.with(Queue::attempt_ended);
+        place.may_hold = !matches!(answer, Ok(Attempt::Contended { .. } | Attempt::Undecided));
+        if *may_have_held && !place.may_hold {
+            place.released();
+        }
+        match &answer {
+            Ok(Attempt::Granted(_)) => place.leave(Leave::Granted),
+            Ok(Attempt::Contended { .. }) => place.refused(*releases),
+            Ok(Attempt::Undecided) => {}
+            Err(error) => place.failed(error),
+        }
+        Poll::Ready(answer)
+    }
+}
+
+/// Notifies the next waiter of a release, also if the future is dropped: the store may have released the lock.
 struct Releasing<'a> {
     place: &'a mut Place,
-    is_held: bool,
+    notifies: bool,
 }
 
 impl Drop for Releasing<'_> {
     fn drop(&mut self) {
-        if self.is_held {
+        if self.notifies {
             self.place.released();
         }
     }
 }
 
 impl QueuedClaim {
-    async fn try_or_queue(&mut self) -> Result<Attempt> {
-        if self.place.hold == Hold::None {
-            let entry = if self.spec.queue {
-                self.place.enter(&self.spec)
-            } else if self.place.handoff() == Handoff::Store && self.place.others_wait() {
-                Entry::Wait(Retry::OnNotify)
-            } else {
-                Entry::Ask
-            };
-            match entry {
-                Entry::Ask => {}
-                Entry::Wait(retry) => {
-                    self.last_answer = Answer::Local;
-                    return Ok(Attempt::Contended { retry, holder: Holder::Unknown });
-                }
-                Entry::Fail(error) => return Err(error),
-            }
-        } else {
-            self.place.asks();
-        }
-        self.ask().await
-    }
-
-    /// Asks the inner store. The place is asking already.
-    async fn ask(&mut self) -> Result<Attempt> {
-        let Self { inner, place, last_answer, floor, .. } = self;
-        let before = std::mem::replace(&mut place.hold, Hold::Unknown);
-        *last_answer = Answer::Store;
-        let asking = Asking(place);
-        let answer = inner.attempt(*floor).await;
-        drop(asking);
-        let is_refused = matches!(answer, Ok(Attempt::Contended { .. } | Attempt::Undecided));
-        if is_refused && before != Hold::None {
-            self.lost();
-        }
-        match &answer {
-            Ok(Attempt::Granted(_)) => self.granted(),
-            Ok(Attempt::Contended { .. }) => {
-                self.place.hold = Hold::None;
-                if self.spec.queue {
-                    self.place.refused(&self.spec);
-                }
-            }
-            Ok(Attempt::Undecided) => self.place.hold = Hold::None,
-            Err(error) => {
-                self.place.hold = if before == Hold::Held { before } else { Hold::Unknown };
-                // The first answer of a store that is down is for the caller. Claims behind this one are to get it, too.
-                self.place.failed(error);
-            }
-        }
-        answer
-    }
-
-    fn granted(&mut self) {
-        self.place.hold = Hold::Held;
-        self.place.granted(self.spec.mode);
+    /// Sends an attempt to the inner store. If the claim is queued, its stage is `InFlight` already.
+    fn attempt_now(&mut self) -> AttemptInFlight<'_> {
+        let Self { inner, place, floor, last_answer } = self;
+        *last_answer = AnsweredBy::Store;
+        let may_have_held = std::mem::replace(&mut place.may_hold, true);
+        let (releases, place) = (place.releases(), InFlight(place));
+        AttemptInFlight { attempt: inner.attempt(*floor), place, may_have_held, releases }
     }
 
     async fn wait(&mut self) -> Change {
-        let mut notices = 0;
+        let mut notifications = 0;
         loop {
             if !self.place.is_queued() {
                 let change = self.inner.changed().await;
@@ -251,25 +238,27 @@ impl QueuedClaim {
             match self.event().await {
                 Event::Turn => {}
                 Event::Report => return Change::LookAgain,
-                Event::Changed(Change::Granted(grant)) if self.last_answer == Answer::Store => {
-                    self.granted();
+                Event::Changed(Change::Granted(grant)) if self.last_answer == AnsweredBy::Store => {
+                    self.place.may_hold = true;
+                    self.place.leave(Leave::Granted);
                     return Change::Granted(grant);
                 }
-                // Made before the last answer, perhaps. Asked again, the store gives the same grant with a full lease.
-                Event::Changed(Change::Granted(_)) => self.place.asks(),
+                // The grant may be older than the last answer, from which the engine counts the lease. The store answers
+                // another attempt with the same grant and a full lease.
+                Event::Changed(Change::Granted(_)) => self.place.begin_attempt(),
                 Event::Changed(Change::LookAgain | Change::Lost(_)) => {
-                    notices += 1;
-                    if self.place.handoff() == Handoff::Store || notices > MAX_NOTICES {
+                    notifications += 1;
+                    if self.place.handoff() == Handoff::Store || notifications > MAX_NOTIFICATIONS {
                         return Change::LookAgain;
                     }
-                    self.place.noticed();
+                    self.place.with(Queue::store_notified);
                     continue;
                 }
             }
-            match self.ask().await {
+            match self.attempt_now().await {
                 Ok(Attempt::Granted(grant)) => return Change::Granted(grant),
                 Ok(Attempt::Contended { retry, .. }) if self.can_wait(retry) => {}
-                // The engine asks again and sees to the rest.
+                // The engine repeats the attempt and handles its answer.
                 Ok(Attempt::Contended { .. } | Attempt::Undecided) | Err(_) => {
                     return Change::LookAgain;
                 }
@@ -277,12 +266,12 @@ impl QueuedClaim {
         }
     }
 
-    /// Waits for its turn or, if it may talk to the store, for a change there.
+    /// Waits for the turn of this waiter and, if it is active, for a change in the store.
     async fn event(&mut self) -> Event {
         let Self { inner, place, .. } = self;
         let (mut inner, mut changed) = (Some(inner), None::<BoxFuture<'_, Change>>);
         poll_fn(|cx| match place.poll(cx) {
-            Turn::Ask => Poll::Ready(Event::Turn),
+            Turn::Attempt => Poll::Ready(Event::Turn),
             Turn::Report => Poll::Ready(Event::Report),
             Turn::Listen => {
                 if let Some(inner) = inner.take() {
@@ -293,29 +282,29 @@ impl QueuedClaim {
                     None => Poll::Pending,
                 }
             }
-            Turn::Rest => Poll::Pending,
+            Turn::Sleep => Poll::Pending,
         })
         .await
     }
 
-    /// Whether the engine, which was told to wait for a notice, asks again in time by itself.
+    /// Returns whether the engine repeats the attempt in time although the answer that it knows is `OnNotify`.
     fn can_wait(&self, retry: Retry) -> bool {
         match retry {
             Retry::OnNotify => true,
-            Retry::After(pause) => pause >= self.spec.ttl / 3,
+            Retry::After(pause) => pause >= self.place.spec.ttl / 3,
             Retry::Poll => false,
         }
     }
 
-    /// The hold ended without a release.
+    /// Records that the hold ended without a release.
     fn lost(&mut self) {
-        self.place.hold = Hold::None;
+        self.place.may_hold = false;
         self.place.released();
     }
 
     fn renewed(&mut self, renewal: &Result<Renewal>) {
         match renewal {
-            Ok(Renewal::Renewed { .. } | Renewal::Held) => self.place.hold = Hold::Held,
+            Ok(Renewal::Renewed { .. } | Renewal::Held) => self.place.may_hold = true,
             Ok(Renewal::Lost(_)) => self.lost(),
             Err(_) => {}
         }
@@ -325,7 +314,13 @@ impl QueuedClaim {
 impl Claim for QueuedClaim {
     fn attempt(&mut self, floor: Option<Fence>) -> BoxFuture<'_, Result<Attempt>> {
         self.floor = floor;
-        Box::pin(self.try_or_queue())
+        let answer = match self.place.enter() {
+            Entry::Attempt => return Box::pin(self.attempt_now()),
+            Entry::Wait(retry) => Ok(Attempt::Contended { retry, holder: Holder::Unknown }),
+            Entry::Fail(error) => Err(error),
+        };
+        self.last_answer = AnsweredBy::Queue;
+        Box::pin(ready(answer))
     }
 
     fn changed(&mut self) -> BoxFuture<'_, Change> {
@@ -342,34 +337,36 @@ impl Claim for QueuedClaim {
 
     fn downgrade(&mut self, ttl: Duration) -> BoxFuture<'_, Result<Renewal>> {
         Box::pin(async move {
-            // Readers may enter beside it.
-            let releasing = Releasing { place: &mut self.place, is_held: true };
+            // Waiting readers may acquire the lock beside this claim.
+            let releasing = Releasing { place: &mut self.place, notifies: true };
             let renewal = self.inner.downgrade(ttl).await;
             drop(releasing);
             self.renewed(&renewal);
             if matches!(renewal, Ok(Renewal::Renewed { .. } | Renewal::Held)) {
-                self.spec.mode = Mode::Shared;
+                self.place.spec.mode = Mode::Shared;
             }
             renewal
         })
     }
 
+    fn set_fence(&mut self, fence: Fence) {
+        self.inner.set_fence(fence);
+    }
+
     fn release(&mut self) -> BoxFuture<'_, Result<Release>> {
         if self.place.handoff() == Handoff::Store {
-            self.place.give_up();
+            self.place.leave(Leave::GaveUp);
         }
         Box::pin(async move {
-            let was_held = self.place.hold != Hold::None;
-            let mut releasing = Releasing { place: &mut self.place, is_held: true };
+            let may_have_held = self.place.may_hold;
+            let mut releasing = Releasing { place: &mut self.place, notifies: true };
             let release = self.inner.release().await;
-            // A hold may have been lost without notice: the next waiter rests until it is told of its end.
-            releasing.is_held = was_held || !matches!(release, Ok(Release::WasNotHeld));
-            // Only now: what this claim had in the store while it waited may keep the next one out.
-            releasing.place.give_up();
+            // If the hold was lost without a notification, the next waiter still sleeps: wake it.
+            releasing.notifies = may_have_held || !matches!(release, Ok(Release::WasNotHeld));
+            // Only now: anything that this waiter had in the store may have blocked the next one.
+            releasing.place.leave(Leave::GaveUp);
             drop(releasing);
-            if release.is_ok() {
-                self.place.hold = Hold::None;
-            }
+            self.place.may_hold &= release.is_err();
             release
         })
     }

@@ -1,4 +1,4 @@
-//! The memory store: the reference for what a store does.
+//! The memory store: the reference implementation of a store.
 
 mod table;
 
@@ -18,22 +18,21 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::fence::Fence;
 use crate::loss::LossReason;
 use crate::name::Name;
-use table::{Asked, Standing, Step, Table};
+use table::{Attempted, ClaimState, Step, Table};
 
-/// A store inside this process: for tests, for development, and as the reference for other stores.
+/// A store in the memory of this process: for tests, for development, and as the reference for other stores.
 ///
-/// Leases, a fair queue, hand-over by push, fences, all modes, inspection. It runs on tokio's clock,
-/// so tests may pause it. Each `Memory` is a store of its own; clones are the same one. It does not
-/// exclude other processes.
+/// It has leases, a fair queue with notifications, fences, all modes and inspection. It uses tokio's clock, so tests can
+/// pause it. Each `Memory` is a separate store, and clones share one. It does not exclude other processes.
 #[derive(Debug, Clone, Default)]
 pub struct Memory {
     table: Arc<Mutex<Table>>,
-    /// Told whenever anything changes.
+    /// Notified at every change.
     changed: Arc<Notify>,
 }
 
 impl Memory {
-    /// An empty store.
+    /// Creates an empty store.
     pub fn new() -> Self {
         Self::default()
     }
@@ -64,9 +63,9 @@ impl Backend for Memory {
         Ok(Box::new(MemoryClaim {
             store: self.clone(),
             spec,
-            ticket: None,
+            position: None,
             holds: false,
-            bell: None,
+            notify: None,
             notice: None,
         }))
     }
@@ -79,36 +78,35 @@ impl Backend for Memory {
 struct MemoryClaim {
     store: Memory,
     spec: ClaimSpec,
-    /// The place in the queue, if there is one.
-    ticket: Option<u64>,
-    /// Whether this side knows that it holds.
+    /// The position in the queue, if it is queued.
+    position: Option<u64>,
+    /// Whether the engine knows that the claim holds the lock.
     holds: bool,
-    /// Rung when the table does something to this claim.
-    bell: Option<Arc<Notify>>,
-    /// For a claim that is not queued: made while the table was locked, so that no release between
-    /// the attempt and the wait is missed.
+    /// Notified when the table changes the state of this claim.
+    notify: Option<Arc<Notify>>,
+    /// For a claim that is not queued: a subscription to the next change.
     notice: Option<Pin<Box<OwnedNotified>>>,
 }
 
-/// The highest floor that is taken, unless the store has granted such a fence itself. The fences of this store count
-/// grants: it comes nowhere near this number, which leaves it as many fences again.
+/// The highest floor that is accepted, unless the store has granted such a fence itself. The fences of this store count
+/// grants, so they stay far below.
 const MAX_FLOOR: u64 = 1 << 62;
 
-/// An answer that is there already.
+/// Returns a future that is ready.
 fn ready<'a, T: Send + 'a>(answer: T) -> BoxFuture<'a, T> {
     Box::pin(std::future::ready(answer))
 }
 
 impl MemoryClaim {
-    fn bell(&mut self) -> Arc<Notify> {
-        self.bell.get_or_insert_default().clone()
+    fn notify(&mut self) -> Arc<Notify> {
+        self.notify.get_or_insert_default().clone()
     }
 
     fn granted(&mut self, fence: Fence) -> Grant {
         self.holds = true;
-        self.ticket = None;
+        self.position = None;
         self.notice = None;
-        Grant { fence: Some(fence), valid_for: Some(self.spec.ttl) }
+        Grant { fence: Some(fence), fence_is_past: false, valid_for: Some(self.spec.ttl) }
     }
 
     fn renewed(&mut self, ttl: Duration, step: Step) -> Renewal {
@@ -130,19 +128,20 @@ impl Claim for MemoryClaim {
             floor.get() > MAX_FLOOR && floor.get() - 1 > self.store.table().last_fence()
         };
         if let Some(floor) = floor.filter(implausible) {
-            let message =
-                format!("a floor of {floor} is not of this store, which counts its grants");
+            let message = format!(
+                "the next fence must be at least {floor}, which is not a fence of this store: it counts its grants"
+            );
             return ready(Err(Error::new(ErrorKind::Config, message)));
         }
-        let bell = if self.spec.queue { Some(self.bell()) } else { None };
-        let asked =
-            self.store.table().ask(&self.spec, self.ticket, floor, bell.as_ref(), Instant::now());
+        let notify = if self.spec.queue { Some(self.notify()) } else { None };
+        let (spec, position, notify) = (&self.spec, self.position, notify.as_ref());
+        let attempted = self.store.table().attempt(spec, position, floor, notify, Instant::now());
         self.store.changed.notify_waiters();
-        ready(Ok(match asked {
-            Asked::Granted(fence) => Attempt::Granted(self.granted(fence)),
-            Asked::Contended { ticket, retry, holder, notice } => {
-                self.ticket = ticket;
-                self.notice = notice.map(|notice| Box::pin(notice.notified_owned()));
+        ready(Ok(match attempted {
+            Attempted::Granted(fence) => Attempt::Granted(self.granted(fence)),
+            Attempted::Contended { position, retry, holder, listener } => {
+                self.position = position;
+                self.notice = listener.map(|listener| Box::pin(listener.notified_owned()));
                 self.holds = false;
                 Attempt::Contended { retry, holder }
             }
@@ -156,19 +155,21 @@ impl Claim for MemoryClaim {
                 self.notice = None;
                 return Change::LookAgain;
             }
-            let bell = self.bell();
+            let notify = self.notify();
             loop {
-                let standing = self.store.table().standing(&self.spec, self.ticket, &bell);
-                match standing {
-                    Standing::Holds(fence) if !self.holds => {
+                let state = self.store.table().state(&self.spec, self.position, &notify);
+                match state {
+                    ClaimState::Holds(fence) if !self.holds => {
                         return Change::Granted(self.granted(fence));
                     }
-                    Standing::Gone if self.holds => return Change::Lost(LossReason::Broken),
-                    Standing::ShouldAsk => return Change::LookAgain,
-                    Standing::Gone if self.ticket.take().is_some() => return Change::LookAgain,
-                    Standing::Holds(_) | Standing::Waits | Standing::Gone => {}
+                    ClaimState::Absent if self.holds => return Change::Lost(LossReason::Broken),
+                    ClaimState::MustRetry => return Change::LookAgain,
+                    ClaimState::Absent if self.position.take().is_some() => {
+                        return Change::LookAgain;
+                    }
+                    ClaimState::Holds(_) | ClaimState::Waits | ClaimState::Absent => {}
                 }
-                bell.notified().await;
+                notify.notified().await;
             }
         })
     }
@@ -180,12 +181,15 @@ impl Claim for MemoryClaim {
     fn downgrade(&mut self, ttl: Duration) -> BoxFuture<'_, Result<Renewal>> {
         match self.spec.mode.kind() {
             Kind::Lock => ready(Ok(self.renewed(ttl, Step::Downgrade))),
-            Kind::Semaphore => ready(Err(Error::unsupported("downgrade for permits"))),
+            Kind::Semaphore => ready(Err(Error::unsupported("downgrades of permits"))),
         }
     }
 
+    // The fences of this store do not follow a clock.
+    fn set_fence(&mut self, _fence: Fence) {}
+
     fn release(&mut self) -> BoxFuture<'_, Result<Release>> {
-        let held = self.store.table().release(&self.spec, self.ticket.take(), Instant::now());
+        let held = self.store.table().release(&self.spec, self.position.take(), Instant::now());
         self.holds = false;
         self.notice = None;
         self.store.changed.notify_waiters();

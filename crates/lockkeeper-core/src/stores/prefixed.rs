@@ -1,4 +1,4 @@
-//! A store in which every name begins with a prefix.
+//! A store that adds a prefix to every name.
 
 use std::sync::Arc;
 
@@ -6,10 +6,10 @@ use crate::contract::{Backend, BoxFuture, Capabilities, Claim, ClaimSpec, Inspec
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::Name;
 
-/// A part of another store: its names stand in that store as `prefix/name`.
+/// A namespace in another store: the lock `name` is `prefix/name` in that store.
 ///
-/// Two prefixes never meet, because a prefix contains no slash. Whoever uses the store without one
-/// sees them all, as `prefix/name`.
+/// Locks of different prefixes never conflict, because a prefix contains no slash. A client that uses the store without a
+/// prefix sees the locks of all prefixes, as `prefix/name`.
 ///
 /// # Examples
 ///
@@ -32,43 +32,45 @@ use crate::name::Name;
 #[derive(Debug, Clone)]
 pub struct Prefixed {
     inner: Arc<dyn Backend>,
-    /// With its slash.
+    /// Includes the slash.
     prefix: Arc<str>,
 }
 
 impl Prefixed {
-    /// The part of a store under a prefix.
+    /// Creates a namespace in a store.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Config`] if the prefix is empty, longer than 256 bytes or contains a slash or NUL.
+    /// [`ErrorKind::Config`] if the prefix is empty, is longer than 256 bytes, or contains a slash or NUL.
     pub fn new(inner: Arc<dyn Backend>, prefix: &str) -> Result<Self> {
         if prefix.is_empty() || prefix.len() > 256 || prefix.contains(['/', '\0']) {
-            let message = "a prefix has from 1 to 256 bytes, without slash and NUL";
+            let message = format!(
+                "the prefix {prefix:?} is not valid: it must have 1 to 256 bytes, without slash and NUL"
+            );
             return Err(Error::new(ErrorKind::Config, message));
         }
         Ok(Self { inner, prefix: format!("{prefix}/").into() })
     }
 
-    fn inside(&self, name: &str) -> Name {
+    fn inner_name(&self, name: &str) -> Name {
         Name::derived(format!("{}{name}", self.prefix))
     }
 
-    /// What the user sees of a lock of the inner store.
-    fn outside(&self, mut info: LockInfo) -> Option<LockInfo> {
+    /// Removes the prefix from a lock of the inner store; `None` for a lock without it.
+    fn without_prefix(&self, mut info: LockInfo) -> Option<LockInfo> {
         info.name = Name::derived(info.name.strip_prefix(&*self.prefix)?.to_owned());
         Some(info)
     }
 
-    fn inspector(&self) -> Result<&dyn Inspector> {
-        self.inner.inspector().ok_or_else(|| Error::unsupported("way to be looked into"))
+    fn inner_inspector(&self) -> Result<&dyn Inspector> {
+        self.inner.inspector().ok_or_else(|| Error::unsupported("inspection"))
     }
 
-    async fn look(
+    async fn without_prefixes(
         &self,
         infos: impl Future<Output = Result<Vec<LockInfo>>>,
     ) -> Result<Vec<LockInfo>> {
-        Ok(infos.await?.into_iter().filter_map(|info| self.outside(info)).collect())
+        Ok(infos.await?.into_iter().filter_map(|info| self.without_prefix(info)).collect())
     }
 }
 
@@ -82,7 +84,7 @@ impl Backend for Prefixed {
     }
 
     fn claim(&self, mut spec: ClaimSpec) -> Result<Box<dyn Claim>> {
-        spec.name = self.inside(&spec.name);
+        spec.name = self.inner_name(&spec.name);
         self.inner.claim(spec)
     }
 
@@ -93,18 +95,18 @@ impl Backend for Prefixed {
 
 impl Inspector for Prefixed {
     fn list(&self, prefix: &str) -> BoxFuture<'_, Result<Vec<LockInfo>>> {
-        let inside = self.inside(prefix);
-        Box::pin(async move { self.look(self.inspector()?.list(&inside)).await })
+        let inner = self.inner_name(prefix);
+        Box::pin(async move { self.without_prefixes(self.inner_inspector()?.list(&inner)).await })
     }
 
     fn show(&self, name: &Name) -> BoxFuture<'_, Result<Vec<LockInfo>>> {
-        let inside = self.inside(name);
-        Box::pin(async move { self.look(self.inspector()?.show(&inside)).await })
+        let inner = self.inner_name(name);
+        Box::pin(async move { self.without_prefixes(self.inner_inspector()?.show(&inner)).await })
     }
 
     fn break_lock(&self, name: &Name) -> BoxFuture<'_, Result<usize>> {
-        let inside = self.inside(name);
-        Box::pin(async move { self.inspector()?.break_lock(&inside).await })
+        let inner = self.inner_name(name);
+        Box::pin(async move { self.inner_inspector()?.break_lock(&inner).await })
     }
 
     fn changed(&self) -> BoxFuture<'_, ()> {

@@ -1,57 +1,70 @@
-//! One store out of several independent ones: what Redlock is.
+//! One store made of several independent ones, as in Redlock.
 
+mod node;
 mod votes;
 
+use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use tokio::sync::Mutex as AsyncMutex;
-
 use crate::background::Background;
 use crate::clock::{Moment, sleep_until};
 use crate::contract::{
-    Attempt, Backend, BoxFuture, Capabilities, Change, Claim, ClaimSpec, Fences, Grant, Inspector,
-    Mode, Release, Renewal,
+    Attempt, Backend, BoxFuture, Capabilities, Change, Claim, ClaimSpec, Fences, Inspector, Mode,
+    Release, Renewal,
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::fence::Fence;
-use crate::release::{LEAVE_WITHIN, release_until_confirmed};
-use votes::{LastGrant, Refusal, Said, Votes, granted, nth_longest};
+use crate::release::LEAVE_WITHIN;
+use node::{Node, Request, Response};
+use votes::{LastGrant, Refusal, Round, Vote, nth_longest};
 
-/// A lock that is held when a majority of independent stores says so.
+/// A store made of independent stores, its *nodes*. A lock is held if a majority of the nodes grants it.
 ///
-/// All nodes are asked in parallel, and the answer is there when a majority's is: a node that hangs
-/// costs nothing, and up to half of them, less one, may be down.
+/// Requests go to all nodes in parallel, and the result is known as soon as a majority has answered. A hung node adds no
+/// latency to that. Fewer than half of the nodes may be down.
 ///
 /// # What it guarantees
 ///
-/// Two holds of a name never have a majority at the same time. Nodes may restart without their data, any number of them
-/// and at any time: a node that has been up for less than [`min_uptime`](Self::min_uptime) does not vote, and by then the
-/// holds that it had granted have ended. This needs a `min_uptime` of at least the longest ttl that clients use for a name,
-/// also by `extend`. It is the ttl of the claim that asks unless set, which is enough where all clients of a name use
-/// the same ttl.
+/// Two holds of a name never have a majority at the same time. Any number of nodes may restart without their data at any
+/// time: a node that has been up for less than [`min_uptime`](Self::min_uptime) does not vote, and by then the holds that
+/// it had granted have expired. This requires a `min_uptime` of at least the longest TTL that clients use for a name,
+/// including `extend`. The default is the TTL of the claim, which is enough if all clients of a name use the same TTL.
 ///
-/// The lease counts from before the first node was asked. The fence of a hold is at
-/// least the highest that any node of its majority gave, and is written back to a majority before the
-/// guard exists: so the next majority, which has a node in common with this one, gives a higher one. If that node has
-/// restarted in between, the next fence is still higher where fences follow the nodes' clocks, as those of Redis do, and
-/// these clocks differ by less than `min_uptime`. A node whose fences the others refuse, because its clock is more than an
-/// hour ahead of theirs, does not count.
+/// The lease counts from before the first request was sent.
 ///
-/// `tests/simulation.rs` checks these promises with random clients, faults, restarts and clocks.
+/// Fences rise. The fence of a hold is the highest that any node of its majority returned, and the release carries it to
+/// the nodes. The next majority shares a node with this one. That node was freed by the release, and then knows the fence;
+/// or the lease expired there, and then its clock is past the fence. For the second case, the fence may be above that of
+/// each node of the majority by at most a quarter of the TTL. If clocks differ by more, or if the fences of the nodes do not
+/// follow a clock or are ahead of it, then the fence is written back to a majority before the guard exists, at the cost of
+/// another round trip.
 ///
-/// # What it does not
+/// If the shared node has restarted since, the next fence is still higher where fences follow the nodes' clocks, as on
+/// Redis, and these clocks differ by less than `min_uptime`. A node whose fences the others refuse, because its clock is
+/// more than an hour ahead of theirs, does not count.
 ///
-/// - **A node that loses data without a restart is not noticed:** `FLUSHALL`, evicted or deleted keys, a restored backup. If a
-///   hold has no more than a majority, because the other nodes were down or taken when it was acquired, one such node is enough
-///   for a second holder, and where clocks differ also for a lower fence.
-/// - **There is no queue:** the claim that asks at the right moment gets the lock.
-/// - **Votes can split.** If several claims ask at the same moment, each may get some nodes and none a majority.
-///   That is not contention: the engine asks again after random pauses, for a try at most two seconds, and then answers
-///   [`ErrorKind::Undecided`]. A try also ends so if a holder's majority includes nodes that are down now, because then
-///   nobody can tell whether it has one.
-/// - **No semaphores:** permits cannot be counted by majority.
+/// `tests/simulation.rs` and `tests/quorum_fences.rs` check these guarantees with random clients, faults, restarts and
+/// clocks.
+///
+/// # What it does not guarantee
+///
+/// - **Data loss without a restart is not detected:** `FLUSHALL`, evicted or deleted keys, a restored backup. If a hold has
+///   no more than a majority, because the other nodes were down or held when it was acquired, one such node is enough for a
+///   second holder and, if clocks differ, for a lower fence.
+/// - **A hold that is broken on its nodes may be followed by a lower fence.** `break_lock` on the stores of the nodes does
+///   not know the fence of the hold. The next fence can be lower if the clocks of the nodes differ by more than the hold
+///   lasted.
+/// - **A lease on the nodes is not made shorter than clocks differ.** `extend` with a shorter TTL is honoured by the guard.
+///   If the client then crashes, the nodes may keep the lock for up to twice the difference of their clocks. An adopted
+///   hold does not know that difference if `extend` has shortened its TTL before it was detached: a lower fence may follow.
+/// - **There is no queue.** The first claim that reaches a majority of free nodes acquires the lock.
+/// - **Votes can split.** If several claims are attempted at the same time, each may get some nodes and none a majority.
+///   That is not contention: the engine retries with random pauses, for a try at most two seconds, and then returns
+///   [`ErrorKind::Undecided`]. The same applies to a try if nodes of a holder's majority are down, because the
+///   remaining nodes cannot show that it has a majority.
+/// - **There are no semaphores.** Permits cannot be counted by majority.
 #[derive(Debug, Clone)]
 pub struct Quorum {
     nodes: Arc<[Arc<dyn Backend>]>,
@@ -60,47 +73,44 @@ pub struct Quorum {
 }
 
 impl Quorum {
-    /// A quorum of nodes that know nothing of each other.
+    /// Creates a quorum of nodes that do not replicate each other.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Config`] for fewer than three nodes, which could bear the loss of none, for the same
-    /// node twice, or for a node without leases.
+    /// [`ErrorKind::Config`] for fewer than three nodes, which tolerate no failure, for the same node twice, or for a node
+    /// without leases.
     pub fn new(nodes: impl IntoIterator<Item = Arc<dyn Backend>>) -> Result<Self> {
         let nodes: Arc<[Arc<dyn Backend>]> = nodes.into_iter().collect();
+        let config = |message: String| Err(Error::new(ErrorKind::Config, message));
         if nodes.len() < 3 {
-            let message = format!("a quorum has at least 3 nodes, not {}", nodes.len());
-            return Err(Error::new(ErrorKind::Config, message));
+            return config(format!("a quorum needs at least 3 nodes, not {}", nodes.len()));
         }
         let same = |a: &Arc<dyn Backend>, b: &Arc<dyn Backend>| {
             std::ptr::addr_eq(Arc::as_ptr(a), Arc::as_ptr(b))
         };
         let twice = |(i, node)| nodes[..i].iter().any(|other| same(node, other));
         if nodes.iter().enumerate().any(twice) {
-            return Err(Error::new(
-                ErrorKind::Config,
-                "a quorum needs nodes that are not the same",
-            ));
+            return config("a quorum needs different nodes: one is in the list twice".to_owned());
         }
-        if nodes.iter().any(|node| !node.capabilities().leases) {
-            return Err(Error::new(ErrorKind::Config, "a quorum needs nodes with leases"));
+        if let Some(node) = nodes.iter().find(|node| !node.capabilities().leases) {
+            return config(format!("a quorum needs nodes with leases: {} has none", node.name()));
         }
         Ok(Self { nodes, node_timeout: Duration::from_millis(500), min_uptime: None })
     }
 
-    /// Sets how long a node's answer is awaited if there is no majority without it (500 ms if not
-    /// set). Should be small beside the ttl.
+    /// Sets the timeout for a node whose answer is needed for a majority (500 ms by default). It should be short compared
+    /// to the TTL.
     #[must_use]
     pub fn node_timeout(mut self, node_timeout: Duration) -> Self {
         self.node_timeout = node_timeout;
         self
     }
 
-    /// Sets how long a node must have been up before it votes (the ttl of the claim that asks if not set).
+    /// Sets how long a node must have been up before it votes (by default the TTL of the claim).
     ///
-    /// A node that restarts without its data does not know the holds it had granted, and must not grant them again
-    /// before they have ended. Set this to the longest ttl in use if clients use different ones or extend their leases. Set
-    /// zero only for nodes that lose nothing when they restart (Redis with `appendfsync always`).
+    /// A node that restarted without its data does not know the holds that it had granted, and must not grant the locks
+    /// again before those holds have expired. If clients use different TTLs or extend their leases, set this to the longest
+    /// TTL in use. Set it to zero only for nodes that lose nothing when they restart (Redis with `appendfsync always`).
     #[must_use]
     pub fn min_uptime(mut self, min_uptime: Duration) -> Self {
         self.min_uptime = Some(min_uptime);
@@ -134,11 +144,10 @@ impl Backend for Quorum {
         }
         let min_uptime = Some(self.min_uptime.unwrap_or(spec.ttl));
         let node = |node: &Arc<dyn Backend>| {
-            // No queue on any node: places in five queues would be five different places.
+            // No queue on the nodes: each node would have a different order.
             // No fence of a ticket either: a node may have a higher one than its majority.
             let spec = ClaimSpec { queue: false, min_uptime, ticket: None, ..spec.clone() };
-            let claim = node.claim(spec)?;
-            Ok(Node { claim: Arc::new(AsyncMutex::new(claim)), op: None })
+            node.claim(spec).map(Node::new)
         };
         let nodes = self.nodes.iter().map(node).collect::<Result<Vec<_>>>()?;
         Ok(Box::new(QuorumClaim {
@@ -151,6 +160,9 @@ impl Backend for Quorum {
             granted: false,
             listened_to: Vec::new(),
             last: None,
+            fence: spec.ticket,
+            // The lead at the grant is not known for an adopted hold.
+            min_lease: if spec.ticket.is_some() { spec.ttl / 2 } else { Duration::ZERO },
             downgraded: false,
         }))
     }
@@ -163,293 +175,200 @@ impl Backend for Quorum {
 struct QuorumClaim {
     nodes: Vec<Node>,
     majority: usize,
+    /// Whether all nodes have raisable fences.
     raises: bool,
     ttl: Duration,
     node_timeout: Duration,
     background: Background,
     granted: bool,
-    /// Of a claim that waits: which nodes refused it for the sake of the holder that has a majority. Their notices say
-    /// that this holder has released; those of other nodes only that another claim lost a split vote.
+    /// For a waiter: the nodes that reported the holder with a majority. A notification of such a node means that this
+    /// holder has released. That of another node only means that another claim lost a split vote.
     listened_to: Vec<bool>,
-    /// What was granted last, if nothing was given back since.
+    /// The last grant, if it was not released since.
     last: Option<LastGrant>,
-    /// A downgrade was asked for. From then on it is asked for instead of a renewal: a node that was slow may
-    /// not have heard of it yet.
+    /// The highest fence that this claim was granted, or that of its ticket, until it is released.
+    fence: Option<Fence>,
+    /// The shortest lease that a renewal may leave on the nodes: none may expire before its clock is past the fence.
+    min_lease: Duration,
+    /// Whether a downgrade was requested. Renewals are then sent as downgrades, because a slow node may have missed it.
     downgraded: bool,
 }
 
-/// One node's claim, and what it has been asked and not answered.
-struct Node {
-    claim: Arc<AsyncMutex<Box<dyn Claim>>>,
-    op: Option<Op>,
-}
-
-/// A question under way. Polled by whatever the quorum does next, and in the background if that is
-/// nothing.
-struct Op {
-    answer: BoxFuture<'static, Answer>,
-    ask: Ask,
-}
-
-impl Op {
-    fn releases(&self) -> bool {
-        matches!(self.ask, Ask::Release(_))
-    }
-}
-
-enum Answer {
-    Attempt(Result<Attempt>),
-    Renewal(Result<Renewal>),
-    Release(Option<Release>),
-}
-
-/// What to ask a node.
-#[derive(Clone, Copy)]
-enum Ask {
-    Attempt(Option<Fence>),
-    Renew(Duration),
-    Downgrade(Duration),
-    Release(Duration),
-}
-
-impl Node {
-    /// Asks, unless a release is under way: that must be confirmed first. Both have the same owner, and
-    /// a release that came late would free what an attempt got in the meantime.
-    fn ask(&mut self, ask: Ask, node_timeout: Duration) {
-        if self.op.as_ref().is_some_and(Op::releases) {
-            return;
-        }
-        // A release waits for what is under way, but not for ever: a node that hangs must not keep its
-        // lock for longer than need be. A renewal waits for an attempt, which may not have been sent yet:
-        // given up, it would leave that node without us, and a majority would be one node weaker than
-        // it need be. Anything else that was not answered is given up: an answer lost.
-        let before = self.op.take().filter(|op| match ask {
-            Ask::Release(_) => true,
-            Ask::Renew(_) | Ask::Downgrade(_) => matches!(op.ask, Ask::Attempt(_)),
-            Ask::Attempt(_) => false,
-        });
-        let claim = self.claim.clone();
-        let answer = Box::pin(async move {
-            if let Some(before) = before {
-                let _ = tokio::time::timeout(node_timeout, before.answer).await;
-            }
-            let mut claim = claim.lock_owned().await;
-            match ask {
-                Ask::Attempt(floor) => Answer::Attempt(claim.attempt(floor).await),
-                Ask::Renew(ttl) => Answer::Renewal(claim.renew(ttl).await),
-                Ask::Downgrade(ttl) => Answer::Renewal(claim.downgrade(ttl).await),
-                Ask::Release(ttl) => {
-                    Answer::Release(release_until_confirmed(&mut **claim, ttl, |_| {}).await)
-                }
-            }
-        });
-        self.op = Some(Op { answer, ask });
-    }
-}
-
 impl QuorumClaim {
-    fn ask_all(&mut self, ask: Ask) {
+    fn send_all(&mut self, request: Request) {
         for node in &mut self.nodes {
-            node.ask(ask, self.node_timeout);
+            node.send(request, self.node_timeout);
         }
     }
 
-    /// The next answer of any node; `None` when none is to come, or none in time.
-    async fn next_answer(&mut self, end: Moment) -> Option<(usize, Answer)> {
+    /// Returns the next response of any node; `None` if no request is in flight, or no response arrives before `end`.
+    async fn next_response(&mut self, end: Moment) -> Option<(usize, Response)> {
         let nodes = &mut self.nodes;
-        let answers = std::future::poll_fn(|cx| {
-            let mut awaited = false;
+        let responses = poll_fn(|cx| {
+            let mut in_flight = false;
             for (i, node) in nodes.iter_mut().enumerate() {
-                let Some(op) = &mut node.op else { continue };
-                if let Poll::Ready(answer) = op.answer.as_mut().poll(cx) {
-                    node.op = None;
-                    return Poll::Ready(Some((i, answer)));
+                match node.poll_response(cx) {
+                    Some(Poll::Ready(response)) => return Poll::Ready(Some((i, response))),
+                    Some(Poll::Pending) => in_flight = true,
+                    None => {}
                 }
-                awaited = true;
             }
-            if awaited { Poll::Pending } else { Poll::Ready(None) }
+            if in_flight { Poll::Pending } else { Poll::Ready(None) }
         });
         tokio::select! {
             biased;
-            answer = answers => answer,
+            response = responses => response,
             () = sleep_until(Some(end)) => None,
         }
     }
 
-    async fn acquire(&mut self, floor: Option<Fence>) -> Result<Attempt> {
-        let mut end = Moment::now().add(self.node_timeout);
+    async fn attempt_all(&mut self, floor: Option<Fence>) -> Result<Attempt> {
+        let start = Moment::now();
+        let mut end = start.add(self.node_timeout);
         self.listened_to.clear();
-        self.ask_all(Ask::Attempt(floor));
-        let mut last = self.last.take().filter(|last| floor <= Some(last.fence));
-        let asked = |node: &Node| match &node.op {
-            Some(op) if op.releases() => Said::Absent,
-            _ => Said::Nothing,
-        };
-        let mut said: Vec<Said> = self.nodes.iter().map(asked).collect();
-        // To which fence each node was asked to raise its own.
-        let mut raised = vec![None; self.nodes.len()];
-        let mut fence = None;
+        self.send_all(Request::Attempt(floor));
+        let last = self.last.take().filter(|last| floor <= Some(last.fence));
+        let vote = |node: &Node| if node.is_releasing() { Vote::Releasing } else { Vote::Pending };
+        let votes = self.nodes.iter().map(vote).collect();
+        let mut round = Round::new(votes, last, self.fence, self.max_lead(start));
         loop {
-            match self.next_answer(end).await {
-                Some((i, Answer::Attempt(Err(refusal))))
-                    if raised[i].is_some() && refusal.kind() == ErrorKind::Config =>
-                {
-                    // That fence is implausible on this node, which still has what it granted. Nodes that gave
-                    // it do not count, and a majority of the others decides.
-                    let refused = raised[i].take();
-                    for said in &mut said {
-                        if matches!(said, Said::Granted(grant) if grant.fence >= refused) {
-                            *said = Said::Failed(refusal.clone());
-                        }
-                    }
-                    fence = fence.filter(|fence| Some(*fence) < refused);
-                }
-                Some((i, Answer::Attempt(answer))) => {
-                    said[i] = Said::from(answer);
-                    if matches!(&said[i], Said::Granted(grant) if grant.fence < raised[i]) {
-                        let message = "a node keeps its fence low";
-                        said[i] = Said::Failed(Error::new(ErrorKind::Unavailable, message));
-                    }
-                }
-                Some((i, Answer::Release(_))) => {
-                    // What an earlier round left there is gone: now it can be asked.
-                    said[i] = Said::Nothing;
-                    self.nodes[i].ask(Ask::Attempt(fence.or(floor)), self.node_timeout);
+            match self.next_response(end).await {
+                Some((i, Response::Attempt(answer))) => round.record(i, answer),
+                Some((i, Response::Release(_))) => {
+                    // The grant of an earlier round is released: now the node can vote.
+                    round.votes[i] = Vote::Pending;
+                    self.nodes[i].send(Request::Attempt(round.fence.or(floor)), self.node_timeout);
                     continue;
                 }
-                Some((_, Answer::Renewal(_))) => continue,
-                None => {
-                    // Unless the last grant cannot be confirmed, and what a majority says now is another.
-                    let granted = granted(&said, None).count() >= self.majority;
-                    if !granted || fence.is_some() || last.take().is_none() {
-                        break;
-                    }
-                    end = Moment::now().add(self.node_timeout);
-                }
+                Some((_, Response::Renewal(_))) => continue,
+                None if round.forget_last() => end = Moment::now().add(self.node_timeout),
+                None => break,
             }
-            if self.raises && fence.is_none() && granted(&said, None).count() >= self.majority {
-                let (same, open) = last.as_ref().map_or((0, 0), |last| last.standing(&said));
-                if same >= self.majority {
-                    fence = last.as_ref().map(|last| last.fence);
-                } else if same + open < self.majority {
-                    // From here on this is the fence, whatever the others say.
-                    fence = granted(&said, None).filter_map(|(_, grant)| grant.fence).max();
-                }
+            round.max_lead = self.max_lead(start);
+            if self.raises {
+                round.choose_fence();
             }
-            for (i, grant) in granted(&said, None) {
-                if grant.fence < fence && raised[i].is_none() {
-                    raised[i] = fence;
-                    self.nodes[i].ask(Ask::Attempt(fence), self.node_timeout);
-                }
+            for (i, fence) in round.take_raises() {
+                self.nodes[i].send(Request::Attempt(Some(fence)), self.node_timeout);
             }
-            let leases = granted(&said, fence).filter_map(|(_, grant)| grant.valid_for);
-            if let Some(valid_for) = nth_longest(leases, self.majority)
-                && (fence.is_some() || !self.raises)
+            if let Some(grant) = round.grant()
+                && (grant.fence.is_some() || !self.raises)
             {
                 self.granted = true;
-                self.last = fence.map(|fence| LastGrant::new(fence, &said));
-                return Ok(Attempt::Granted(Grant { fence, valid_for: Some(valid_for) }));
+                self.fence = self.fence.max(grant.fence);
+                self.min_lease = round.longest_lead() * 2;
+                self.last = grant.fence.map(|fence| LastGrant::new(fence, &round.votes));
+                return Ok(Attempt::Granted(grant));
             }
-            if Votes::new(&said, self.majority).is_decided() {
+            if round.is_decided() {
                 break;
             }
         }
-        self.withdraw(&said).await;
-        self.refused(&said)
+        self.withdraw(&round.votes).await;
+        self.refused(&round)
     }
 
-    /// Gives back what some nodes gave in a round without a majority, so that another claim can have one, and awaits
-    /// their confirmation: the answer to a failed attempt must not be there before its traces are gone. A node that
-    /// has not answered the attempt is not waited for.
-    async fn withdraw(&mut self, said: &[Said]) {
+    /// Returns how far the fence may be above that of a node without being written back, in microseconds.
+    ///
+    /// A quarter of the TTL, so that the clock of the node is past the fence long before its lease expires. A node may have
+    /// read its clock for the fence some time after the lease began, but within the time that the round has taken.
+    fn max_lead(&self, start: Moment) -> u64 {
+        let most = (self.ttl / 4).min(Fence::MAX_AHEAD);
+        let most = most.saturating_sub(Moment::now().since(start));
+        u64::try_from(most.as_micros()).unwrap_or(u64::MAX)
+    }
+
+    /// Releases the grants of a round without a majority, so that another claim can get one, and waits for confirmation:
+    /// a failed attempt must leave nothing in the store. A node that has not answered the attempt is not waited for.
+    async fn withdraw(&mut self, votes: &[Vote]) {
         self.granted = false;
-        for (node, said) in self.nodes.iter_mut().zip(said) {
-            // A node that was contended has nothing of ours, and will tell us when it is free.
-            if !matches!(said, Said::Contended { .. } | Said::Undecided) {
-                node.ask(Ask::Release(self.ttl), self.node_timeout);
+        for (node, vote) in self.nodes.iter_mut().zip(votes) {
+            // A contended node has no grant of this claim, and its claim must stay subscribed to notifications.
+            if !vote.is_refusal() {
+                node.send(Request::Release(self.ttl, self.fence), self.node_timeout);
             }
         }
-        let granted = |said: &Said| matches!(said, Said::Granted(_));
-        let mut unconfirmed: Vec<bool> = said.iter().map(granted).collect();
+        let mut unconfirmed: Vec<bool> = votes.iter().map(|vote| vote.grant().is_some()).collect();
         let end = Moment::now().add(self.node_timeout.min(LEAVE_WITHIN));
         while unconfirmed.contains(&true) {
-            let Some((i, _)) = self.next_answer(end).await else { break };
+            let Some((i, _)) = self.next_response(end).await else { break };
             unconfirmed[i] = false;
         }
     }
 
-    /// The answer to an attempt without a majority.
-    fn refused(&mut self, said: &[Said]) -> Result<Attempt> {
-        let votes = Votes::new(said, self.majority);
-        match votes.refusal() {
-            Refusal::Taken { holder, retry } => {
-                let by_holder = |said: &Said| matches!(said, Said::Contended { holder: other, .. } if *other == holder);
-                self.listened_to = said.iter().map(by_holder).collect();
+    /// Returns the answer to an attempt without a majority.
+    fn refused(&mut self, round: &Round) -> Result<Attempt> {
+        match round.refusal() {
+            Refusal::Held { holder, retry } => {
+                self.listened_to = round.votes.iter().map(|vote| vote.names(holder)).collect();
                 Ok(Attempt::Contended { retry, holder })
             }
             Refusal::Split => Ok(Attempt::Undecided),
             Refusal::Failed => {
-                let why = said.iter().find_map(|said| match said {
-                    Said::Failed(error) => Some(error.to_string()),
-                    _ => None,
-                });
+                let why = round.votes.iter().find_map(Vote::error).map(Error::to_string);
                 let (all, timeout, answered) =
-                    (self.nodes.len(), self.node_timeout, votes.answered());
+                    (self.nodes.len(), self.node_timeout, round.answered());
                 let why = why.unwrap_or_else(|| format!("no answer within {timeout:?}"));
                 let message = if answered < self.majority {
                     format!("only {answered} of {all} nodes answered: {why}")
                 } else {
                     format!("no majority of {all} nodes confirmed the fence: {why}")
                 };
-                Err(Error::new(votes.error_kind(), message))
+                Err(Error::new(round.error_kind(), message))
             }
         }
     }
 
-    async fn renewal(&mut self, ask: Ask) -> Result<Renewal> {
+    async fn renew_all(&mut self, ttl: Duration) -> Result<Renewal> {
+        let lease = ttl.max(self.min_lease);
+        let request = if self.downgraded {
+            Request::Downgrade(lease, self.fence)
+        } else {
+            Request::Renew(lease)
+        };
         let end = Moment::now().add(self.node_timeout);
-        self.ask_all(ask);
+        self.send_all(request);
         let (mut leases, mut lost, mut why) = (Vec::new(), 0, None);
-        while let Some((_, answer)) = self.next_answer(end).await {
-            match answer {
-                Answer::Renewal(Ok(Renewal::Renewed { valid_for })) => leases.push(valid_for),
-                Answer::Renewal(Ok(Renewal::Held)) => leases.push(Duration::MAX),
-                Answer::Renewal(Ok(Renewal::Lost(reason))) => {
+        while let Some((_, response)) = self.next_response(end).await {
+            match response {
+                Response::Renewal(Ok(Renewal::Renewed { valid_for })) => {
+                    leases.push(valid_for.min(ttl));
+                }
+                Response::Renewal(Ok(Renewal::Held)) => leases.push(Duration::MAX),
+                Response::Renewal(Ok(Renewal::Lost(reason))) => {
                     lost += 1;
-                    // That of the node that decides.
+                    // The reason of the node that makes a majority impossible.
                     if lost > self.nodes.len() - self.majority {
                         return Ok(Renewal::Lost(reason));
                     }
                 }
-                Answer::Renewal(Err(error)) => why = Some(error),
-                Answer::Attempt(_) | Answer::Release(_) => {}
+                Response::Renewal(Err(error)) => why = Some(error),
+                Response::Attempt(_) | Response::Release(_) => {}
             }
-            // Only a true majority renews: nodes that say nothing count for nothing.
+            // A node that does not answer does not count.
             if let Some(valid_for) = nth_longest(leases.iter().copied(), self.majority) {
                 self.granted = true;
                 return Ok(Renewal::Renewed { valid_for });
             }
         }
         let (renewed, all) = (leases.len(), self.nodes.len());
-        let why = why.map_or_else(|| "the rest said nothing".to_owned(), |why| why.to_string());
+        let why = why.map_or_else(|| "the others did not answer".to_owned(), |why| why.to_string());
         let message = format!("only {renewed} of {all} nodes renewed: {why}");
         Err(Error::new(ErrorKind::Unavailable, message))
     }
 
-    async fn give_back(&mut self) -> Result<Release> {
+    async fn release_all(&mut self) -> Result<Release> {
         let end = Moment::now().add(self.node_timeout);
-        self.ask_all(Ask::Release(self.ttl));
+        self.send_all(Request::Release(self.ttl, self.fence));
         let (mut released, mut confirmed) = (0, 0);
-        while let Some((_, answer)) = self.next_answer(end).await {
-            if let Answer::Release(Some(release)) = answer {
+        while let Some((_, response)) = self.next_response(end).await {
+            if let Response::Release(Some(release)) = response {
                 confirmed += 1;
                 released += usize::from(release == Release::Released);
             }
             let silent = self.nodes.len() - confirmed;
-            if released >= self.majority || confirmed >= self.majority && silent == 0 {
-                break;
-            }
-            if confirmed >= self.majority && released + silent < self.majority {
+            let was_not_held = confirmed >= self.majority && released + silent < self.majority;
+            if released >= self.majority || was_not_held {
                 break;
             }
         }
@@ -458,53 +377,42 @@ impl QuorumClaim {
             let message = format!("only {confirmed} of {all} nodes confirmed the release");
             return Err(Error::new(ErrorKind::Unavailable, message));
         }
-        // A node that has not answered yet is seen to in the background.
-        self.finish_in_background();
-        // A majority that released held, also if it was another claim of this owner that was granted.
+        self.finish_releases_in_background();
+        // A majority of releases proves a hold, even if another claim of this owner was granted it.
         let silent = self.nodes.len() - confirmed;
         let held = released >= self.majority || self.granted && released + silent >= self.majority;
         (self.granted, self.downgraded, self.last) = (false, false, None);
+        (self.fence, self.min_lease) = (None, Duration::ZERO);
         Ok(if held { Release::Released } else { Release::WasNotHeld })
     }
 
-    /// Leaves releases that are under way to the background.
-    fn finish_in_background(&mut self) {
-        for node in &mut self.nodes {
-            if let Some(op) = node.op.take_if(|op| op.releases()) {
-                self.background.spawn(async move {
-                    op.answer.await;
-                });
-            }
+    fn finish_releases_in_background(&mut self) {
+        for release in self.nodes.iter_mut().filter_map(Node::take_release) {
+            self.background.spawn(async move {
+                release.await;
+            });
         }
     }
 
-    async fn news(&mut self) -> Change {
+    async fn next_change(&mut self) -> Change {
         let (granted, listened_to) = (self.granted, &self.listened_to);
-        let listen = |(i, node): (usize, &Node)| -> Option<BoxFuture<'static, Change>> {
-            if !granted && !listened_to.get(i).copied().unwrap_or(false) {
-                return None;
-            }
-            let claim = node.claim.clone();
-            Some(Box::pin(async move { claim.lock_owned().await.changed().await }))
+        let listen = |(i, node): (usize, &Node)| {
+            let listens = granted || listened_to.get(i).copied().unwrap_or(false);
+            listens.then(|| node.changed())
         };
-        let mut ears: Vec<_> = self.nodes.iter().enumerate().map(listen).collect();
+        let mut changes: Vec<_> = self.nodes.iter().enumerate().map(listen).collect();
         let (mut lost, mut notices) = (0, 0);
         let (majority, all) = (self.majority, self.nodes.len());
         let nodes = &mut self.nodes;
-        std::future::poll_fn(|cx| {
-            for (node, ear) in nodes.iter_mut().zip(&mut ears) {
-                // What is under way goes on while we listen.
-                if let Some(op) = &mut node.op {
-                    if op.answer.as_mut().poll(cx).is_pending() {
-                        continue;
-                    }
-                    node.op = None;
-                }
-                let Some(Poll::Ready(change)) = ear.as_mut().map(|ear| ear.as_mut().poll(cx))
-                else {
+        poll_fn(|cx| {
+            for (node, changed) in nodes.iter_mut().zip(&mut changes) {
+                // A request in flight has the node's claim locked.
+                if let Some(Poll::Pending) = node.poll_response(cx) {
                     continue;
-                };
-                *ear = None;
+                }
+                let polled = changed.as_mut().map(|changed| changed.as_mut().poll(cx));
+                let Some(Poll::Ready(change)) = polled else { continue };
+                *changed = None;
                 match change {
                     Change::Lost(reason) if granted && lost == all - majority => {
                         return Poll::Ready(Change::Lost(reason));
@@ -513,7 +421,7 @@ impl QuorumClaim {
                     Change::LookAgain | Change::Granted(_) => notices += 1,
                 }
             }
-            // Whoever releases tells a majority. Asking at the first word would find the rest taken.
+            // A release notifies a majority. An attempt at the first notification would find the other nodes held.
             if (granted && notices > 0) || notices + lost >= majority {
                 return Poll::Ready(Change::LookAgain);
             }
@@ -525,30 +433,33 @@ impl QuorumClaim {
 
 impl Claim for QuorumClaim {
     fn attempt(&mut self, floor: Option<Fence>) -> BoxFuture<'_, Result<Attempt>> {
-        Box::pin(self.acquire(floor))
+        Box::pin(self.attempt_all(floor))
     }
 
     fn changed(&mut self) -> BoxFuture<'_, Change> {
-        Box::pin(self.news())
+        Box::pin(self.next_change())
     }
 
     fn renew(&mut self, ttl: Duration) -> BoxFuture<'_, Result<Renewal>> {
-        let ask = if self.downgraded { Ask::Downgrade(ttl) } else { Ask::Renew(ttl) };
-        Box::pin(self.renewal(ask))
+        Box::pin(self.renew_all(ttl))
     }
 
     fn downgrade(&mut self, ttl: Duration) -> BoxFuture<'_, Result<Renewal>> {
         self.downgraded = true;
-        Box::pin(self.renewal(Ask::Downgrade(ttl)))
+        Box::pin(self.renew_all(ttl))
+    }
+
+    fn set_fence(&mut self, fence: Fence) {
+        self.fence = self.fence.max(Some(fence));
     }
 
     fn release(&mut self) -> BoxFuture<'_, Result<Release>> {
-        Box::pin(self.give_back())
+        Box::pin(self.release_all())
     }
 }
 
 impl Drop for QuorumClaim {
     fn drop(&mut self) {
-        self.finish_in_background();
+        self.finish_releases_in_background();
     }
 }

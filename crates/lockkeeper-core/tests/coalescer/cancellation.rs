@@ -1,4 +1,4 @@
-//! Requests that are dropped, and the order of those that are not.
+//! Dropped requests, and the order of the others.
 
 use std::collections::HashMap;
 use std::pin::pin;
@@ -31,7 +31,7 @@ async fn requests_join_and_leave_a_call_until_it_is_sent() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_call_is_made_if_nothing_is_left_to_send() {
+async fn no_call_is_made_if_all_requests_are_dropped_before_it_is_sent() {
     let store = Store { connecting: CALL, ..Store::default() };
     let (store, coalescer) = open_with(store, ONE_CALL);
     let mut one = Box::pin(coalescer.send(1));
@@ -44,7 +44,7 @@ async fn no_call_is_made_if_nothing_is_left_to_send() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_is_dropped_before_it_is_sent_is_never_sent() {
+async fn a_request_dropped_before_it_is_sent_is_never_sent() {
     let (store, coalescer) = open(ONE_CALL);
     let first = send_all(&coalescer, [1]).await;
     sleep(CALL / 2).await;
@@ -58,7 +58,7 @@ async fn a_request_that_is_dropped_before_it_is_sent_is_never_sent() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_is_dropped_after_it_was_sent_leaves_the_others_their_answers() {
+async fn the_other_requests_of_a_call_get_answers_after_one_is_dropped() {
     let (store, coalescer) = open(ONE_CALL);
     let mut dropped = Box::pin(coalescer.send(1));
     assert!(poll_once(dropped.as_mut()).await.is_pending());
@@ -71,7 +71,7 @@ async fn a_request_that_is_dropped_after_it_was_sent_leaves_the_others_their_ans
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_sent_again_is_only_what_is_awaited() {
+async fn a_retry_sends_only_the_requests_that_are_still_awaited() {
     let store = Store { repeats: true, ..Store::default() };
     let (store, coalescer) = open_with(store, ONE_CALL);
     let mut dropped = Box::pin(coalescer.send(1));
@@ -84,7 +84,7 @@ async fn what_is_sent_again_is_only_what_is_awaited() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_caller_that_sends_directly_and_is_dropped_or_not_polled_holds_up_no_other() {
+async fn a_direct_sender_that_is_dropped_or_not_polled_blocks_no_other_request() {
     let (store, coalescer) = open(Limits { max_direct: 2, ..ONE_CALL });
     let (mut unpolled, mut dropped) = (Box::pin(coalescer.send(1)), Box::pin(coalescer.send(2)));
     assert!(poll_once(unpolled.as_mut()).await.is_pending());
@@ -94,7 +94,7 @@ async fn a_caller_that_sends_directly_and_is_dropped_or_not_polled_holds_up_no_o
     join(others).await;
     assert_eq!(store.calls(), [vec![1], vec![2], vec![3, 4]]);
     batch_task_ends().await;
-    // The place of the one that was dropped is free.
+    // The direct slot of the dropped request is free.
     let mut direct = pin!(coalescer.send(5));
     assert!(poll_once(direct.as_mut()).await.is_pending());
     assert_eq!(store.calls().len(), 4);
@@ -102,9 +102,9 @@ async fn a_caller_that_sends_directly_and_is_dropped_or_not_polled_holds_up_no_o
     assert_eq!(unpolled.await.unwrap(), 2);
 }
 
-/// The attempt of a claim may be queued when its release comes, and a direct sender may have ended since.
+/// The attempt of a claim may still be queued when its release is sent and a direct slot has become free.
 #[tokio::test(start_paused = true)]
-async fn no_request_is_sent_directly_past_those_that_wait() {
+async fn no_request_is_sent_directly_while_others_are_queued() {
     let store = Store { connecting: CALL, ..Store::default() };
     let (store, coalescer) = open_with(store, Limits { max_direct: 1, ..ONE_CALL });
     let mut direct = Box::pin(coalescer.send(1));
@@ -118,10 +118,10 @@ async fn no_request_is_sent_directly_past_those_that_wait() {
     assert_eq!(store.calls(), [[2, 3]]);
 }
 
-/// A request that says when it is dropped.
-struct Large;
+/// A sender of reference-counted requests.
+struct Counted;
 
-impl BatchSender for Large {
+impl BatchSender for Counted {
     type Item = Arc<()>;
     type Answer = Arc<()>;
 
@@ -139,8 +139,8 @@ impl BatchSender for Large {
 }
 
 #[tokio::test(start_paused = true)]
-async fn memory_is_freed_when_a_request_is_dropped_or_answered_and_with_the_last_clone() {
-    let coalescer = Coalescer::new(Large, ONE_CALL);
+async fn memory_is_freed_with_each_request_and_with_the_last_clone() {
+    let coalescer = Coalescer::new(Counted, ONE_CALL);
     let item = Arc::new(());
     let mut dropped: Vec<_> = (0..100).map(|_| Box::pin(coalescer.send(item.clone()))).collect();
     for request in &mut dropped {
@@ -148,7 +148,7 @@ async fn memory_is_freed_when_a_request_is_dropped_or_answered_and_with_the_last
     }
     let last = dropped.pop().unwrap();
     drop(dropped);
-    assert_eq!(Arc::strong_count(&item), 2, "only the one that is awaited is there");
+    assert_eq!(Arc::strong_count(&item), 2, "only the awaited request is kept");
     drop(last.await.unwrap());
     assert_eq!(Arc::strong_count(&item), 1);
     batch_task_ends().await;
@@ -158,10 +158,10 @@ async fn memory_is_freed_when_a_request_is_dropped_or_answered_and_with_the_last
     join(send_all(&coalescer, 0..100).await).await;
     batch_task_ends().await;
     drop(coalescer);
-    assert!(weak.upgrade().is_none(), "the sender is gone with the last clone");
+    assert!(weak.upgrade().is_none(), "the sender is dropped with the last clone");
 }
 
-/// Claims whose requests are dropped at any moment, on several threads: what reaches the store of one claim is in order.
+/// On several threads, with requests that are dropped at random.
 #[test]
 fn requests_of_one_claim_are_sent_in_order_or_not_at_all() {
     struct Log(Mutex<Vec<(u32, u32)>>);
@@ -173,7 +173,7 @@ fn requests_of_one_claim_are_sent_in_order_or_not_at_all() {
                 tokio::task::yield_now().await;
             }
             let Some(items) = batch.close() else { return Ok(Vec::new()) };
-            // Between the close and the write, another thread may do anything.
+            // Lets other threads run between the close and the write.
             std::thread::yield_now();
             self.0.lock().unwrap().extend(items);
             tokio::task::yield_now().await;
@@ -214,9 +214,9 @@ fn requests_of_one_claim_are_sent_in_order_or_not_at_all() {
     assert_eq!(last.len(), 7);
 }
 
-/// It would keep the sender, and with it a connection, until the time of the request is over.
+/// Otherwise it would keep the sender, and with it a connection, for the whole linger time.
 #[tokio::test(start_paused = true)]
-async fn the_batch_task_ends_when_the_last_request_that_lingers_is_dropped() {
+async fn the_batch_task_ends_when_the_last_lingering_request_is_dropped() {
     let (store, coalescer) = open(Limits { linger: Duration::from_secs(3600), ..ONE_CALL });
     let mut requests: Vec<_> = (0..2).map(|item| Box::pin(coalescer.send(item))).collect();
     for request in &mut requests {
@@ -227,12 +227,12 @@ async fn the_batch_task_ends_when_the_last_request_that_lingers_is_dropped() {
     batch_task_ends().await;
     let weak = Arc::downgrade(&store);
     drop((store, coalescer));
-    assert!(weak.upgrade().is_none(), "the sender is gone with the last clone");
+    assert!(weak.upgrade().is_none(), "the sender is dropped with the last clone");
 }
 
 #[tokio::test]
-async fn requests_that_come_and_go_keep_no_other_from_its_answer() {
-    /// Answers after some polls.
+async fn requests_that_are_dropped_early_do_not_starve_another() {
+    /// Responds after some polls.
     struct Slow;
     impl BatchSender for Slow {
         type Item = ();
@@ -254,10 +254,10 @@ async fn requests_that_come_and_go_keep_no_other_from_its_answer() {
         if poll_once(first.as_mut()).await.is_ready() {
             return;
         }
-        let mut gone = Box::pin(coalescer.send_within((), Duration::from_secs(3600)));
-        // Not at once: the first is to be sent by itself.
+        let mut dropped = Box::pin(coalescer.send_within((), Duration::from_secs(3600)));
+        // After a yield, so that the first request is sent alone.
         tokio::task::yield_now().await;
-        assert!(poll_once(gone.as_mut()).await.is_pending());
+        assert!(poll_once(dropped.as_mut()).await.is_pending());
     }
-    panic!("the first is not answered as long as others come");
+    panic!("the first request gets no answer while others arrive");
 }

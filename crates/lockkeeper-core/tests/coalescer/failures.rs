@@ -15,7 +15,7 @@ use crate::store::{
 };
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_fails_by_itself_fails_alone() {
+async fn an_error_of_one_request_does_not_affect_the_others_of_its_call() {
     let (store, coalescer) = open(ONE_CALL);
     let mut tasks = send_all(&coalescer, [1, FAILS, 2]).await;
     while let Some(answered) = tasks.join_next().await {
@@ -28,7 +28,7 @@ async fn a_request_that_fails_by_itself_fails_alone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_that_fails_fails_those_that_share_it_and_no_others() {
+async fn a_failed_call_fails_its_requests_and_no_others() {
     let (_, coalescer) = open(Limits { max_batch: 2, ..ONE_CALL });
     for (item, answer) in send_all(&coalescer, [1, BREAKS, 2, 3]).await.join_all().await {
         match item {
@@ -39,7 +39,7 @@ async fn a_call_that_fails_fails_those_that_share_it_and_no_others() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_fails_before_it_is_sent_fails_all_that_wait_for_it() {
+async fn a_failed_connect_fails_all_queued_requests() {
     let connects = Mutex::new(Connects::Fails);
     let store = Store { connecting: CALL, connects, ..Store::default() };
     let (store, coalescer) = open_with(store, Limits { max_batch: 2, ..ONE_CALL });
@@ -48,7 +48,7 @@ async fn what_fails_before_it_is_sent_fails_all_that_wait_for_it() {
         assert_eq!(answer.unwrap_err().to_string(), "no connection");
     }
     assert_eq!(before.elapsed(), CALL, "they connected once");
-    *store.connects.lock().unwrap() = Connects::Well;
+    *store.connects.lock().unwrap() = Connects::Succeeds;
     join(send_all(&coalescer, 0..2).await).await;
     assert_eq!(store.calls(), [[0, 1]]);
 }
@@ -62,15 +62,15 @@ async fn a_sender_that_panics_fails_its_requests_and_no_others() {
             _ => assert_eq!(answer.unwrap(), item * 2),
         }
     }
-    // Before it was sent.
+    // A panic before the call is sent.
     let connects = Mutex::new(Connects::Panics);
     let (store, coalescer) = open_with(Store { connects, ..Store::default() }, ONE_CALL);
     for (_, answer) in send_all(&coalescer, 0..3).await.join_all().await {
         assert_eq!(answer.unwrap_err().to_string(), "the call panicked");
     }
-    *store.connects.lock().unwrap() = Connects::Well;
+    *store.connects.lock().unwrap() = Connects::Succeeds;
     assert_eq!(coalescer.send(1).await.unwrap(), 2);
-    // By the caller itself.
+    // A panic in a direct send.
     let (_, coalescer) = open(Limits { max_direct: 1, ..ONE_CALL });
     let error = coalescer.send(PANICS).await.unwrap_err();
     assert_eq!(
@@ -95,7 +95,7 @@ fn requests_fail_when_the_runtime_that_sends_them_is_shut_down() {
         let store = Store { connecting, runtime, ..Store::default() };
         let (_, coalescer) = open_with(store, Limits { max_batch: 2, ..ONE_CALL });
         let tasks = this.block_on(send_all(&coalescer, 0..5));
-        // One call has started, and has been sent or not; the others wait.
+        // One call is connecting or in flight; the other requests are queued.
         other.block_on(async { sleep(Duration::from_millis(1)).await });
         drop(other);
         let soon = async { tokio::time::timeout(CALL * 100, tasks.join_all()).await.unwrap() };
@@ -104,14 +104,14 @@ fn requests_fail_when_the_runtime_that_sends_them_is_shut_down() {
             assert_eq!(error.kind(), ErrorKind::Unavailable);
             assert!(error.to_string().contains("was shut down"), "{error}");
         }
-        // And so does one that comes after that, at once.
+        // A later request fails at once.
         let late = this.block_on(coalescer.send(6)).unwrap_err();
         assert!(late.to_string().contains("was shut down"), "{late}");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_too_few_or_too_many_is_an_error_of_all() {
+async fn a_call_with_too_few_or_too_many_answers_fails_its_requests() {
     struct Miscounts;
     impl BatchSender for Miscounts {
         type Item = usize;
@@ -128,7 +128,7 @@ async fn an_answer_too_few_or_too_many_is_an_error_of_all() {
         let coalescer = Coalescer::new(Miscounts, Limits { max_direct, ..ONE_CALL });
         for count in [0, 2] {
             let error = coalescer.send(count).await.unwrap_err().to_string();
-            assert_eq!(error, format!("{count} answers to 1 requests"));
+            assert_eq!(error, format!("the call returned {count} answers to 1 requests"));
         }
         assert_eq!(coalescer.send(1).await.unwrap(), 1);
     }

@@ -1,5 +1,5 @@
-//! Requests that share calls, in paused time.
-#![allow(clippy::unwrap_used, reason = "a test says what went wrong by its panic")]
+//! The coalescer: requests that share calls, in paused time.
+#![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 
 mod cancellation;
 mod failures;

@@ -1,4 +1,4 @@
-//! Which requests share a call, and when it is made.
+//! Which requests share a call, and when the call is made.
 
 use std::pin::pin;
 use std::sync::atomic::Ordering;
@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep};
 use crate::store::{CALL, ONE_CALL, Store, join, open, open_with, poll_once, send_all};
 
 #[tokio::test(start_paused = true)]
-async fn while_few_are_in_flight_each_caller_sends_its_own() {
+async fn while_few_requests_are_in_flight_each_caller_sends_directly() {
     let (store, coalescer) = open(Limits { max_direct: 3, ..ONE_CALL });
     let (mut one, mut two, mut three) =
         (pin!(coalescer.send(1)), pin!(coalescer.send(2)), pin!(coalescer.send(3)));
@@ -26,7 +26,7 @@ async fn while_few_are_in_flight_each_caller_sends_its_own() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn requests_that_arrive_while_others_are_in_flight_share_a_call_in_their_order() {
+async fn requests_that_arrive_while_others_are_in_flight_share_a_call_in_order() {
     let (store, coalescer) = open(Limits { max_direct: 2, ..ONE_CALL });
     let tasks = send_all(&coalescer, 0..3).await;
     sleep(CALL / 2).await;
@@ -37,7 +37,7 @@ async fn requests_that_arrive_while_others_are_in_flight_share_a_call_in_their_o
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_more_calls_are_in_flight_than_allowed_and_no_fewer() {
+async fn max_in_flight_calls_run_concurrently_and_no_more() {
     let (store, coalescer) = open(Limits { max_in_flight: 3, max_batch: 4, ..ONE_CALL });
     let before = Instant::now();
     join(send_all(&coalescer, 0..48).await).await;
@@ -46,7 +46,7 @@ async fn no_more_calls_are_in_flight_than_allowed_and_no_fewer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_more_requests_share_a_call_than_allowed() {
+async fn at_most_max_batch_requests_share_a_call() {
     let (store, coalescer) = open(Limits { max_batch: 5, ..ONE_CALL });
     join(send_all(&coalescer, 0..12).await).await;
     let expected = [(0..5).collect::<Vec<_>>(), (5..10).collect(), (10..12).collect()];
@@ -54,7 +54,7 @@ async fn no_more_requests_share_a_call_than_allowed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn requests_linger_for_others_but_not_for_longer_than_allowed() {
+async fn a_request_lingers_for_others_up_to_the_limit() {
     let linger = Duration::from_millis(20);
     let (store, coalescer) = open(Limits { linger, max_batch: 4, ..ONE_CALL });
     let before = Instant::now();
@@ -66,7 +66,7 @@ async fn requests_linger_for_others_but_not_for_longer_than_allowed() {
     join(second).await;
     assert_eq!(before.elapsed(), linger + CALL);
     assert_eq!(store.calls(), [[1, 2]]);
-    // As many as share a call do not wait.
+    // A full batch does not linger.
     let before = Instant::now();
     join(send_all(&coalescer, 3..7).await).await;
     assert_eq!(before.elapsed(), CALL);
@@ -77,7 +77,7 @@ async fn requests_linger_for_others_but_not_for_longer_than_allowed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_shortest_linger_of_those_that_wait_counts() {
+async fn the_shortest_linger_of_the_queued_requests_applies() {
     let (store, coalescer) = open(Limits { linger: Duration::from_millis(20), ..ONE_CALL });
     let before = Instant::now();
     let tasks = send_all(&coalescer, [1]).await;
@@ -87,7 +87,7 @@ async fn the_shortest_linger_of_those_that_wait_counts() {
     assert_eq!(before.elapsed(), Duration::from_millis(3) + CALL);
     join(tasks).await;
     assert_eq!(store.calls(), [[1, 2]]);
-    // And one that does not linger takes the others along.
+    // A request that does not linger sends the queued ones with it.
     let tasks = send_all(&coalescer, [3]).await;
     let before = Instant::now();
     assert_eq!(coalescer.send_within(4, Duration::ZERO).await.unwrap(), 8);
@@ -97,7 +97,7 @@ async fn the_shortest_linger_of_those_that_wait_counts() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_next_call_starts_only_when_the_last_has_been_sent() {
+async fn the_next_call_starts_after_the_previous_one_has_been_sent() {
     let store = Store { connecting: CALL, ..Store::default() };
     let (store, coalescer) =
         open_with(store, Limits { max_in_flight: 4, max_batch: 2, ..ONE_CALL });

@@ -1,4 +1,4 @@
-//! A store that records the calls that are made to it.
+//! A store that records its calls.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -13,35 +13,35 @@ use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-/// How long a call takes.
+/// The duration of a call.
 pub(crate) const CALL: Duration = Duration::from_millis(10);
-/// The request that fails by itself.
+/// A request that fails without failing its call.
 pub(crate) const FAILS: u32 = 1000;
-/// The request whose call fails after it was sent.
+/// A request whose call fails after it was sent.
 pub(crate) const BREAKS: u32 = 1001;
-/// The request whose call panics after it was sent.
+/// A request whose call panics after it was sent.
 pub(crate) const PANICS: u32 = 1002;
 
-/// A store that answers a number with its double, and records its calls.
+/// A store that answers a number with its double and records its calls.
 #[derive(Default)]
 pub(crate) struct Store {
     /// The requests of each call, in the order in which the calls were sent.
     pub(crate) calls: Mutex<Vec<Vec<u32>>>,
     pub(crate) in_flight: AtomicUsize,
     pub(crate) max_in_flight: AtomicUsize,
-    /// Before each call.
+    /// The time that each call needs to connect.
     pub(crate) connecting: Duration,
-    /// What connecting comes to.
+    /// The outcome of connecting.
     pub(crate) connects: Mutex<Connects>,
     pub(crate) runtime: Option<Handle>,
-    /// Whether each call sends its requests again after half the time.
+    /// Whether each call sends its requests twice.
     pub(crate) repeats: bool,
 }
 
 #[derive(Default, Clone, Copy, PartialEq)]
 pub(crate) enum Connects {
     #[default]
-    Well,
+    Succeeds,
     Fails,
     Panics,
 }
@@ -75,7 +75,7 @@ impl BatchSender for Sender {
         }
         let connects = *self.0.connects.lock().unwrap();
         match connects {
-            Connects::Well => {}
+            Connects::Succeeds => {}
             Connects::Fails => return Err(failed("no connection")),
             Connects::Panics => panic!("connecting panics"),
         }
@@ -116,7 +116,7 @@ pub(crate) fn open_with(store: Store, limits: Limits) -> (Arc<Store>, Coalescer<
     (store.clone(), Coalescer::new(Sender(store), limits))
 }
 
-/// All requests by the batch task, with one call at a time.
+/// No direct sends, and one call at a time.
 pub(crate) const ONE_CALL: Limits =
     Limits { max_direct: 0, max_in_flight: 1, max_batch: 64, linger: Duration::ZERO };
 
@@ -126,7 +126,7 @@ impl Store {
     }
 }
 
-/// Sends each request in a task of its own, in this order.
+/// Sends each request in a separate task, in this order.
 pub(crate) async fn send_all(
     coalescer: &Coalescer<Sender>,
     items: impl IntoIterator<Item = u32>,
@@ -140,14 +140,14 @@ pub(crate) async fn send_all(
     tasks
 }
 
-/// The answers, each of which must be right.
+/// Waits for all requests and checks their answers.
 pub(crate) async fn join(tasks: JoinSet<(u32, Result<u32>)>) {
     for (item, answer) in tasks.join_all().await {
         assert_eq!(answer.unwrap(), item * 2);
     }
 }
 
-/// Waits until no task but this one is left. The batch task looks for more requests before it ends.
+/// Waits until no other task is left. The batch task checks for more requests before it ends.
 pub(crate) async fn batch_task_ends() {
     tokio::time::timeout(CALL, async {
         while Handle::current().metrics().num_alive_tasks() > 0 {

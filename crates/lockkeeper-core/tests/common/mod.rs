@@ -1,21 +1,27 @@
-//! What the engine's tests share.
+//! Helpers shared by the tests.
 #![allow(
     dead_code,
     unreachable_pub,
     clippy::unwrap_used,
-    reason = "every test file is a crate, and uses a part of it"
+    reason = "every test file is a crate and uses only some of the helpers"
 )]
 
 pub mod remote;
 pub mod unordered;
 
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::task::Poll;
 use std::time::Duration;
 
 use lockkeeper_core::{
-    Attempt, Backend, BoxFuture, Capabilities, Change, Claim, ClaimSpec, Fence, Inspector, Keeper,
-    Kind, LockInfo, Memory, Release, Renewal, Result,
+    Attempt, Backend, Background, BoxFuture, Capabilities, Change, Claim, ClaimSpec, Fence, Guard,
+    Inspector, Keeper, Kind, LockInfo, Memory, Mutex, Name, Release, Renewal, Result,
 };
 use lockkeeper_testkit::{Faults, Faulty};
+use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
 
 /// A keeper on a faulty store, and one on the same store without faults.
 pub struct Pair {
@@ -31,7 +37,7 @@ pub fn pair() -> Pair {
 }
 
 impl Pair {
-    /// What the store really has.
+    /// Returns all locks in the store.
     pub async fn left(&self) -> Vec<LockInfo> {
         self.healthy.inspect().unwrap().list("").await.unwrap()
     }
@@ -41,12 +47,12 @@ impl Pair {
         shown.iter().map(|info| info.waiters.len()).sum()
     }
 
-    /// Waits until so many stand in the queue.
+    /// Waits until the queue has `count` waiters.
     pub async fn until_queued(&self, name: &str, count: usize) {
-        // In real time: where time is paused it would not go on while this looks.
+        // In real time: paused time does not advance while this task is runnable.
         let start = std::time::Instant::now();
         while self.waiters(name).await != count {
-            assert!(start.elapsed() < secs(30), "not {count} in the queue of {name:?}");
+            assert!(start.elapsed() < secs(30), "the queue of {name:?} never had {count} waiters");
             tokio::task::yield_now().await;
         }
     }
@@ -60,7 +66,67 @@ pub fn millis(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-/// A store that can forget everything, like one that restarts without its data.
+pub const SECOND: Duration = Duration::from_secs(1);
+/// The validity of the default lease of 30 s, minus drift (1 % and 2 ms).
+pub const HELD_FOR: Duration = Duration::from_millis(30_000 - 302);
+/// The resolution of timers.
+pub const TICK: Duration = Duration::from_millis(2);
+
+pub fn memories(count: usize) -> Vec<Memory> {
+    (0..count).map(|_| Memory::new()).collect()
+}
+
+/// Returns the specification of a claim that no engine drives.
+pub fn spec(name: &str, ttl: Duration) -> ClaimSpec {
+    ClaimSpec::new(Name::new(name).unwrap(), ttl, Background::new(Handle::current()))
+}
+
+/// Acquires a mutex in a new task.
+pub fn spawn_lock(mutex: Mutex) -> JoinHandle<Result<Guard>> {
+    tokio::spawn(async move { mutex.lock().await })
+}
+
+pub async fn poll_once<F: Future + ?Sized>(mut future: Pin<&mut F>) -> Poll<F::Output> {
+    poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx))).await
+}
+
+/// Polls a future up to `times` times, each time it is woken.
+pub async fn poll_times<F: Future>(mut future: Pin<&mut F>, times: usize) -> Option<F::Output> {
+    let mut left = times;
+    poll_fn(|cx| {
+        if left == 0 {
+            return Poll::Ready(None);
+        }
+        left -= 1;
+        match future.as_mut().poll(cx) {
+            Poll::Ready(output) => Poll::Ready(Some(output)),
+            Poll::Pending if left == 0 => Poll::Ready(None),
+            Poll::Pending => Poll::Pending,
+        }
+    })
+    .await
+}
+
+/// Waits until a name has a waiter.
+pub async fn until_a_waiter_is_queued(memory: &Memory, name: &str) {
+    let inspect = Keeper::new(memory.clone()).inspect().unwrap();
+    while inspect.show(name).await.unwrap().iter().all(|info| info.waiters.is_empty()) {
+        sleep(millis(1)).await;
+    }
+}
+
+/// Returns a runtime with this many worker threads.
+pub fn threads(count: usize) -> Runtime {
+    Builder::new_multi_thread().worker_threads(count).enable_all().build().unwrap()
+}
+
+/// Returns a keeper that uses a runtime.
+pub fn keeper_on(runtime: &Runtime, store: impl Backend) -> Keeper {
+    let _entered = runtime.enter();
+    Keeper::new(store)
+}
+
+/// A store that can lose its data, like a server that restarts without persistence.
 #[derive(Debug, Clone, Default)]
 pub struct Forgetful(std::sync::Arc<std::sync::RwLock<(u64, Memory)>>);
 
@@ -74,7 +140,7 @@ impl Forgetful {
         self.0.read().unwrap().1.clone()
     }
 
-    fn life(&self) -> u64 {
+    fn generation(&self) -> u64 {
         self.0.read().unwrap().0
     }
 }
@@ -90,7 +156,7 @@ impl Backend for Forgetful {
 
     fn claim(&self, spec: ClaimSpec) -> Result<Box<dyn Claim>> {
         let (store, claim) = (self.clone(), self.memory().claim(spec.clone())?);
-        Ok(Box::new(ForgetfulClaim { life: store.life(), store, spec, claim }))
+        Ok(Box::new(ForgetfulClaim { generation: store.generation(), store, spec, claim }))
     }
 
     fn inspector(&self) -> Option<&dyn Inspector> {
@@ -100,16 +166,16 @@ impl Backend for Forgetful {
 
 struct ForgetfulClaim {
     store: Forgetful,
-    life: u64,
+    generation: u64,
     spec: ClaimSpec,
     claim: Box<dyn Claim>,
 }
 
 impl ForgetfulClaim {
-    /// The claim in the store as it is now.
-    fn now(&mut self) -> &mut dyn Claim {
-        if self.life != self.store.life() {
-            self.life = self.store.life();
+    /// Returns the claim in the current generation of the store.
+    fn current(&mut self) -> &mut dyn Claim {
+        if self.generation != self.store.generation() {
+            self.generation = self.store.generation();
             self.claim = self.store.memory().claim(self.spec.clone()).unwrap();
         }
         &mut *self.claim
@@ -118,35 +184,37 @@ impl ForgetfulClaim {
 
 impl Claim for ForgetfulClaim {
     fn attempt(&mut self, floor: Option<Fence>) -> BoxFuture<'_, Result<Attempt>> {
-        self.now().attempt(floor)
+        self.current().attempt(floor)
     }
 
     fn changed(&mut self) -> BoxFuture<'_, Change> {
-        self.now().changed()
+        self.current().changed()
     }
 
     fn renew(&mut self, ttl: Duration) -> BoxFuture<'_, Result<Renewal>> {
-        self.now().renew(ttl)
+        self.current().renew(ttl)
     }
 
     fn downgrade(&mut self, ttl: Duration) -> BoxFuture<'_, Result<Renewal>> {
-        self.now().downgrade(ttl)
+        self.current().downgrade(ttl)
+    }
+
+    fn set_fence(&mut self, fence: Fence) {
+        self.current().set_fence(fence);
     }
 
     fn release(&mut self) -> BoxFuture<'_, Result<Release>> {
-        self.now().release()
+        self.current().release()
     }
 }
 
-pub const SECOND: Duration = Duration::from_secs(1);
-
-/// A memory store that cannot count.
+/// A memory store without semaphores.
 #[derive(Debug, Default)]
-pub struct Uncounting(pub Memory);
+pub struct WithoutPermits(pub Memory);
 
-impl Backend for Uncounting {
+impl Backend for WithoutPermits {
     fn name(&self) -> &'static str {
-        "uncounting"
+        "without permits"
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -154,7 +222,7 @@ impl Backend for Uncounting {
     }
 
     fn claim(&self, spec: ClaimSpec) -> Result<Box<dyn Claim>> {
-        assert_eq!(spec.mode.kind(), Kind::Lock, "asked to count");
+        assert_eq!(spec.mode.kind(), Kind::Lock, "a claim on a semaphore");
         self.0.claim(spec)
     }
 

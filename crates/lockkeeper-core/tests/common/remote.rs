@@ -1,4 +1,4 @@
-//! A store that answers by a task of the runtime in which it was created, as one with a connection does.
+//! A store whose responses pass through a task of the runtime that created it, like those of a store with a connection.
 
 use std::time::Duration;
 
@@ -11,14 +11,14 @@ use tokio::sync::{mpsc, oneshot};
 #[derive(Debug)]
 pub struct Remote {
     memory: Memory,
-    line: Line,
+    connection: Connection,
 }
 
-/// The way to the task.
+/// A channel to the task.
 #[derive(Debug, Clone)]
-struct Line(mpsc::UnboundedSender<oneshot::Sender<()>>);
+struct Connection(mpsc::UnboundedSender<oneshot::Sender<()>>);
 
-impl Line {
+impl Connection {
     async fn round_trip(&self) {
         let (answer, answered) = oneshot::channel();
         self.0.send(answer).unwrap();
@@ -28,13 +28,13 @@ impl Line {
 
 impl Remote {
     pub fn new(memory: Memory) -> Self {
-        let (line, mut requests) = mpsc::unbounded_channel::<oneshot::Sender<()>>();
+        let (connection, mut requests) = mpsc::unbounded_channel::<oneshot::Sender<()>>();
         tokio::spawn(async move {
             while let Some(answer) = requests.recv().await {
                 let _ = answer.send(());
             }
         });
-        Self { memory, line: Line(line) }
+        Self { memory, connection: Connection(connection) }
     }
 }
 
@@ -48,7 +48,8 @@ impl Backend for Remote {
     }
 
     fn claim(&self, spec: ClaimSpec) -> Result<Box<dyn Claim>> {
-        Ok(Box::new(RemoteClaim { claim: self.memory.claim(spec)?, line: self.line.clone() }))
+        let claim = self.memory.claim(spec)?;
+        Ok(Box::new(RemoteClaim { claim, connection: self.connection.clone() }))
     }
 
     fn inspector(&self) -> Option<&dyn Inspector> {
@@ -58,13 +59,13 @@ impl Backend for Remote {
 
 struct RemoteClaim {
     claim: Box<dyn Claim>,
-    line: Line,
+    connection: Connection,
 }
 
 impl Claim for RemoteClaim {
     fn attempt(&mut self, floor: Option<Fence>) -> BoxFuture<'_, Result<Attempt>> {
         Box::pin(async move {
-            self.line.round_trip().await;
+            self.connection.round_trip().await;
             self.claim.attempt(floor).await
         })
     }
@@ -75,21 +76,25 @@ impl Claim for RemoteClaim {
 
     fn renew(&mut self, ttl: Duration) -> BoxFuture<'_, Result<Renewal>> {
         Box::pin(async move {
-            self.line.round_trip().await;
+            self.connection.round_trip().await;
             self.claim.renew(ttl).await
         })
     }
 
     fn downgrade(&mut self, ttl: Duration) -> BoxFuture<'_, Result<Renewal>> {
         Box::pin(async move {
-            self.line.round_trip().await;
+            self.connection.round_trip().await;
             self.claim.downgrade(ttl).await
         })
     }
 
+    fn set_fence(&mut self, fence: Fence) {
+        self.claim.set_fence(fence);
+    }
+
     fn release(&mut self) -> BoxFuture<'_, Result<Release>> {
         Box::pin(async move {
-            self.line.round_trip().await;
+            self.connection.round_trip().await;
             self.claim.release().await
         })
     }

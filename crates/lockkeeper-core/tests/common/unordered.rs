@@ -1,4 +1,4 @@
-//! A store without an order of its own, without leases and fences: like a directory of locked files.
+//! A store without a queue, leases or fences, like a directory of locked files.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -11,15 +11,15 @@ use lockkeeper_core::{
 };
 use tokio::sync::watch;
 
-/// By name: owner, mode and label.
+/// The owner, mode and label of each holder, by name.
 type Holders = HashMap<Name, Vec<(Owner, Mode, Label)>>;
 
-/// Clones are the same store. Every change notifies all subscribers.
+/// The store. Clones share their data. Every change notifies all claims.
 #[derive(Debug, Clone)]
 pub struct Unordered {
     holders: Arc<Mutex<Holders>>,
     changes: watch::Sender<u64>,
-    /// Whether waiters are notified at all.
+    /// Whether waiters are notified.
     push: bool,
 }
 
@@ -30,7 +30,7 @@ impl Default for Unordered {
 }
 
 impl Unordered {
-    /// A store that tells no one.
+    /// Returns a store that sends no notifications.
     pub fn silent() -> Self {
         Self { push: false, ..Self::default() }
     }
@@ -79,7 +79,7 @@ impl Backend for Unordered {
     fn claim(&self, spec: ClaimSpec) -> Result<Box<dyn Claim>> {
         let claim = UnorderedClaim {
             store: self.clone(),
-            heard: self.changes.subscribe(),
+            changes: self.changes.subscribe(),
             spec,
             held: false,
         };
@@ -93,7 +93,7 @@ impl Backend for Unordered {
 
 struct UnorderedClaim {
     store: Unordered,
-    heard: watch::Receiver<u64>,
+    changes: watch::Receiver<u64>,
     spec: ClaimSpec,
     held: bool,
 }
@@ -123,8 +123,8 @@ impl UnorderedClaim {
         all.get(&self.spec.name).is_some_and(|h| h.iter().any(|(o, ..)| *o == self.spec.owner))
     }
 
-    fn ask(&mut self) -> Attempt {
-        self.heard.borrow_and_update();
+    fn try_acquire(&mut self) -> Attempt {
+        self.changes.borrow_and_update();
         let mut all = self.store.holders();
         let holders = all.entry(self.spec.name.clone()).or_default();
         let granted = holders.iter().any(|(owner, ..)| *owner == self.spec.owner);
@@ -137,14 +137,14 @@ impl UnorderedClaim {
             holders.push((self.spec.owner, mode, self.spec.label.clone()));
         }
         self.held = true;
-        Attempt::Granted(Grant { fence: None, valid_for: None })
+        Attempt::Granted(Grant { fence: None, fence_is_past: false, valid_for: None })
     }
 }
 
 impl Claim for UnorderedClaim {
     fn attempt(&mut self, _floor: Option<Fence>) -> BoxFuture<'_, Result<Attempt>> {
-        let answer = self.ask();
-        Box::pin(std::future::ready(Ok(answer)))
+        let attempt = self.try_acquire();
+        Box::pin(std::future::ready(Ok(attempt)))
     }
 
     fn changed(&mut self) -> BoxFuture<'_, Change> {
@@ -153,7 +153,7 @@ impl Claim for UnorderedClaim {
                 if !self.store.push {
                     std::future::pending::<()>().await;
                 }
-                self.heard.changed().await.unwrap();
+                self.changes.changed().await.unwrap();
                 if !self.held {
                     return Change::LookAgain;
                 }
@@ -183,6 +183,8 @@ impl Claim for UnorderedClaim {
         self.store.change();
         self.renew(ttl)
     }
+
+    fn set_fence(&mut self, _fence: Fence) {}
 
     fn release(&mut self) -> BoxFuture<'_, Result<Release>> {
         let release = if self.remove() { Release::Released } else { Release::WasNotHeld };

@@ -1,4 +1,4 @@
-//! Every metric changes by exactly what happened, in paused time.
+//! The exact changes of every metric, in paused time.
 #![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 
 #[path = "../common/mod.rs"]
@@ -17,7 +17,7 @@ use metrics::Unit;
 use recorder::Recorded;
 use tokio::time::{sleep, timeout};
 
-/// Polls a future a number of times, letting everything else run in between, and drops it.
+/// Polls a future a number of times, lets other tasks run after each poll, and drops it.
 async fn poll_and_drop(future: impl Future, polls: usize) {
     let mut future = pin!(future);
     for _ in 0..polls {
@@ -30,9 +30,9 @@ async fn poll_and_drop(future: impl Future, polls: usize) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_free_lock_counts_as_granted_at_once_and_its_hold_when_it_is_released() {
+async fn a_free_lock_counts_as_granted_at_once_and_its_hold_counts_at_the_release() {
     let recorded = Recorded::default();
-    let _here = recorded.here();
+    let _here = recorded.install();
     let keeper = Keeper::new(Memory::new());
     let guard = keeper.mutex("a").lock().await.unwrap();
     assert_eq!(
@@ -60,12 +60,12 @@ async fn a_free_lock_counts_as_granted_at_once_and_its_hold_when_it_is_released(
 #[tokio::test(start_paused = true)]
 async fn a_waiter_counts_once_as_contended_with_its_wait_time() {
     let recorded = Recorded::default();
-    let _here = recorded.here();
+    let _here = recorded.install();
     let keeper = Keeper::new(Memory::new());
     let guard = keeper.mutex("a").lock().await.unwrap();
     let mutex = keeper.mutex("a");
     let waiter = tokio::spawn(async move { mutex.lock().await.unwrap() });
-    // Longer than a refresh of its place in the queue: that is not contention once more.
+    // A refresh of its queue position does not count as contention again.
     sleep(secs(25)).await;
     assert_eq!(recorded.count("contended_total memory exclusive"), 1);
     recorded.changes();
@@ -89,7 +89,7 @@ async fn a_waiter_counts_once_as_contended_with_its_wait_time() {
 #[tokio::test(start_paused = true)]
 async fn a_failed_try_is_not_counted_as_a_timed_out_wait() {
     let recorded = Recorded::default();
-    let _here = recorded.here();
+    let _here = recorded.install();
     let keeper = Keeper::new(Memory::new());
     let _held = keeper.mutex("a").lock().await.unwrap();
     recorded.changes();
@@ -117,9 +117,9 @@ async fn a_failed_try_is_not_counted_as_a_timed_out_wait() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn store_failures_and_contention_are_distinguished() {
+async fn a_store_failure_is_counted_as_failed_and_not_as_contended() {
     let recorded = Recorded::default();
-    let _here = recorded.here();
+    let _here = recorded.install();
     let Pair { faulty, faults, .. } = pair();
     faults.once(Op::Attempt, Fault::Refused);
     faulty.mutex("a").lock().await.unwrap_err();
@@ -134,9 +134,9 @@ async fn store_failures_and_contention_are_distinguished() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dropped_acquire_is_cancelled_whether_it_waits_or_is_granted_too_late() {
+async fn a_dropped_acquire_counts_as_cancelled_even_if_it_is_granted_later() {
     let recorded = Recorded::default();
-    let _here = recorded.here();
+    let _here = recorded.install();
     let Pair { faulty, faults, healthy } = pair();
     let held = healthy.mutex("a").lock().await.unwrap();
     recorded.changes();
@@ -162,14 +162,14 @@ async fn a_dropped_acquire_is_cancelled_whether_it_waits_or_is_granted_too_late(
             "acquisitions_total memory exclusive cancelled: 1",
             "wait_seconds memory exclusive cancelled: 1.0 s",
         ],
-        "the grant that came too late is no hold"
+        "a grant after the drop is not a hold"
     );
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_acquire_that_is_dropped_after_any_poll_has_one_outcome_and_each_grant_one_hold() {
+async fn an_acquire_dropped_after_any_poll_has_one_outcome_and_each_grant_one_hold() {
     let recorded = Recorded::default();
-    let _here = recorded.here();
+    let _here = recorded.install();
     for fault in [None, Some(Fault::SlowAnswer(secs(1))), Some(Fault::LostAnswer)] {
         for polls in 1..12 {
             let Pair { faulty, faults, healthy } = pair();
@@ -193,16 +193,16 @@ async fn an_acquire_that_is_dropped_after_any_poll_has_one_outcome_and_each_gran
             let granted = recorded.count("acquisitions_total memory exclusive granted");
             assert_eq!(recorded.count("acquisitions_total"), 1, "{context}");
             assert_eq!(recorded.count("wait_seconds"), 1, "{context}");
-            // The other hold is the one that was waited for.
+            // The other hold is that of `held`.
             assert_eq!(recorded.count("hold_seconds"), granted + 1, "{context}");
         }
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_acquire_ended_by_close_and_one_after_it_are_closed() {
+async fn acquires_during_and_after_close_count_as_closed() {
     let recorded = Recorded::default();
-    let _here = recorded.here();
+    let _here = recorded.install();
     let keeper = Keeper::new(Memory::new());
     let _held = keeper.mutex("a").lock().await.unwrap();
     let mutex = keeper.mutex("a");
@@ -226,14 +226,14 @@ async fn an_acquire_ended_by_close_and_one_after_it_are_closed() {
             "acquisitions_total memory exclusive closed: 1",
             "acquisitions_total memory exclusive rejected: 1",
         ],
-        "without a wait: nobody was asked"
+        "no wait is measured without an attempt"
     );
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hold_that_is_detached_is_neither_released_nor_lost_and_is_adopted_later() {
+async fn a_detached_hold_counts_as_detached_and_its_adoption_as_adopted() {
     let recorded = Recorded::default();
-    let _here = recorded.here();
+    let _here = recorded.install();
     let keeper = Keeper::new(Memory::new());
     let guard = keeper.mutex("a").lock().await.unwrap();
     sleep(secs(2)).await;
@@ -258,19 +258,19 @@ async fn a_hold_that_is_detached_is_neither_released_nor_lost_and_is_adopted_lat
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hold_whose_renewals_fail_is_lost_once_because_its_lease_expired() {
+async fn a_hold_whose_renewals_fail_counts_once_as_lost_by_expiry() {
     let recorded = Recorded::default();
-    let _here = recorded.here();
+    let _here = recorded.install();
     let Pair { faulty, faults, .. } = pair();
     let guard = faulty.mutex("a").lock().await.unwrap();
     recorded.changes();
     faults.everything(Fault::Hangs);
     guard.lost().await;
     let failed = recorded.count("renewals_failed_total memory exclusive");
-    let asked = faults.asked(Op::Renew);
+    let sent = faults.asked(Op::Renew);
     assert!(failed >= 2, "{failed}");
-    // The last one may be under way.
-    assert!(asked - failed <= 1, "{failed} of {asked}");
+    // The last renewal may still be in flight.
+    assert!(sent - failed <= 1, "{failed} of {sent}");
     let changes = recorded.changes();
     assert_eq!(
         changes[..2],
@@ -285,9 +285,9 @@ async fn a_hold_whose_renewals_fail_is_lost_once_because_its_lease_expired() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_reasons_of_losses_are_distinguished() {
+async fn losses_are_counted_by_reason() {
     let recorded = Recorded::default();
-    let _here = recorded.here();
+    let _here = recorded.install();
     let keeper = Keeper::new(Memory::new());
     let guard = keeper.mutex("a").lock().await.unwrap();
     sleep(secs(1)).await;
@@ -305,7 +305,7 @@ async fn the_reasons_of_losses_are_distinguished() {
     assert_eq!(
         recorded.changes(),
         ["hold_seconds memory exclusive lost: 39.8 s", "losses_total memory exclusive max_hold: 1"],
-        "renewed three times, the last time for what was left"
+        "the last of three renewals covers the time until max_hold"
     );
     let guard = keeper.mutex("c").max_hold(secs(30)).lock().await.unwrap();
     recorded.changes();
@@ -314,9 +314,9 @@ async fn the_reasons_of_losses_are_distinguished() {
 }
 
 #[test]
-fn the_locks_of_a_runtime_that_is_shut_down_are_lost() {
+fn the_holds_of_a_runtime_that_is_shut_down_count_as_lost() {
     let recorded = Recorded::default();
-    let _here = recorded.here();
+    let _here = recorded.install();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let guard = runtime.block_on(async {
         let guard = Keeper::new(Memory::new()).mutex("a").lock().await.unwrap();
@@ -334,9 +334,9 @@ fn the_locks_of_a_runtime_that_is_shut_down_are_lost() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_renewal_that_fails_and_heals_is_counted_and_nothing_else() {
+async fn failed_renewals_before_a_successful_one_change_only_their_counter() {
     let recorded = Recorded::default();
-    let _here = recorded.here();
+    let _here = recorded.install();
     let Pair { faulty, faults, .. } = pair();
     let guard = faulty.mutex("a").lock().await.unwrap();
     recorded.changes();
@@ -353,14 +353,14 @@ async fn a_renewal_that_fails_and_heals_is_counted_and_nothing_else() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_renewal_cut_short_by_a_release_is_not_counted_as_failed() {
+async fn a_renewal_cancelled_by_a_release_is_not_counted_as_failed() {
     let recorded = Recorded::default();
-    let _here = recorded.here();
+    let _here = recorded.install();
     let Pair { faulty, faults, .. } = pair();
     let guard = faulty.mutex("a").lock().await.unwrap();
     faults.once(Op::Renew, Fault::Hangs);
     sleep(secs(11)).await;
-    assert_eq!(faults.asked(Op::Renew), 1, "it is under way");
+    assert_eq!(faults.asked(Op::Renew), 1, "the renewal is in flight");
     recorded.changes();
     guard.release().await.unwrap();
     faulty.close().await;
@@ -374,9 +374,9 @@ async fn a_renewal_cut_short_by_a_release_is_not_counted_as_failed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_near_miss_shows_in_the_remaining_lease() {
+async fn the_remaining_lease_at_the_release_is_measured() {
     let recorded = Recorded::default();
-    let _here = recorded.here();
+    let _here = recorded.install();
     let Pair { faulty, faults, .. } = pair();
     let guard = faulty.mutex("a").lock().await.unwrap();
     faults.always(Op::Renew, Fault::Refused);
@@ -393,9 +393,9 @@ async fn a_near_miss_shows_in_the_remaining_lease() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn readers_and_permits_are_distinguished_but_names_and_labels_are_not() {
+async fn metrics_are_labelled_with_the_mode_and_not_with_names_or_labels() {
     let recorded = Recorded::default();
-    let _here = recorded.here();
+    let _here = recorded.install();
     let keeper = Keeper::new(Memory::new()).label("secretary");
     let reader = keeper.rw_lock("orders/42").read().await.unwrap();
     let permit = keeper.semaphore("orders/42", 4).acquire().await.unwrap();
@@ -409,15 +409,15 @@ async fn readers_and_permits_are_distinguished_but_names_and_labels_are_not() {
         let count = changes.iter().filter(|change| change.contains(&format!("memory {mode}")));
         assert_eq!(count.count(), 4, "{mode}: {changes:?}");
     }
-    assert_eq!(changes.len(), 12, "a downgraded writer stays what it was asked for: {changes:?}");
+    assert_eq!(changes.len(), 12, "a downgraded writer keeps its requested mode: {changes:?}");
     let text = changes.concat();
     assert!(!text.contains("orders") && !text.contains("secretary"), "{text}");
 }
 
 #[test]
-fn every_metric_has_a_description_and_a_unit() {
+fn every_metric_has_a_unit_and_a_line_in_the_guide() {
     let recorded = Recorded::default();
-    let _here = recorded.here();
+    let _here = recorded.install();
     describe_metrics();
     let described = recorded.described();
     for (name, unit) in &described {
@@ -426,7 +426,7 @@ fn every_metric_has_a_description_and_a_unit() {
     }
     let page = include_str!("../../../../docs/guides/observability.md");
     for (name, _) in &described {
-        assert!(page.contains(&format!("| `{name}` |")), "{name} is not on the page");
+        assert!(page.contains(&format!("| `{name}` |")), "{name} is not in the guide");
     }
     assert_eq!(described.len(), 7);
 }
@@ -440,15 +440,15 @@ async fn a_panicking_recorder_affects_no_lock_and_no_drop() {
     let guard = mutex.lock().await.unwrap();
     assert!(mutex.try_lock().await.unwrap().is_none());
 
-    // Reported by the maintenance task, which must live on.
-    let mut left = Box::pin(mutex.lock());
-    assert!(left.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    // The maintenance task reports the abandoned acquire and must survive the panic.
+    let mut unpolled = Box::pin(mutex.lock());
+    assert!(unpolled.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
     sleep(secs(60)).await;
-    let given_up = timeout(secs(1), left).await.expect("told");
-    assert_eq!(given_up.unwrap_err().kind(), ErrorKind::Unavailable);
+    let abandoned = timeout(secs(1), unpolled).await.expect("an error");
+    assert_eq!(abandoned.unwrap_err().kind(), ErrorKind::Unavailable);
 
     keeper.inspect().unwrap().break_lock("a").await.unwrap();
-    timeout(secs(60), guard.lost()).await.expect("told");
+    timeout(secs(60), guard.lost()).await.expect("the loss");
     drop(guard);
     let guard = mutex.lock().await.unwrap();
     sleep(secs(120)).await;

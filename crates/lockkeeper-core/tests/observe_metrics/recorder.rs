@@ -1,4 +1,4 @@
-//! A recorder of metrics that tells what has changed since it was last asked.
+//! A metrics recorder that returns the changes since the last call.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,7 +11,7 @@ use metrics::{
 /// A metric's name and unit.
 pub(crate) type Described = (String, Option<Unit>);
 
-/// Everything that was recorded, as text, with what was counted or measured.
+/// The recorded values, by name and labels as text.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Recorded {
     values: Arc<Mutex<BTreeMap<String, Vec<f64>>>>,
@@ -19,18 +19,18 @@ pub(crate) struct Recorded {
 }
 
 impl Recorded {
-    /// Records what this thread does, for as long as the guard lives.
-    pub(crate) fn here(&self) -> LocalRecorderGuard<'_> {
+    /// Records the metrics of this thread until the guard is dropped.
+    pub(crate) fn install(&self) -> LocalRecorderGuard<'_> {
         set_default_local_recorder(self)
     }
 
-    /// What has changed since the last look, sorted: `losses_total memory exclusive broken: 1`.
+    /// Returns the changes since the last call, sorted: `losses_total memory exclusive broken: 1`.
     pub(crate) fn changes(&self) -> Vec<String> {
         let mut values = self.values.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::take(&mut *values)
             .into_iter()
             .map(|(key, values)| {
-                // Paused time is as fine as a timer's tick.
+                // Timers round up to a millisecond.
                 let measured = values.iter().map(|seconds| format!("{seconds:.1} s"));
                 let text = if key.contains("_total ") {
                     values.len().to_string()
@@ -42,11 +42,11 @@ impl Recorded {
             .collect()
     }
 
-    /// How often something was counted or measured whose text begins so.
-    pub(crate) fn count(&self, begins: &str) -> usize {
+    /// Returns the number of recorded values whose text starts with `prefix`.
+    pub(crate) fn count(&self, prefix: &str) -> usize {
         let values = self.values.lock().unwrap_or_else(PoisonError::into_inner);
-        let of = values.iter().filter(|(key, _)| key.starts_with(begins));
-        of.map(|(_, values)| values.len()).sum()
+        let matching = values.iter().filter(|(key, _)| key.starts_with(prefix));
+        matching.map(|(_, values)| values.len()).sum()
     }
 
     pub(crate) fn described(&self) -> Vec<Described> {
@@ -113,7 +113,7 @@ impl Series {
 
 impl CounterFn for Series {
     fn increment(&self, value: u64) {
-        assert_eq!(value, 1, "things happen one by one");
+        assert_eq!(value, 1, "counters are incremented by one");
         self.push(1.0);
     }
 

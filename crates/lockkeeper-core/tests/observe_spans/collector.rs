@@ -1,7 +1,7 @@
-//! A subscriber that remembers the spans and events of each test.
+//! A subscriber that collects the spans and events of each test.
 //!
-//! One for the whole process, set before the first span: `tracing` remembers for each place in the code whether
-//! anybody listens, and a subscriber that comes while another thread is there for the first time may be missed.
+//! There is one for the whole process, set before the first span: `tracing` caches for each callsite whether a subscriber
+//! is interested. A subscriber that is installed while another thread registers a callsite may be missed.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -13,60 +13,56 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::Interest;
 use tracing::{Event, Level, Metadata, Subscriber};
 
-/// A span, as it was seen.
+/// A collected span.
 #[derive(Debug, Clone)]
-pub(crate) struct Seen {
+pub(crate) struct Span {
     pub(crate) name: &'static str,
     pub(crate) parent: Option<&'static str>,
     pub(crate) fields: BTreeMap<&'static str, String>,
-    /// How many handles there are; none is a span that is closed.
+    /// The number of handles; zero means closed.
     pub(crate) handles: usize,
 }
 
-/// An event: its message, and the span it was in.
-pub(crate) type Told = (String, Option<&'static str>);
+/// The message of an event, and the span that contains it.
+pub(crate) type Message = (String, Option<&'static str>);
 
 #[derive(Debug, Clone)]
 pub(crate) struct Collector {
-    most: Level,
+    max_level: Level,
     log: Arc<Mutex<Log>>,
 }
 
 #[derive(Debug, Default)]
 struct Log {
-    spans: Vec<Seen>,
+    spans: Vec<Span>,
     entered: Vec<Id>,
-    events: Vec<Told>,
+    events: Vec<Message>,
 }
 
 impl Collector {
-    /// Collects what this thread tells up to a level, until it is called again.
-    pub(crate) fn here(most: Level) -> Self {
+    /// Collects spans and events of this thread up to a level, until it is called again.
+    pub(crate) fn for_this_thread(max_level: Level) -> Self {
         static ONCE: Once = Once::new();
-        ONCE.call_once(|| tracing::subscriber::set_global_default(OfThisThread).unwrap());
-        let collector = Self { most, log: Arc::default() };
-        HERE.set(Some(collector.clone()));
+        ONCE.call_once(|| tracing::subscriber::set_global_default(PerThread).unwrap());
+        let collector = Self { max_level, log: Arc::default() };
+        COLLECTOR.set(Some(collector.clone()));
         collector
-    }
-
-    fn hears(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.level() <= &self.most
     }
 
     fn log(&self) -> MutexGuard<'_, Log> {
         self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn spans(&self, name: &str) -> Vec<Seen> {
+    pub(crate) fn spans(&self, name: &str) -> Vec<Span> {
         self.log().spans.iter().filter(|span| span.name == name).cloned().collect()
     }
 
-    pub(crate) fn events(&self) -> Vec<Told> {
+    pub(crate) fn events(&self) -> Vec<Message> {
         self.log().events.clone()
     }
 }
 
-impl Seen {
+impl Span {
     pub(crate) fn field(&self, name: &str) -> &str {
         self.fields.get(name).map_or("", String::as_str)
     }
@@ -77,56 +73,56 @@ fn index(id: &Id) -> usize {
 }
 
 thread_local! {
-    static HERE: RefCell<Option<Collector>> = const { RefCell::new(None) };
+    static COLLECTOR: RefCell<Option<Collector>> = const { RefCell::new(None) };
 }
 
-/// The collector of the test that runs on a thread.
-struct OfThisThread;
+/// Forwards to the collector of the current thread.
+struct PerThread;
 
-fn here() -> Option<Collector> {
-    HERE.with_borrow(Clone::clone)
+fn collector() -> Option<Collector> {
+    COLLECTOR.with_borrow(Clone::clone)
 }
 
-impl Subscriber for OfThisThread {
+impl Subscriber for PerThread {
     fn register_callsite(&self, _: &'static Metadata<'static>) -> Interest {
         Interest::sometimes()
     }
 
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        here().is_some_and(|collector| collector.hears(metadata))
+        collector().is_some_and(|collector| metadata.level() <= &collector.max_level)
     }
 
     fn new_span(&self, attributes: &Attributes<'_>) -> Id {
-        here().unwrap().new_span(attributes)
+        collector().unwrap().new_span(attributes)
     }
 
     fn record(&self, id: &Id, values: &Record<'_>) {
-        here().unwrap().record(id, values);
+        collector().unwrap().record(id, values);
     }
 
     fn record_follows_from(&self, _: &Id, _: &Id) {}
 
     fn event(&self, event: &Event<'_>) {
-        here().unwrap().event(event);
+        collector().unwrap().event(event);
     }
 
     fn enter(&self, id: &Id) {
-        here().unwrap().log().entered.push(id.clone());
+        collector().unwrap().log().entered.push(id.clone());
     }
 
     fn exit(&self, id: &Id) {
-        let left = here().unwrap().log().entered.pop();
-        assert_eq!(left.as_ref(), Some(id), "left in another order than entered");
+        let left = collector().unwrap().log().entered.pop();
+        assert_eq!(left.as_ref(), Some(id), "spans are not exited in reverse order");
     }
 
     fn clone_span(&self, id: &Id) -> Id {
-        here().unwrap().log().spans[index(id)].handles += 1;
+        collector().unwrap().log().spans[index(id)].handles += 1;
         id.clone()
     }
 
     fn try_close(&self, id: Id) -> bool {
-        // A thread's variables may be gone before its last spans.
-        let collector = HERE.try_with(|here| here.borrow().clone()).ok().flatten();
+        // The thread-local may be destroyed before the last spans of the thread.
+        let collector = COLLECTOR.try_with(|collector| collector.borrow().clone()).ok().flatten();
         let Some(collector) = collector else { return false };
         let span = &mut collector.log().spans[index(&id)];
         span.handles -= 1;
@@ -146,7 +142,7 @@ impl Collector {
         if name.starts_with("lockkeeper") {
             assert_eq!(attributes.metadata().target(), "lockkeeper");
         }
-        log.spans.push(Seen { name, parent, fields: fields.0, handles: 1 });
+        log.spans.push(Span { name, parent, fields: fields.0, handles: 1 });
         Id::from_u64(log.spans.len() as u64)
     }
 

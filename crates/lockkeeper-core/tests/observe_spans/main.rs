@@ -1,4 +1,4 @@
-//! Spans say what waits, holds and renews, and how that ended; in paused time.
+//! The spans of waits, holds and renewals, in paused time.
 #![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 
 mod collector;
@@ -17,8 +17,8 @@ const HOLD: &str = "lockkeeper.hold";
 const RENEW: &str = "lockkeeper.renew";
 
 #[tokio::test(start_paused = true)]
-async fn waiting_and_holding_are_spans_inside_of_the_callers() {
-    let collector = Collector::here(Level::TRACE);
+async fn the_spans_of_a_wait_and_its_hold_are_children_of_the_callers_span() {
+    let collector = Collector::for_this_thread(Level::TRACE);
     let keeper = Keeper::new(Memory::new()).label("web-1");
     let request = tracing::info_span!("request");
     let guard = keeper.mutex("orders/42").lock().instrument(request).await.unwrap();
@@ -31,7 +31,7 @@ async fn waiting_and_holding_are_spans_inside_of_the_callers() {
     let holds = collector.spans(HOLD);
     assert_eq!(holds.len(), 1);
     assert_eq!(holds[0].parent, Some("request"));
-    assert_eq!(holds[0].handles, 1, "open while it is held");
+    assert_eq!(holds[0].handles, 1, "open while the lock is held");
     assert_eq!(holds[0].field("outcome"), "");
     for span in [&waits[0], &holds[0]] {
         assert_eq!(span.field("store"), "memory");
@@ -49,8 +49,8 @@ async fn waiting_and_holding_are_spans_inside_of_the_callers() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_renewal_is_a_span_inside_of_its_hold_with_its_result() {
-    let collector = Collector::here(Level::TRACE);
+async fn the_span_of_a_renewal_is_a_child_of_its_hold_and_has_an_outcome() {
+    let collector = Collector::for_this_thread(Level::TRACE);
     let Pair { faulty, faults, .. } = pair();
     let guard = faulty.mutex("a").lock().await.unwrap();
     faults.once(Op::Renew, Fault::Refused);
@@ -67,20 +67,20 @@ async fn a_renewal_is_a_span_inside_of_its_hold_with_its_result() {
     let event = ("renewal failed, lock at risk".to_owned(), Some(HOLD));
     assert_eq!(collector.events(), [event]);
 
-    // A renewal that hangs while the lock is given back.
+    // A renewal hangs while the lock is released.
     faults.once(Op::Renew, Fault::Hangs);
     sleep(secs(11)).await;
     guard.release().await.unwrap();
     faulty.close().await;
     let renewals = collector.spans(RENEW);
-    assert_eq!(renewals[2].field("outcome"), "given_up");
+    assert_eq!(renewals[2].field("outcome"), "cancelled");
     assert!(renewals.iter().all(|span| span.handles == 0));
     assert_eq!(collector.spans(HOLD)[0].handles, 0);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_loss_ends_the_span_of_its_hold_with_the_reason() {
-    let collector = Collector::here(Level::TRACE);
+async fn a_loss_closes_the_span_of_its_hold_with_the_reason() {
+    let collector = Collector::for_this_thread(Level::TRACE);
     let Pair { faulty, faults, .. } = pair();
     let guard = faulty.mutex("a").lock().await.unwrap();
     faults.everything(Fault::Hangs);
@@ -92,13 +92,13 @@ async fn a_loss_ends_the_span_of_its_hold_with_the_reason() {
     faults.none();
     drop(guard);
     faulty.close().await;
-    assert_eq!(collector.spans(HOLD)[0].field("outcome"), "lost", "once is for all");
+    assert_eq!(collector.spans(HOLD)[0].field("outcome"), "lost", "the outcome is final");
     assert!(collector.spans(RENEW).iter().all(|span| span.handles == 0));
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_unsuccessful_wait_ends_its_span_and_begins_no_hold() {
-    let collector = Collector::here(Level::TRACE);
+async fn an_unsuccessful_wait_closes_its_span_and_opens_no_hold() {
+    let collector = Collector::for_this_thread(Level::TRACE);
     let Pair { faulty, faults, healthy } = pair();
     let held = healthy.mutex("a").lock().await.unwrap();
     faulty.mutex("a").try_lock().await.unwrap();
@@ -118,20 +118,20 @@ async fn an_unsuccessful_wait_ends_its_span_and_begins_no_hold() {
     assert_eq!(outcomes, ["not_acquired", "timed_out", "cancelled", "failed", "closed"]);
     assert!(waits.iter().skip(1).all(|span| span.field("fence").is_empty()));
     assert!(waits.iter().all(|span| span.handles == 0));
-    assert_eq!(collector.spans(HOLD).len(), 1, "of the one that held");
+    assert_eq!(collector.spans(HOLD).len(), 1, "the span of the holder");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_name_cannot_forge_lines() {
-    let collector = Collector::here(Level::TRACE);
+async fn a_lock_name_cannot_forge_log_lines() {
+    let collector = Collector::for_this_thread(Level::TRACE);
     let keeper = Keeper::new(Memory::new());
     drop(keeper.mutex("a\nWARN lock lost").lock().await.unwrap());
     assert_eq!(collector.spans(WAIT)[0].field("name"), "a\\nWARN lock lost");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_subscriber_for_warnings_sees_the_events_and_no_spans() {
-    let collector = Collector::here(Level::INFO);
+async fn a_subscriber_at_level_info_sees_the_warnings_and_no_spans() {
+    let collector = Collector::for_this_thread(Level::INFO);
     let Pair { faulty, faults, .. } = pair();
     let guard = faulty.mutex("a").lock().await.unwrap();
     faults.once(Op::Renew, Fault::Refused);

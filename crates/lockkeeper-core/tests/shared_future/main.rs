@@ -1,11 +1,11 @@
-//! The invariants of `SharedFuture`, over all interleavings of a few threads.
+//! The invariants of `SharedFuture`, over the interleavings of a few threads.
 //!
-//! The file of the engine is compiled here with the synchronization types of loom, which runs a test once for each
-//! order in which its threads can take their steps. A wake-up that is lost in one of them is reported as a deadlock.
+//! The engine's source file is compiled here with loom's synchronization types. Loom runs a test once for each
+//! interleaving of its threads, up to three preemptions, and reports a lost wake-up as a deadlock.
 #![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 #![allow(
     clippy::duplicate_mod,
-    reason = "the same file, with the types of loom and of the standard library"
+    reason = "the same file is compiled with loom's types and with those of the standard library"
 )]
 
 use std::future::poll_fn;
@@ -20,8 +20,8 @@ use shared_future::{Abandoned, BackgroundTask, SharedFuture, SharedFutureOwner};
 
 mod panics;
 
-/// The types of loom, with one step more: a thread may also be preempted before it unlocks. Loom itself preempts only when
-/// a lock is taken, and would not see a `try_lock` that fails just before.
+/// Loom's types, with one more preemption point: before a thread unlocks. Loom preempts only when a lock is taken, so
+/// it would miss a `try_lock` that fails just before the unlock.
 mod sync {
     use std::ops::{Deref, DerefMut};
     use std::sync::{LockResult, PoisonError, TryLockError, TryLockResult};
@@ -79,17 +79,17 @@ mod sync {
 #[path = "../../src/engine/shared_future.rs"]
 mod shared_future;
 
-/// What the threads of a test see of the future.
+/// The state of the future, shared with the threads of a test.
 struct State {
-    /// What was requested of the future. It completes when this is `complete_at`.
+    /// The number of requests. The future completes when it reaches `complete_at`.
     requested: AtomicUsize,
     complete_at: usize,
-    /// A thread is inside of a poll.
+    /// Whether a thread is polling.
     polling: AtomicBool,
     completed: AtomicBool,
-    /// What is called from inside of a poll.
+    /// Called inside each poll.
     in_poll: OnceLock<Box<dyn Fn() + Send + Sync>>,
-    /// What is called when the future is dropped.
+    /// Called when the future is dropped.
     on_drop: OnceLock<Box<dyn Fn() + Send + Sync>>,
     /// The waker of the last poll.
     waker: Mutex<Option<Waker>>,
@@ -99,11 +99,11 @@ struct State {
     completed_in_foreground: AtomicUsize,
 }
 
-/// What becomes of a background task.
+/// What the runtime does with a background task.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Runtime {
     Runs,
-    /// Drops it, as one that is being shut down.
+    /// Drops the task, like a runtime that is shutting down.
     Drops,
 }
 
@@ -141,7 +141,7 @@ impl SharedFutureOwner for Owner {
     }
 }
 
-/// Counts how often the future is dropped.
+/// Counts the drops of the future.
 struct OnDrop(Arc<State>);
 
 impl Drop for OnDrop {
@@ -178,7 +178,7 @@ impl Owner {
         Arc::new(Self { future, state, runtime, tasks })
     }
 
-    /// Asks for something, without a wake-up.
+    /// Makes a request without a wake-up.
     fn request(&self) {
         self.state.requested.fetch_add(1, SeqCst);
     }
@@ -188,7 +188,7 @@ impl Owner {
         SharedFuture::request_repoll(self);
     }
 
-    /// Polls as a caller that is not woken, and is gone afterwards.
+    /// Polls like a caller that ignores wake-ups and does not poll again.
     fn poll(self: &Arc<Self>) -> Poll<()> {
         let poll = SharedFuture::poll(self, &mut Context::from_waker(Waker::noop()));
         assert!(poll.is_pending() || self.state.completed.load(SeqCst), "ready too early");
@@ -199,19 +199,19 @@ impl Owner {
         let _ = self.poll();
     }
 
-    /// Waits for the background task, which has to end by itself; false if there is none.
+    /// Waits until the background task has ended. Returns false if there is none.
     fn join_task(&self) -> bool {
         let task = self.tasks.lock().unwrap().pop();
         task.map(|task| task.join().unwrap()).is_some()
     }
 
-    /// Waits for the background task. Then the future is over.
+    /// Waits for all background tasks and checks that the future is completed or abandoned, and dropped once.
     fn join(&self) {
         while self.join_task() {}
         assert!(self.state.spawned.load(SeqCst) <= 1, "two background tasks");
         assert_eq!(self.state.dropped.load(SeqCst), 1, "drops of the future");
-        let over = self.state.completed.load(SeqCst) || self.state.abandoned.load(SeqCst) == 1;
-        assert!(over, "the future is neither complete nor abandoned");
+        let ended = self.state.completed.load(SeqCst) || self.state.abandoned.load(SeqCst) == 1;
+        assert!(ended, "the future is neither completed nor abandoned");
     }
 }
 
@@ -232,7 +232,7 @@ impl State {
 
 fn explore(test: impl Fn() + Sync + Send + 'static) {
     let mut model = loom::model::Builder::new();
-    // Without a bound some of these run for more than five minutes.
+    // Without a bound some tests run for minutes.
     model.preemption_bound = Some(3);
     model.check(test);
 }
@@ -337,7 +337,7 @@ fn two_futures_may_request_a_repoll_of_each_other() {
         let other = thread::spawn(move || other.poll_and_leave());
         owners[0].poll_and_leave();
         other.join().unwrap();
-        // The task of one may spawn that of the other.
+        // The task of one owner may spawn the task of the other.
         while owners.iter().any(|owner| owner.join_task()) {}
         for owner in owners {
             owner.join();
@@ -353,11 +353,11 @@ fn upgraded(owner: &Weak<Owner>, then: impl Fn(&Arc<Owner>)) {
 
 /// Invariant 4.
 #[test]
-fn the_background_task_takes_over_the_wake_ups_of_a_departed_caller() {
+fn the_background_task_receives_wake_ups_after_a_caller_has_stopped_polling() {
     explore(|| {
         let owner = Owner::new(1);
         let store = owner.clone();
-        // An event of the store wakes the task that polled last, and no other.
+        // An event of the store wakes only the task that polled last.
         let store = thread::spawn(move || {
             store.request();
             let waker = store.state.waker.lock().unwrap().clone();
@@ -378,7 +378,7 @@ fn completion_in_a_caller_ends_the_background_task_and_drops_the_future_once() {
     explore(|| {
         let owner = Owner::new(1);
         let weak = Arc::downgrade(&owner);
-        // Blocks for ever if the future is dropped with the slot locked.
+        // Deadlocks if the future is dropped while the slot is locked.
         let on_drop = move || upgraded(&weak, SharedFuture::run_in_background);
         assert!(owner.state.on_drop.set(Box::new(on_drop)).is_ok());
         SharedFuture::run_in_background(&owner);
@@ -407,7 +407,7 @@ fn completion_without_a_background_task_is_reported_once() {
 
 /// Invariant 6.
 #[test]
-fn a_background_task_that_is_dropped_abandons_the_future() {
+fn dropping_the_background_task_abandons_the_future() {
     explore(|| {
         let owner = Owner::on(Runtime::Drops, 1);
         SharedFuture::run_in_background(&owner);
@@ -425,17 +425,17 @@ fn a_future_is_completed_or_abandoned_and_not_both() {
         SharedFuture::run_in_background(&owner);
         owner.request();
         let poll = SharedFuture::poll(&owner, &mut Context::from_waker(Waker::noop()));
-        assert!(poll.is_ready(), "complete or abandoned");
+        assert!(poll.is_ready(), "completed or abandoned");
         owner.join();
         let completed = owner.state.completed.load(SeqCst);
         let abandoned = owner.state.abandoned.load(SeqCst);
-        assert_eq!(abandoned, usize::from(!completed), "abandoned, or completed");
+        assert_eq!(abandoned, usize::from(!completed), "either abandoned or completed");
     });
 }
 
 /// Invariant 6.
 #[test]
-fn a_future_that_never_completes_is_abandoned_once_by_two_who_try() {
+fn a_future_that_is_abandoned_twice_reports_it_once() {
     explore(|| {
         let owner = Owner::on(Runtime::Drops, 1);
         SharedFuture::run_in_background(&owner);

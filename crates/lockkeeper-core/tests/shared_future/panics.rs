@@ -1,4 +1,4 @@
-//! Invariant 7, with the types of the standard library: a panic poisons those of loom.
+//! Invariant 7, with the types of the standard library: a panic poisons loom's types.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
@@ -12,7 +12,7 @@ mod sync {
     pub(crate) use std::sync::{Mutex, MutexGuard};
 }
 
-#[allow(dead_code, reason = "not all of it can meet a panic")]
+#[allow(dead_code, reason = "these tests use only some of its functions")]
 #[path = "../../src/engine/shared_future.rs"]
 mod shared_future;
 
@@ -36,7 +36,7 @@ impl SharedFutureOwner for Owner {
     }
 
     fn completed_in_foreground(&self) {
-        unreachable!("it panics");
+        unreachable!("the future panics");
     }
 
     fn abandoned(&self, cause: Abandoned) {
@@ -45,7 +45,7 @@ impl SharedFutureOwner for Owner {
 }
 
 fn panicking() -> Arc<Owner> {
-    let future = SharedFuture::new(Box::pin(async { panic!("a panic of the test") }));
+    let future = SharedFuture::new(Box::pin(async { panic!("on purpose") }));
     Arc::new(Owner { future, task: None.into(), abandoned: Vec::new().into() })
 }
 
@@ -53,7 +53,7 @@ fn panicking() -> Arc<Owner> {
 fn a_panic_does_not_reach_a_caller_that_polls_once() {
     let owner = panicking();
     SharedFuture::poll_once(&owner);
-    assert!(owner.task.lock().unwrap().is_some(), "the background task finds out");
+    assert!(owner.task.lock().unwrap().is_some(), "the background task reports the panic");
 }
 
 #[test]

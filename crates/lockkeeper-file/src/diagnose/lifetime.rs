@@ -1,4 +1,4 @@
-//! Whether something else removes the files of a directory while locks are held.
+//! Checks whether the system removes the files of a directory while locks are held.
 
 use std::path::{Path, PathBuf};
 
@@ -18,12 +18,12 @@ pub(crate) fn diagnose(dir: &Path) -> Finding {
 }
 
 const SESSION: &str = "which is removed when the user's last session ends";
-const TEMPORARY: &str = "where old files are removed, also those of locks that are held";
+const TEMPORARY: &str = "where old files are removed, also those of held locks";
 const SHARED_MEMORY: &str = "where a user's files are removed when the user logs out";
 
 fn of_path(dir: &Path, removed: &[(PathBuf, &str)]) -> Finding {
     for (parent, why) in removed {
-        // A link, as /tmp is on macOS, leads to the same place.
+        // It may be a link, as /tmp on macOS.
         let real = parent.canonicalize().unwrap_or_else(|_| parent.clone());
         if dir.starts_with(&real) || dir.starts_with(parent) {
             return Finding::warn(
@@ -32,7 +32,7 @@ fn of_path(dir: &Path, removed: &[(PathBuf, &str)]) -> Finding {
             );
         }
     }
-    Finding::ok("the directory is in no place that the system tidies up")
+    Finding::ok("the system does not clean up the directory")
 }
 
 #[cfg(test)]
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn directories_that_the_system_tidies_up_are_told_of() {
+    fn directories_that_the_system_cleans_up_are_warned_of() {
         for (dir, why) in [
             ("/run/user/1000/lockkeeper", "last session ends"),
             ("/tmp/lockkeeper-0", "old files are removed"),
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn the_directory_of_a_session_may_be_anywhere() {
+    fn the_directory_of_a_session_is_recognized_at_any_path() {
         let removed = [("/srv/session".into(), SESSION)];
         assert_eq!(of_path(Path::new("/srv/session/x"), &removed).severity, Severity::Warn);
         assert_eq!(of_path(Path::new("/srv/sessions"), &removed).severity, Severity::Ok);

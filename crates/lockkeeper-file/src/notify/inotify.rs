@@ -1,8 +1,7 @@
-//! inotify: one instance and one thread for each store, one watch for each file that somebody listens
-//! to.
+//! inotify: one instance and one thread per store, one watch per file with listeners.
 //!
-//! A thread and not a task, because a store belongs to no runtime: several keepers may use it, each on
-//! its own, and any of those may be shut down.
+//! A store belongs to no runtime: several keepers on different runtimes may use it, and each runtime may shut down. So
+//! the reader is a thread and not a task.
 
 use std::collections::HashMap;
 use std::io;
@@ -16,13 +15,13 @@ use std::thread;
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 use rustix::io::Errno;
 
-use super::Bell;
+use super::FileEvents;
 
-/// Reads events for as long as it lives.
+/// An inotify instance. Dropping it ends the thread that reads its events.
 #[derive(Debug)]
 pub(crate) struct Watcher {
     shared: Arc<Shared>,
-    /// A watch whose removal ends the thread.
+    /// The watch whose removal ends the thread.
     anchor: i32,
 }
 
@@ -30,101 +29,101 @@ pub(crate) struct Watcher {
 struct Shared {
     inotify: OwnedFd,
     watches: Mutex<HashMap<i32, Watch>>,
-    /// Nobody reads any more: whoever listens hears nothing.
+    /// The thread has ended, so listeners get no more events.
     ended: AtomicBool,
-    /// The watch of the store's directory; -1 if there is none.
+    /// The watch of the store's directory, or -1.
     dir: AtomicI32,
 }
 
-/// A file that somebody listens to.
+/// A watched file.
 #[derive(Debug)]
 struct Watch {
-    bell: Arc<Bell>,
+    events: Arc<FileEvents>,
     listeners: usize,
 }
 
-/// Hears of one file for as long as it lives.
+/// A subscription to the events of one file.
 #[derive(Debug)]
 pub(crate) struct Listener {
     shared: Arc<Shared>,
-    bell: Arc<Bell>,
+    events: Arc<FileEvents>,
     watch: i32,
 }
 
 impl Watcher {
-    /// Starts to read.
+    /// Starts the thread.
     ///
     /// # Errors
     ///
-    /// If this user has too many instances already, or there is no thread to be had.
+    /// If this user has too many inotify instances, or the thread cannot be started.
     pub(crate) fn start() -> io::Result<Self> {
         let inotify = inotify::init(CreateFlags::CLOEXEC)?;
-        // The root of the file system stays, whatever happens to the store's directory.
+        // The root directory outlives the store's directory.
         let anchor = inotify::add_watch(&inotify, "/", WatchFlags::DELETE_SELF)?;
         let (watches, ended) = (Mutex::default(), AtomicBool::new(false));
         let shared = Arc::new(Shared { inotify, watches, ended, dir: AtomicI32::new(-1) });
-        let reader = Reading(shared.clone());
+        let reader = ReaderThread(shared.clone());
         let thread = thread::Builder::new().name("lockkeeper-file".to_owned());
         thread.stack_size(128 * 1024).spawn(move || reader.0.read(anchor))?;
         Ok(Self { shared, anchor })
     }
 
-    /// Watches the store's directory: if it is moved away, no lock file is in place any more, and none of them changes.
-    /// Best effort, since a renewal finds out as well.
+    /// Watches the store's directory. If it is moved, no lock file is in place, and the files themselves have no events.
+    /// Best effort: a renewal also finds out.
     pub(crate) fn watch_dir(&self, dir: &Path) {
         let what = WatchFlags::MOVE_SELF | WatchFlags::ONLYDIR | WatchFlags::DONT_FOLLOW;
         let added = inotify::add_watch(&self.shared.inotify, dir, what).unwrap_or(-1);
         let before = self.shared.dir.swap(added, Ordering::SeqCst);
         if before != added && before != -1 {
-            // It fails if the directory is gone, and its watch with it.
+            // Fails if the directory is gone, and its watch with it.
             let _ = inotify::remove_watch(&self.shared.inotify, before);
         }
     }
 
-    /// Listens to the file that is at a path now.
+    /// Listens to the file that is now at a path.
     ///
     /// # Errors
     ///
-    /// If there is no file, no watch to be had, or nobody who reads.
+    /// If the file is missing, the user has too many watches, or the thread has ended.
     pub(crate) fn listen(&self, path: &Path) -> io::Result<Listener> {
-        // A file that is unlinked, or replaced by another, changes its attributes: its count of links.
+        // Unlinking or replacing a file changes its link count, which is `IN_ATTRIB` (inotify(7)).
         let what = WatchFlags::CLOSE_WRITE | WatchFlags::ATTRIB | WatchFlags::MOVE_SELF;
         let what = what | WatchFlags::DONT_FOLLOW;
         let mut watches = self.shared.watches();
         if self.shared.has_ended() {
-            return Err(io::Error::other("nobody reads what inotify tells"));
+            return Err(io::Error::other("the inotify thread has ended"));
         }
-        // The same file has the same watch, however often it is added.
+        // Adding a watch for the same file again returns the same watch.
         let watch = inotify::add_watch(&self.shared.inotify, path, what)?;
         let entry = watches.entry(watch);
-        let entry = entry.or_insert_with(|| Watch { bell: Arc::default(), listeners: 0 });
+        let entry = entry.or_insert_with(|| Watch { events: Arc::default(), listeners: 0 });
         entry.listeners += 1;
-        Ok(Listener { shared: self.shared.clone(), bell: entry.bell.clone(), watch })
+        Ok(Listener { shared: self.shared.clone(), events: entry.events.clone(), watch })
     }
 }
 
 impl Drop for Watcher {
     fn drop(&mut self) {
-        // The thread hears that this watch is gone, and ends.
+        // The kernel sends `IN_IGNORED` for this watch, which ends the thread.
         let _ = inotify::remove_watch(&self.shared.inotify, self.anchor);
     }
 }
 
 impl Listener {
-    pub(crate) fn bell(&self) -> &Arc<Bell> {
-        &self.bell
+    pub(crate) fn events(&self) -> &Arc<FileEvents> {
+        &self.events
     }
 
-    /// Whether nothing will be heard any more.
-    pub(crate) fn is_deaf(&self) -> bool {
+    /// Returns whether there will be no more events.
+    pub(crate) fn has_ended(&self) -> bool {
         self.shared.has_ended()
     }
 }
 
-/// What the thread has. When that ends, however it does, all who listen are told, and find out.
-struct Reading(Arc<Shared>);
+/// Notifies all listeners when the thread ends, also by a panic.
+struct ReaderThread(Arc<Shared>);
 
-impl Drop for Reading {
+impl Drop for ReaderThread {
     fn drop(&mut self) {
         self.0.end();
     }
@@ -137,7 +136,7 @@ impl Drop for Listener {
         watch.listeners -= 1;
         if watch.listeners == 0 {
             watches.remove(&self.watch);
-            // It fails if the file is gone, and its watch with it.
+            // Fails if the file is gone, and its watch with it.
             let _ = inotify::remove_watch(&self.shared.inotify, self.watch);
         }
     }
@@ -153,13 +152,13 @@ impl Shared {
     }
 
     fn end(&self) {
-        // With the watches locked: whoever begins to listen after this sees it, and all others hear it.
+        // Under the lock: later listeners see the flag, and earlier ones are notified.
         let watches = self.watches();
         self.ended.store(true, Ordering::SeqCst);
-        let all: Vec<_> = watches.values().map(|watch| watch.bell.clone()).collect();
+        let all: Vec<_> = watches.values().map(|watch| watch.events.clone()).collect();
         drop(watches);
-        for bell in all {
-            bell.ring();
+        for events in all {
+            events.add();
         }
     }
 
@@ -171,33 +170,33 @@ impl Shared {
                 Ok(event) => (event.wd(), event.events()),
                 Err(Errno::INTR) => continue,
                 Err(error) => {
-                    tracing::error!(%error, "inotify ended: waiters for files look now and then");
+                    tracing::error!(%error, "reading from inotify failed: waiters for lock files poll from now on");
                     return;
                 }
             };
             if watch == anchor && events.contains(ReadFlags::IGNORED) {
                 return;
             }
-            self.tell(watch, events);
+            self.dispatch(watch, events);
         }
     }
 
-    fn tell(&self, watch: i32, events: ReadFlags) {
+    fn dispatch(&self, watch: i32, events: ReadFlags) {
         let is_dir = watch == self.dir.load(Ordering::SeqCst);
         if events.contains(ReadFlags::QUEUE_OVERFLOW)
             || (is_dir && events.contains(ReadFlags::MOVE_SELF))
         {
-            // Nobody knows what was lost, or all files are gone with the directory.
-            let all: Vec<_> = self.watches().values().map(|watch| watch.bell.clone()).collect();
-            for bell in all {
-                bell.ring();
+            // Events were lost, or all files are gone with the directory.
+            let all: Vec<_> = self.watches().values().map(|watch| watch.events.clone()).collect();
+            for events in all {
+                events.add();
             }
             return;
         }
-        // Rung outside of the lock: whoever is woken may listen anew, or stop to.
-        let bell = self.watches().get(&watch).map(|watch| watch.bell.clone());
-        if let Some(bell) = bell {
-            bell.ring();
+        // Outside of the lock: a woken task may create or drop listeners.
+        let events = self.watches().get(&watch).map(|watch| watch.events.clone());
+        if let Some(events) = events {
+            events.add();
         }
     }
 }
@@ -210,17 +209,17 @@ mod tests {
 
     use super::*;
 
-    /// Waits for a ring that something causes.
-    async fn rings(listener: &Listener, cause: impl FnOnce()) {
-        let mut rung = pin!(listener.bell().notified());
-        rung.as_mut().enable();
+    /// Waits for the event that `cause` causes.
+    async fn is_notified(listener: &Listener, cause: impl FnOnce()) {
+        let mut notified = pin!(listener.events().notified());
+        notified.as_mut().enable();
         cause();
-        let rung = tokio::time::timeout(Duration::from_secs(30), rung);
-        rung.await.expect("the bell is rung");
+        let notified = tokio::time::timeout(Duration::from_secs(30), notified);
+        notified.await.expect("an event");
     }
 
     #[tokio::test]
-    async fn a_bell_rings_when_a_file_is_closed_unlinked_or_replaced() {
+    async fn listeners_are_notified_when_a_file_is_closed_unlinked_or_replaced() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a");
         let make = || drop(fs::File::create(&path).unwrap());
@@ -228,27 +227,27 @@ mod tests {
         make();
         let listener = watcher.listen(&path).unwrap();
         let open = OpenOptions::new().write(true).open(&path).unwrap();
-        rings(&listener, || drop(open)).await;
+        is_notified(&listener, || drop(open)).await;
         let open = OpenOptions::new().write(true).open(&path).unwrap();
-        rings(&listener, || fs::remove_file(&path).unwrap()).await;
+        is_notified(&listener, || fs::remove_file(&path).unwrap()).await;
         drop(open);
         make();
         let listener = watcher.listen(&path).unwrap();
         let _open = OpenOptions::new().write(true).open(&path).unwrap();
         let other = dir.path().join("b");
         fs::write(&other, "").unwrap();
-        rings(&listener, || fs::rename(&other, &path).unwrap()).await;
+        is_notified(&listener, || fs::rename(&other, &path).unwrap()).await;
     }
 
     #[test]
-    fn listeners_of_one_file_share_a_watch_that_ends_with_the_last() {
+    fn listeners_of_one_file_share_a_watch_that_ends_with_the_last_one() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a");
         fs::write(&path, "").unwrap();
         let watcher = Watcher::start().unwrap();
         let one = watcher.listen(&path).unwrap();
         let two = watcher.listen(&path).unwrap();
-        assert!(Arc::ptr_eq(one.bell(), two.bell()));
+        assert!(Arc::ptr_eq(one.events(), two.events()));
         assert_eq!(watcher.shared.watches().len(), 1);
         drop(one);
         assert_eq!(watcher.shared.watches().len(), 1);
@@ -265,36 +264,36 @@ mod tests {
         drop(watcher);
         let start = std::time::Instant::now();
         while shared.strong_count() > 0 {
-            assert!(start.elapsed() < Duration::from_secs(30), "it reads on");
+            assert!(start.elapsed() < Duration::from_secs(30), "the thread did not end");
             thread::sleep(Duration::from_millis(1));
         }
     }
 
     #[test]
-    fn what_was_lost_is_told_to_everybody() {
+    fn all_listeners_are_notified_of_lost_events() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a");
         fs::write(&path, "").unwrap();
         let watcher = Watcher::start().unwrap();
         let listener = watcher.listen(&path).unwrap();
-        let before = listener.bell().notices();
-        watcher.shared.tell(-1, ReadFlags::QUEUE_OVERFLOW);
-        assert!(listener.bell().notices() > before);
+        let before = listener.events().count();
+        watcher.shared.dispatch(-1, ReadFlags::QUEUE_OVERFLOW);
+        assert!(listener.events().count() > before);
     }
 
-    /// Takes the watch away whose end is the thread's, and waits for it.
+    /// Removes the anchor, and waits for the end of the thread.
     fn end(watcher: &Watcher) {
         inotify::remove_watch(&watcher.shared.inotify, watcher.anchor).unwrap();
         let start = std::time::Instant::now();
         while !watcher.shared.has_ended() {
-            assert!(start.elapsed() < Duration::from_secs(30), "it reads on");
+            assert!(start.elapsed() < Duration::from_secs(30), "the thread did not end");
             thread::sleep(Duration::from_millis(1));
         }
     }
 
     #[tokio::test]
-    async fn when_nobody_reads_any_more_waiters_look_by_themselves() {
-        // So long that nothing is found out by a refresh.
+    async fn waiters_poll_after_the_thread_has_ended() {
+        // So long that no refresh finds the free lock.
         const LONG: Duration = Duration::from_secs(600);
         let dir = tempfile::tempdir().unwrap();
         let store = crate::File::open(dir.path()).unwrap();
@@ -307,25 +306,25 @@ mod tests {
                 tokio::spawn(async move { mutex.lock().await.unwrap().release().await.unwrap() })
             })
             .collect();
-        let watcher = store.store.watcher.as_deref().unwrap();
+        let watcher = store.store.watcher.as_ref().unwrap();
         let start = std::time::Instant::now();
         while watcher.shared.watches().is_empty() {
-            assert!(start.elapsed() < Duration::from_secs(30), "nobody listens");
+            assert!(start.elapsed() < Duration::from_secs(30), "no waiter listens");
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         end(watcher);
         guard.release().await.unwrap();
         for waiter in waiters {
             let waiter = tokio::time::timeout(Duration::from_secs(30), waiter);
-            waiter.await.expect("it looks by itself").unwrap();
+            waiter.await.expect("the waiter polls").unwrap();
         }
-        // Whoever comes later does not listen to nobody, either.
+        // Later waiters poll, too.
         assert!(watcher.listen(&dir.path().join("a.lock")).is_err());
         let guard = mutex.lock().await.unwrap();
         let waiter = tokio::spawn(async move { mutex.lock().await.unwrap() });
         tokio::time::sleep(Duration::from_millis(20)).await;
         guard.release().await.unwrap();
         let waiter = tokio::time::timeout(Duration::from_secs(30), waiter);
-        waiter.await.expect("it looks by itself").unwrap().release().await.unwrap();
+        waiter.await.expect("the waiter polls").unwrap().release().await.unwrap();
     }
 }

@@ -1,17 +1,17 @@
-//! Where there is no inotify, nobody tells: the engine asks again, with growing pauses.
+//! Systems without inotify: the engine polls with backoff.
 
 use std::convert::Infallible;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::Bell;
+use super::FileEvents;
 
-/// Never there.
+/// Has no values.
 #[derive(Debug)]
 pub(crate) struct Watcher(Infallible);
 
-/// Never there.
+/// Has no values.
 #[derive(Debug)]
 pub(crate) struct Listener(Infallible);
 
@@ -30,11 +30,11 @@ impl Watcher {
 }
 
 impl Listener {
-    pub(crate) fn bell(&self) -> &Arc<Bell> {
+    pub(crate) fn events(&self) -> &Arc<FileEvents> {
         match self.0 {}
     }
 
-    pub(crate) fn is_deaf(&self) -> bool {
+    pub(crate) fn has_ended(&self) -> bool {
         match self.0 {}
     }
 }

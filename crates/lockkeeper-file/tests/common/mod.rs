@@ -1,22 +1,22 @@
-//! What the tests of the file store share.
-#![allow(dead_code, reason = "each test uses some of it")]
+//! Helpers for the tests of the file store.
+#![allow(dead_code, reason = "each test uses a part")]
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::Backend;
+use lockkeeper_core::{Attempt, Backend, Background, Claim, ClaimSpec, Fence, Keeper, Name};
 use lockkeeper_file::{File, Options};
 use lockkeeper_testkit::conformance::Subject;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
-/// Longer than anything takes that works, even on a busy machine.
+/// A timeout for events that happen at once, even on a busy machine.
 pub(crate) const SOON: Duration = Duration::from_secs(30);
 
-/// The program that takes locks in other processes.
+/// Returns the path of the helper program, which acquires locks in other processes.
 pub(crate) fn helper() -> PathBuf {
     let tests = std::env::current_exe().unwrap();
     let helper = tests.ancestors().nth(2).unwrap().join("examples/file_helper");
@@ -24,12 +24,12 @@ pub(crate) fn helper() -> PathBuf {
     helper
 }
 
-/// The URL of a store.
+/// Returns the URL of a store.
 pub(crate) fn url(dir: &Path) -> String {
     format!("file:{}", dir.display())
 }
 
-/// A store for the conformance suite, in a directory of its own.
+/// Returns a store in a new directory, for the conformance suite.
 pub(crate) fn subject(options: &Options, query: &str) -> Subject {
     let dir = tempfile::tempdir().unwrap();
     let store = options.open(dir.path()).unwrap();
@@ -47,13 +47,13 @@ pub(crate) fn subject(options: &Options, query: &str) -> Subject {
     .keep(dir)
 }
 
-/// Awaits what should not take long.
+/// Awaits an event that should happen soon.
 pub(crate) async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
     let output = tokio::time::timeout(SOON, future).await;
     output.unwrap_or_else(|_| panic!("{what}: not within {SOON:?}"))
 }
 
-/// A store, and the directory that it is in.
+/// Returns a store in a new directory.
 pub(crate) fn store() -> (File, tempfile::TempDir) {
     lockkeeper_testkit::wait::no_longer_than(Duration::from_secs(600));
     let dir = tempfile::tempdir().unwrap();
@@ -69,7 +69,7 @@ pub(crate) fn files(dir: &Path) -> Vec<String> {
     files
 }
 
-/// A process that does something with locks. Killed when dropped.
+/// A helper process. Killed when dropped.
 pub(crate) struct Process {
     pub(crate) child: Child,
     pub(crate) stdin: Option<ChildStdin>,
@@ -96,9 +96,11 @@ impl Process {
     }
 
     pub(crate) async fn says(&mut self, word: &str) -> String {
-        let line = self.line().await.unwrap_or_else(|| panic!("it ended and did not say {word:?}"));
+        let line = self.line().await.unwrap_or_else(|| panic!("the helper ended without {word:?}"));
         let rest = line.strip_prefix(word);
-        rest.unwrap_or_else(|| panic!("it said {line:?} and not {word:?}")).trim().to_owned()
+        rest.unwrap_or_else(|| panic!("the helper printed {line:?} instead of {word:?}"))
+            .trim()
+            .to_owned()
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
@@ -106,12 +108,38 @@ impl Process {
         kill_process(pid, signal).unwrap();
     }
 
-    /// How long its threads have run, in hundredths of a second.
+    /// Returns the CPU time of the process in clock ticks, which are hundredths of a second.
     pub(crate) fn cpu_ticks(&self) -> u64 {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id().unwrap()));
         let stat = stat.unwrap();
-        // Behind the name of the program, which may have blanks in it.
+        // The fields follow the program name, which may contain blanks.
         let fields: Vec<_> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
         fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
     }
+}
+
+/// Longer than any test, so that no renewal and no refresh happens.
+pub(crate) const LONG: Duration = Duration::from_secs(600);
+
+pub(crate) fn keeper(store: &File) -> Keeper {
+    Keeper::new(store.clone()).ttl(LONG)
+}
+
+/// Returns a claim without the engine.
+pub(crate) fn claim(store: &File, name: &str) -> Box<dyn Claim> {
+    let background = Background::new(tokio::runtime::Handle::current());
+    store.claim(ClaimSpec::new(Name::new(name).unwrap(), LONG, background)).unwrap()
+}
+
+pub(crate) async fn fence_of(claim: &mut dyn Claim, floor: Option<Fence>) -> u64 {
+    match claim.attempt(floor).await.unwrap() {
+        Attempt::Granted(grant) => grant.fence.unwrap().get(),
+        Attempt::Contended { .. } | Attempt::Undecided => panic!("the free lock was not granted"),
+    }
+}
+
+/// Returns a fence that is ahead of the clock but plausible.
+pub(crate) fn half_an_hour_ahead() -> Option<Fence> {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    Fence::new(u64::try_from(now.as_micros()).unwrap() + 1_800_000_000)
 }

@@ -3,12 +3,12 @@ use lockkeeper::{Keeper, locked};
 struct AppError;
 
 #[locked(key = "a", keeper = "keeper")]
-async fn cannot_tell(keeper: &Keeper) -> Result<(), AppError> {
+async fn without_conversion(keeper: &Keeper) -> Result<(), AppError> {
     Ok(())
 }
 
 #[locked(key = "a", keeper = "keeper", reentrant)]
-fn cannot_tell_either(keeper: &Keeper) -> Result<(), AppError> {
+fn without_conversion_blocking(keeper: &Keeper) -> Result<(), AppError> {
     Ok(())
 }
 

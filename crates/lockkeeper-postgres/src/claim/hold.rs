@@ -1,4 +1,4 @@
-//! What a claim has once it is granted.
+//! The state of a granted claim.
 
 use std::time::Duration;
 
@@ -7,15 +7,15 @@ use tokio::time::Instant;
 
 use crate::sessions::{HeldModes, RenewalCause, SessionSlot};
 
-/// A lock that was granted, and the session that holds it.
+/// A granted lock, and the session that holds it.
 pub(super) struct Hold {
     pub(super) slot: SessionSlot,
     pub(super) fence: Option<Fence>,
-    /// When the last renewal, or the grant, was requested.
+    /// When the last renewal was requested; before the first one, when the granted attempt started.
     pub(super) renewed: Instant,
-    /// For how long that was valid.
+    /// The validity of that renewal or grant.
     pub(super) valid_for: Duration,
-    /// Whether a heartbeat was announced that the next renewal shares.
+    /// Whether the next renewal joins an announced heartbeat.
     pub(super) joins: bool,
     pub(super) held_modes: HeldModes,
 }
@@ -32,7 +32,8 @@ impl Hold {
         if std::mem::take(&mut self.joins) {
             RenewalCause::Announced
         } else if since_last >= self.valid_for / 3 * 9 / 10 {
-            // The engine renews after a third of the validity. Its clock is another, and may be a little ahead.
+            // The engine renews after a third of the validity. The factor of 9/10 allows for differences between its clock
+            // and this one.
             RenewalCause::Due
         } else {
             RenewalCause::Requested

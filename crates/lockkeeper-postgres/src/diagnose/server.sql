@@ -1,4 +1,4 @@
--- Reads what makes locks on this server unsafe. No arguments.
+-- Reads the settings and the load that can make locks on this server unsafe. No arguments.
 -- Returns the version, the capacity and use of the lock table, the limit and number of connections, and whether commits
 -- are flushed to disk.
 SELECT current_setting('server_version') AS version,

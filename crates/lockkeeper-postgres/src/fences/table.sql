@@ -1,5 +1,4 @@
--- The table of a fence register. The time at which the last fence of a name passed only shows which rows are too old to
--- be of use.
+-- The table of a fence register. `passed_at` only serves to find rows that are old enough to be removed.
 CREATE TABLE IF NOT EXISTS lockkeeper_fences (
     name text COLLATE "C" PRIMARY KEY,
     fence bigint NOT NULL,

@@ -1,5 +1,5 @@
 -- Lists the holders and waiters of advisory locks in this database. No arguments.
--- The waiters of one lock come in the order in which they started to wait.
+-- The waiters of one lock are in the order in which they started to wait.
 SELECT l.classid, l.objid, l.objsubid, l.pid, l.mode, l.granted,
        extract(epoch FROM clock_timestamp() - l.waitstart)::float8 AS waited,
        coalesce(a.application_name, '') AS label

@@ -1,9 +1,9 @@
-//! Fenced tries that arrive at the same time share a statement, a fence, and the flush of the log that makes the fence
+//! Batches of fenced tries. Concurrent tries share a statement, a fence, and the flush of the log that makes the fence
 //! durable.
 //!
-//! A session executes one statement at a time, so each of many tries would wait for the flushes of those before it.
-//! Tries of different names can share a fence: it has to rise per name only, it is drawn after all of them are granted,
-//! and no client knows it before it is on disk.
+//! A session executes one statement at a time, so without batches each try would wait for the flushes of all earlier ones.
+//! Tries of different names can share a fence, because fences have to rise per name only. The server draws the fence after
+//! it has granted all locks of the batch, and the client receives it after it was flushed to disk.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -18,14 +18,13 @@ use super::statements::{Operation, Statement, TRY_BATCH};
 use crate::error::unavailable;
 use crate::names::AdvisoryKey;
 
-/// How many tries are sent directly, each with a statement of its own. The server starts the next statement when one is
-/// done, while a batch waits in the client until the one before it is answered: up to three are as fast or faster
-/// alone (measured with a flush of 200 µs).
+/// How many tries may be in flight with their own statement. The server starts the next statement as soon as one is done. A
+/// batch waits in the client until the previous batch is answered. So a few tries are faster alone.
 const MAX_DIRECT: usize = 3;
-/// How many tries share a statement.
+/// The maximum number of tries per statement.
 const MAX_BATCH: usize = 256;
 
-/// Creates what sends the fenced tries of a connection.
+/// Creates the coalescer of the fenced tries of a connection.
 pub(crate) fn coalescer(connection: Arc<Connection>) -> Coalescer<TrySender> {
     let sender = TrySender { connection, statement: OnceLock::new() };
     let limits = Limits {
@@ -54,17 +53,17 @@ pub(crate) struct Try {
 /// The answer to a fenced try.
 #[derive(Debug)]
 pub(crate) enum TryAnswer {
-    /// Granted, with the transaction id that the fence is made of.
+    /// Granted, with the transaction id from which the fence is made.
     Granted(i64),
     Contended,
     /// The server answered with an error. The lock may be held nevertheless.
     Failed(tokio_postgres::Error),
-    /// A statement failed that was shared with other tries, maybe because of another key. The lock may be held.
-    SharedFailed,
+    /// The statement of the batch failed, perhaps because of another key. The lock may be held nevertheless.
+    BatchFailed,
 }
 
 impl TrySender {
-    /// Sends the statement of a try that shares none.
+    /// Sends a try with its own statement.
     async fn send_alone(&self, item: Try) -> Result<TryAnswer> {
         let key = AdvisoryKey::from_i64(item.key);
         let statement = Statement::new(Operation::Try { fenced: true }, item.shared, key);
@@ -83,7 +82,7 @@ impl TrySender {
         let keys: Vec<i64> = tries.iter().map(|item| item.key).collect();
         let shared: Vec<bool> = tries.iter().map(|item| item.shared).collect();
         let Ok(row) = self.connection.query(prepared, &[&keys, &shared]).await? else {
-            return Ok(keys.iter().map(|_| Ok(TryAnswer::SharedFailed)).collect());
+            return Ok(keys.iter().map(|_| Ok(TryAnswer::BatchFailed)).collect());
         };
         let row = row.ok_or_else(|| unavailable("the server sent no answer"))?;
         let granted = row.get::<_, Option<Vec<i64>>>(0).unwrap_or_default();
@@ -104,7 +103,7 @@ impl BatchSender for TrySender {
     type Answer = TryAnswer;
 
     async fn send(&self, batch: &mut Batch<Self>) -> Result<Vec<Result<TryAnswer>>> {
-        // Closed from the start, it is a try that its caller sends directly.
+        // A batch that is closed from the start is a try that its caller sends directly.
         if let Some([item]) = batch.items() {
             return Ok(vec![self.send_alone(*item).await]);
         }
@@ -112,7 +111,7 @@ impl BatchSender for TrySender {
         Box::pin(async {
             tokio::select! {
                 answers = self.send_batch(batch) => answers,
-                // The connection of a pool closes when it is no longer referenced, here neither.
+                // A pooled connection closes when its last reference is dropped, and this task has one.
                 () = self.connection.closed.cancelled() => Err(connection_closed()),
             }
         })

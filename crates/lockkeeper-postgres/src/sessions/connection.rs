@@ -1,4 +1,4 @@
-//! One connection to the server: its session, the statements it sends, and how long the session lasts.
+//! A connection to the server: its session, its statements, and its idle timeout.
 
 use std::fmt;
 use std::future::Future;
@@ -20,26 +20,26 @@ use super::transport::Transport;
 use crate::error::{config, is_cancelled, translate, unavailable};
 use crate::names::AdvisoryKey;
 
-/// The shortest idle timeout of a session. A shorter one would end sessions while others connect.
+/// The shortest idle timeout of a session. A shorter one would end sessions while another connection is being opened.
 const MIN_IDLE_TIMEOUT: Duration = Duration::from_secs(1);
 /// The longest idle timeout that PostgreSQL accepts: 24 days.
 const MAX_IDLE_TIMEOUT: Duration = Duration::from_millis(i32::MAX as u64);
-/// How long the first answers of a new connection may take.
+/// The timeout for statements on a new connection.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);
-/// How often the preparation of a statement is sent that late cancel requests hit.
+/// How many times the preparation of a statement is sent if late cancel requests end it.
 const MAX_PREPARE_ATTEMPTS: usize = 5;
-/// The oldest version with `idle_session_timeout`.
+/// PostgreSQL 14, the first version with `idle_session_timeout`.
 const MIN_VERSION: i32 = 140_000;
-/// A connection that has not answered a statement for this long is not chosen for new claims.
+/// A connection on which a statement has gone unanswered for this long is not used for new claims.
 pub(crate) const MAX_RESPONSE_TIME: Duration = Duration::from_secs(5);
 
-/// Returns how long a statement for a lease of `ttl` may go unanswered before another connection is preferred. A third
-/// of the lease leaves time for two more attempts.
+/// Returns how long a statement may go unanswered before a claim of `ttl` prefers another connection. A third of the lease
+/// leaves time for two more attempts.
 pub(crate) fn response_time_for(ttl: Duration) -> Duration {
     MAX_RESPONSE_TIME.min(idle_timeout_for(ttl) / 3)
 }
 
-/// Returns the idle timeout that a session needs to carry a lease of `ttl`.
+/// Returns the idle timeout that a session needs for a lease of `ttl`.
 pub(crate) fn idle_timeout_for(ttl: Duration) -> Duration {
     ttl.clamp(MIN_IDLE_TIMEOUT, MAX_IDLE_TIMEOUT)
 }
@@ -71,7 +71,7 @@ pub(crate) struct Connection {
 
 #[derive(Debug)]
 struct State {
-    /// When the last statement was sent that has been answered: the session was alive then.
+    /// A time at which the session was alive: when the last answered statement was sent.
     last_alive: Instant,
     /// When the oldest statement was sent that has not been answered.
     unanswered_since: Option<Instant>,
@@ -80,7 +80,7 @@ struct State {
 }
 
 impl Connection {
-    /// Checks that the server can be trusted with locks, and prepares the session.
+    /// Checks that locks on the server are safe, and configures the session.
     pub(crate) async fn handshake(
         transport: Transport,
         closed: CancellationToken,
@@ -91,27 +91,28 @@ impl Connection {
         let pid: i32 = answer.get("pid");
         if pooler::announced_pid(&client.cancel_token()).await != Some(pid) {
             return Err(config(
-                "there is a pooler such as PgBouncer before the server, which may give one lock to \
-                 two clients: connect to the server itself",
+                "a pooler such as PgBouncer is in front of the server, and may grant one lock to two \
+                 clients: connect to the server directly",
             ));
         }
         let version = answer.get("version");
         if version < MIN_VERSION {
             return Err(config(
-                "the server is too old to end silent sessions: PostgreSQL 14 or newer is needed",
+                "the server is too old, it has no idle_session_timeout: PostgreSQL 14 or newer is required",
             ));
         }
         let timeline: Option<i64> = answer.get("timeline");
         let Some(timeline) = timeline else {
             return Err(config(
-                "the server is a standby, whose locks exclude no client of other servers: connect to the \
+                "the server is a standby, whose locks do not exclude clients of the primary: connect to the \
                  primary, or name all hosts in the URL",
             ));
         };
         client.batch_execute(&statements::defaults(version)).await.map_err(translate)?;
         Ok(Arc::new(Self {
             pid,
-            // NULL for a role that may not see its own session. It cannot see other sessions of this store, either.
+            // NULL if the role may not read its own session. Then it cannot read the other sessions of this store either,
+            // and `confirm_wait.sql` uses the lock table.
             started: answer.get::<_, Option<f64>>("started").unwrap_or_default(),
             timeline: timeline.unsigned_abs(),
             runtime: runtime::Handle::current(),
@@ -138,14 +139,14 @@ impl Connection {
         self.closed.is_cancelled() || self.transport.client().is_closed()
     }
 
-    /// Closes the connection. The server ends its session and frees all locks of it.
+    /// Closes the connection. The server ends the session and frees its locks.
     pub(crate) fn close(&self) {
         self.transport.close();
         self.closed.cancel();
     }
 
-    /// Returns how many statements have failed because they were cancelled. A cancel request is sent on a connection
-    /// of its own and not answered, so this is the only way to know that it has arrived.
+    /// Returns how many statements have failed because they were cancelled. A cancel request is sent on its own
+    /// connection and not answered, so this count is the only evidence that it has arrived.
     pub(crate) fn cancelled_statements(&self) -> usize {
         self.cancelled.load(Ordering::Relaxed)
     }
@@ -161,17 +162,17 @@ impl Connection {
         Duration::from_millis(self.idle_timeout.load(Ordering::SeqCst))
     }
 
-    /// Returns for how long the session has been idle, at most.
+    /// Returns the longest time for which the session may have been idle.
     pub(crate) fn idle_for(&self) -> Duration {
         self.state().last_alive.elapsed()
     }
 
-    /// Returns whether the server has ended the session for being idle, or may do so at any moment.
+    /// Returns whether the idle timeout has passed: the server has ended the session, or may do so at any time.
     pub(crate) fn has_expired(&self) -> bool {
         self.idle_for() >= self.idle_timeout()
     }
 
-    /// Returns whether the session has been idle for so long that it is checked before it is used.
+    /// Returns whether the session must be checked before it is used, because it may have been idle for long.
     pub(crate) fn needs_ping(&self) -> bool {
         self.idle_for() >= self.idle_timeout() / 2
     }
@@ -181,12 +182,12 @@ impl Connection {
         self.state().unanswered_since.is_some_and(|sent| sent.elapsed() > limit)
     }
 
-    /// Returns whether the session has this label and carries a lease of `ttl`.
+    /// Returns whether the session has this label and an idle timeout of at least `ttl`.
     pub(crate) fn is_configured_for(&self, ttl: Duration, label: &str) -> bool {
         self.idle_timeout() >= idle_timeout_for(ttl) && self.state().label == label
     }
 
-    /// Makes the session carry a lease of `ttl`. Never shortens its idle timeout.
+    /// Extends the idle timeout of the session to `ttl`. Never shortens it.
     pub(crate) async fn extend_idle_timeout(self: &Arc<Self>, ttl: Duration) -> Result<()> {
         if self.idle_timeout() >= idle_timeout_for(ttl) {
             return Ok(());
@@ -195,19 +196,20 @@ impl Connection {
         self.configure(ttl, &label).await
     }
 
-    /// Sets label and idle timeout of the session, in a task of its own: other claims wait for the same change, and the
-    /// future of the claim that started it may not be polled.
+    /// Sets label and idle timeout of the session in a background task. Other claims wait for `reconfiguring`, and must not
+    /// depend on the polling of this future.
     pub(crate) async fn configure(self: &Arc<Self>, ttl: Duration, label: &str) -> Result<()> {
         let (connection, label) = (self.clone(), label.to_owned());
         let task = tokio::spawn(async move { connection.configure_here(ttl, &label).await });
         task.await.unwrap_or_else(|_| Err(connection_closed()))
     }
 
-    /// Sets label and idle timeout of the session. If the answer is lost, the old idle timeout counts.
+    /// Sets label and idle timeout of the session. If the answer is lost, the client continues to rely on the old timeout
+    /// only.
     pub(crate) async fn configure_here(&self, ttl: Duration, label: &str) -> Result<()> {
         let _reconfiguring = self.reconfiguring.lock().await;
         let idle_timeout = self.idle_timeout().max(idle_timeout_for(ttl));
-        // Keepalive finds a dead client machine after 1/2 + 3/6 of the idle timeout.
+        // Keepalives detect a dead client machine after 1/2 + 3/6 of the idle timeout.
         let keepalive_idle = idle_timeout.as_secs().div_ceil(2).clamp(1, 7200).to_string();
         let keepalive_interval = idle_timeout.as_secs().div_ceil(6).clamp(1, 600).to_string();
         let check_interval = (idle_timeout / 10).as_millis().clamp(50, 1000).to_string();
@@ -222,8 +224,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Sets how long the server waits for a lock; zero is without limit. Only called by the claim that waits on this
-    /// session.
+    /// Sets how long the server waits for a lock. Zero means no limit. Only the claim that waits on this session may call it.
     pub(crate) async fn set_lock_timeout(&self, limit: Duration) -> Result<()> {
         if self.state().lock_timeout == limit {
             return Ok(());
@@ -236,12 +237,12 @@ impl Connection {
 
     // Statements.
 
-    /// Sends an empty statement. Its answer shows that the session is alive, and restarts its idle timeout.
+    /// Sends an empty statement, which restarts the idle timeout. Its answer proves that the session is alive.
     pub(crate) async fn ping(&self) -> Result<()> {
         self.run(self.transport.client().batch_execute("")).await
     }
 
-    /// Sends a statement that is not prepared, and returns its rows.
+    /// Sends an unprepared statement, and returns its rows.
     pub(crate) async fn query_typed(
         &self,
         text: &'static str,
@@ -250,20 +251,20 @@ impl Connection {
         self.run(self.transport.client().query_typed(text, arguments)).await
     }
 
-    /// Awaits a statement that the server answers at once. One that takes longer than the idle timeout closes the
-    /// connection: no claim can rely on the session any more.
+    /// Awaits a statement that the server answers without waiting for locks. Closes the connection if the answer takes longer
+    /// than the idle timeout, because no claim can rely on the session then.
     async fn run<T>(
         &self,
         statement: impl Future<Output = Result<T, tokio_postgres::Error>>,
     ) -> Result<T> {
         let idle_timeout = self.idle_timeout();
-        // A new session is not configured, and no claim relies on it. Opening it has a timeout of its own.
+        // A new session has no idle timeout yet, and no claim relies on it. Opening it has its own timeout.
         let limit = if idle_timeout.is_zero() { HANDSHAKE_TIMEOUT } else { idle_timeout };
         let sent = self.start_statement()?;
-        // Boxed, as everything that is rare: see `prepared`.
+        // Boxed because it is rare: see `prepared`.
         let Ok(answer) = timeout(limit, Box::pin(statement)).await else {
             self.close();
-            return Err(unavailable(format!("no answer from the server within {limit:.1?}")));
+            return Err(unavailable(format!("the server did not answer within {limit:.1?}")));
         };
         self.finish_statement(sent, &answer);
         answer.map_err(translate)
@@ -296,14 +297,14 @@ impl Connection {
         let is_alive =
             error.as_db_error().is_some_and(|error| !fatal.contains(&error.parsed_severity()));
         if !is_alive {
-            // Every statement here is well typed: an error that the server did not send means that the stream is
-            // closed, or that bytes were lost and its answers belong to other statements.
+            // An error that the server did not send means that the stream is closed, or that it is corrupt and answers may
+            // belong to other statements. Errors of type conversion cannot occur here.
             self.close();
         }
         is_alive
     }
 
-    /// Records that the session was alive at some moment after `sent`.
+    /// Records that the session was alive after `sent`.
     fn record_alive(&self, sent: Instant) {
         let mut state = self.state();
         state.last_alive = state.last_alive.max(sent);
@@ -325,7 +326,7 @@ impl Connection {
             match self.run(self.transport.client().prepare_typed(text, types)).await {
                 // If a concurrent preparation was faster, its statement is used.
                 Ok(statement) => return Ok(prepared.get_or_init(|| statement)),
-                // By a cancel request that was meant for the wait before it.
+                // A late cancel request, meant for the wait before it, ended the preparation.
                 Err(error) if is_cancelled(&error) && attempts < MAX_PREPARE_ATTEMPTS => {
                     attempts += 1;
                 }
@@ -334,8 +335,8 @@ impl Connection {
         }
     }
 
-    /// Returns a prepared statement about a key. The preparation is boxed: it happens once, and would add some thousand
-    /// bytes to every future that sends a statement, which are moved more than once.
+    /// Returns a prepared statement about a key. The preparation is boxed, because it happens once and would enlarge every
+    /// future that sends a statement.
     pub(crate) async fn prepared(
         &self,
         statement: Statement,
@@ -347,15 +348,15 @@ impl Connection {
         }
     }
 
-    /// Sends a statement that the server answers at once with one row or none. It has no timeout: the engine has one.
-    /// (A timer would be a tenth of the cost of a statement.) The inner error is one that the server sent.
+    /// Sends a statement that the server answers without waiting for locks, with at most one row. It has no timeout, because
+    /// the engine has one and timers are costly. The inner error is one that the server sent; the connection is still open.
     pub(crate) async fn query(
         &self,
         prepared: &tokio_postgres::Statement,
         arguments: &[&(dyn ToSql + Sync)],
     ) -> Result<Result<Option<Row>, tokio_postgres::Error>> {
         let sent = self.start_statement()?;
-        // Not passed to another function, whose future would store it twice: as an argument and as what it awaits.
+        // Awaited here: a future that is passed to a function is stored twice.
         let answer = self.transport.client().query_opt(prepared, arguments).await;
         self.finish_statement(sent, &answer);
         match answer {
@@ -374,8 +375,7 @@ impl Connection {
         self.query(prepared, Arguments::of(&key).get()).await
     }
 
-    /// Sends a statement as [`execute`](Self::execute) does, for a wait that may take hours. Also returns when it was
-    /// sent.
+    /// Sends a statement that waits, perhaps for hours. Returns the answer, and when the statement was sent.
     pub(crate) async fn wait(
         &self,
         statement: Statement,
@@ -392,11 +392,10 @@ impl Connection {
         }
     }
 
-    /// Records the end of a wait that took `waited` on the server, and returns the moment since when the session has
-    /// been idle, at the earliest.
+    /// Records the end of a wait that took `waited` on the server. Returns the earliest time at which the wait can have
+    /// ended, from which the session's idle timeout counts.
     pub(crate) fn record_wait(&self, sent: Instant, waited: Duration) -> Instant {
-        // The server's clock may be a little faster than ours. The server states the duration, so the sum may be
-        // past the end of our clock.
+        // The server's clock may run slightly faster than this machine's. The duration is input, so the sum may overflow.
         let (now, ended) = (Instant::now(), sent.checked_add(waited.mul_f64(0.99)));
         let idle_since = ended.map_or(now, |ended| ended.min(now));
         self.record_alive(idle_since);

@@ -1,21 +1,21 @@
-//! Renewals share a heartbeat per session.
+//! Heartbeats: renewals of one session share a statement.
 //!
-//! A session is the lease of all locks that it holds, and one answered statement renews all of them. So renewals of one
+//! A session is the lease of all locks that it holds, and any answered statement renews all of them. So the renewals of one
 //! session share a statement, the *heartbeat*:
 //!
 //! - A renewal that is due waits for the *linger*, a sixtieth of its TTL, and announces its heartbeat to the other claims
-//!   of the session. These renew at once, although they are not due yet, and share it.
-//! - From then on their renewals are due at the same time. So a session sends one heartbeat per third of a TTL, however
-//!   many locks it holds and whenever they were acquired.
+//!   of the session. These join it by renewing early.
+//! - After that, their renewals are due at the same time. So a session sends one heartbeat per third of a TTL, regardless
+//!   of how many locks it holds and when they were acquired.
 //!
 //! # Invariants
 //!
-//! 1. A heartbeat answers only renewals that were requested before it was sent. Their validity counts from the request,
-//!    which is earlier. No renewal is answered by an earlier heartbeat, however recent: clocks may
-//!    stop while the machine is suspended.
-//! 2. A heartbeat does not depend on any claim: it is sent by a task, and a renewal that is dropped leaves it.
-//! 3. Each renewal has the engine's timeout. A heartbeat that hangs puts every lock of its session at risk, each at its
-//!    own time.
+//! 1. A heartbeat answers only renewals that were requested before it was sent. Their validity counts from the request. A
+//!    renewal is never answered by an earlier heartbeat, even by a very recent one: the clock that would show how recent it
+//!    is may stop while the machine is suspended.
+//! 2. A heartbeat does not depend on any claim: a task sends it, and a dropped renewal does not cancel it.
+//! 3. Each renewal has its own timeout, set by the engine. If a heartbeat hangs, each lock of its session becomes at risk
+//!    when its renewal times out.
 //!
 //! Covered by `tests/sessions/heartbeats.rs`.
 
@@ -30,14 +30,14 @@ use tokio::time::Instant;
 
 use super::connection::{Connection, connection_closed};
 
-/// Returns how long a renewal that is due waits for others. The engine waits for a renewal for a sixth of the TTL at
-/// least, so nine tenths of that remain for the answer.
+/// Returns how long a renewal that is due waits for others. The engine gives a renewal at least a sixth of the TTL, so
+/// nine tenths of that remain for the answer.
 fn linger(ttl: Duration) -> Duration {
     ttl / 60
 }
 
-/// Returns how soon after a renewal the next heartbeat is worth joining. Longer than the linger, so that a claim joins
-/// each heartbeat once.
+/// Returns how long after a renewal a claim ignores announced heartbeats. Longer than the linger, so that a claim joins a
+/// heartbeat only once.
 pub(crate) fn min_interval(ttl: Duration) -> Duration {
     linger(ttl) * 2
 }
@@ -49,7 +49,7 @@ pub(crate) enum RenewalCause {
     Due,
     /// Another claim has announced a heartbeat.
     Announced,
-    /// The caller asked for it and waits, for example in `extend`. It is not delayed.
+    /// The caller waits for it, for example in `extend`. It is not delayed.
     Requested,
 }
 
@@ -72,7 +72,7 @@ impl Heartbeats {
         Self { renewals, announced: Notify::new(), last_announced: Mutex::default() }
     }
 
-    /// Renews a lock of `ttl`. Returns when a heartbeat was answered that was sent after this call.
+    /// Renews a lock of `ttl`. Returns when a heartbeat that was sent after this call is answered.
     pub(crate) async fn renew(&self, ttl: Duration, cause: RenewalCause) -> Result<()> {
         let linger = match cause {
             RenewalCause::Requested => Duration::ZERO,
@@ -84,7 +84,7 @@ impl Heartbeats {
         self.renewals.send_within((), linger).await
     }
 
-    /// Announces a heartbeat, unless that was done within the linger.
+    /// Announces a heartbeat, unless one was announced within the linger.
     fn announce(&self, linger: Duration) {
         let now = Instant::now();
         let mut last = self.last_announced.lock().unwrap_or_else(PoisonError::into_inner);
@@ -114,7 +114,7 @@ impl BatchSender for HeartbeatSender {
         let count = renewals.len();
         tokio::select! {
             answer = self.0.ping() => answer?,
-            // The connection of a pool closes when it is no longer referenced.
+            // A pooled connection closes when its last reference is dropped, and this task has one.
             () = self.0.closed.cancelled() => return Err(connection_closed()),
         }
         Ok((0..count).map(|_| Ok(())).collect())

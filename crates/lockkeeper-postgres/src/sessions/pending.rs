@@ -1,7 +1,7 @@
-//! A query about a lock that is in flight, and how it ends.
+//! Queries in flight that lock or unlock a key.
 //!
-//! It outlives its caller: a future that is dropped leaves the query where it was, and the next call finds its answer.
-//! So the client loses no answer, and in the end it knows whether the session holds the lock.
+//! A query outlives the future that awaits it. If that future is dropped, the next call of the claim receives the answer. So
+//! no answer is lost, and the client always learns whether the session holds the lock.
 
 use std::fmt;
 use std::sync::Arc;
@@ -20,28 +20,28 @@ use super::statements::{Operation, Statement};
 use crate::error::{is_wait_over, translate, unavailable};
 use crate::names::{AdvisoryKey, Form, NO_KEY};
 
-/// The pause between two cancel requests for a wait: the first may have arrived before the wait did.
+/// The pause between two cancel requests for a wait. One that arrives before the wait has no effect.
 const CANCEL_INTERVAL: Duration = Duration::from_millis(200);
 /// How many cancel requests are sent for a wait. If none ends it, the connection is dead.
 const MAX_CANCELS: usize = 5;
-/// How long the server may take to accept a cancel request, and for how long they are repeated.
+/// The timeout for sending a cancel request, and for repeating it.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(2);
-/// How often an unlock is sent that late cancel requests hit.
+/// How many times an unlock is sent if late cancel requests end it.
 const MAX_UNLOCK_ATTEMPTS: usize = 5;
 
-/// A lock that was granted.
+/// A granted lock.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Granted {
     pub(crate) fence: Option<Fence>,
-    /// A moment at which the session was alive; its validity counts from here.
+    /// A time at which the session was alive. The validity counts from here.
     pub(crate) alive_at: Instant,
 }
 
-/// A query that has been sent, or is being sent. Its answer is an error only if the session does not hold the lock.
+/// A try or a wait that has been sent, or is being sent. After an error, the session does not hold the lock.
 pub(crate) struct PendingQuery {
     pub(crate) slot: SessionSlot,
     pub(crate) answer: BoxFuture<'static, Result<Option<Granted>>>,
-    /// Since when the server has not confirmed that it works on the query.
+    /// Since when the server has not confirmed that it executes the query.
     pub(crate) unconfirmed_since: Option<Instant>,
 }
 
@@ -80,7 +80,7 @@ impl PendingQuery {
         let statement = Statement::new(Operation::Wait { fenced }, shared, key);
         let answer = Box::pin(async move {
             let connection = &session.connection;
-            // Zero would be without limit.
+            // Zero would mean no limit.
             let limit = limit.map(|limit| {
                 limit.clamp(Duration::from_millis(1), Duration::from_millis(i32::MAX as u64))
             });
@@ -96,14 +96,14 @@ impl PendingQuery {
                 }
                 Err(error) => error,
             };
-            // The server may end a wait with an error and have granted the lock.
+            // The server may grant the lock and still answer with an error: see `tests/sessions/granted_despite_errors.rs`.
             unlock(connection, shared, key).await?;
             if is_wait_over(&error) { Ok(None) } else { Err(translate(error)) }
         });
         Self { slot, answer, unconfirmed_since: None }
     }
 
-    /// Sends the query now instead of when the answer is next polled.
+    /// Sends the query now, and not when the answer is first polled.
     pub(crate) fn send(mut self, context: &mut Context<'_>) -> Self {
         if let Poll::Ready(answer) = self.answer.as_mut().poll(context) {
             self.answer = Box::pin(std::future::ready(answer));
@@ -111,24 +111,25 @@ impl PendingQuery {
         self
     }
 
-    /// Ends a try so that the session does not hold the lock. Its answer comes at once if it comes at all.
+    /// Abandons a try. Awaits its answer, which does not depend on other holders, and unlocks the key if it was granted.
     pub(crate) async fn abandon_try(self, context: ReleaseContext) -> Result<Release> {
         let Self { slot, answer, .. } = self;
         if let Ok(Some(_)) = context.release_answer(&slot.session, answer).await? {
             return release(slot, context, HeldModes::One).await;
         }
-        slot.leave();
+        slot.end_unused();
         Ok(Release::WasNotHeld)
     }
 
-    /// Cancels a wait so that the session does not hold the lock. The driver sends a cancel request and does not learn
-    /// when it arrives. One that has not ended the wait would end the next statement on the connection, so the
-    /// connection is used again only if every cancel request has ended a statement.
+    /// Cancels a wait, and unlocks the key if it was granted nevertheless.
+    ///
+    /// The server does not confirm cancel requests. One that arrives after the end of the wait would end the next statement on
+    /// the connection. So the connection is used again only if every cancel request has ended a statement.
     pub(crate) async fn abandon_wait(self, context: ReleaseContext) -> Result<Release> {
         let Self { slot, mut answer, .. } = self;
         let connection = slot.session.connection.clone();
         let (mut sent, cancelled_before) = (0, connection.cancelled_statements());
-        // It may have ended already.
+        // The wait may have ended already.
         let mut ended = poll_once(&mut answer).await;
         let started = Instant::now();
         while ended.is_none() && sent < MAX_CANCELS && started.elapsed() < CANCEL_TIMEOUT {
@@ -144,47 +145,46 @@ impl PendingQuery {
         match ended {
             Some(Ok(Some(_))) if sent == 0 => return release(slot, context, HeldModes::One).await,
             Some(Ok(Some(_))) => {
-                // Granted in spite of the cancel request, which may still be on its way.
+                // Granted despite the cancel request, which may still be in flight.
                 let unlock = unlock(&connection, context.shared, slot.key);
                 let held = context.release_answer(&slot.session, unlock).await??;
                 return Ok(if held { Release::Released } else { Release::WasNotHeld });
             }
-            Some(Ok(None) | Err(_)) if arrived >= sent => slot.leave(),
+            Some(Ok(None) | Err(_)) if arrived >= sent => slot.end_unused(),
             // Dropping the slot closes the connection.
             Some(_) => {}
-            // Neither the wait nor a cancel request was answered. The connection is dead, and the server may grant the
-            // wait without the client noticing.
+            // The cancel requests had no effect, so the connection is dead. The server may still grant the lock.
             None => context.end_session(&connection).await,
         }
         Ok(Release::WasNotHeld)
     }
 }
 
-/// Tries to lock a key with a fence, together with other tries of the session. Returns the transaction id if the lock
-/// was granted.
+/// Tries to lock a key with a fence, perhaps in a batch with other tries of the session. Returns `Some` if the lock was
+/// granted, with the transaction id, as [`try_alone`] does.
 async fn try_fenced(session: &Session, item: Try) -> Result<Option<Option<i64>>> {
     let error = match session.tries.send(item).await {
         Ok(TryAnswer::Granted(xid)) => return Ok(Some(Some(xid))),
         Ok(TryAnswer::Contended) => return Ok(None),
         Ok(TryAnswer::Failed(error)) => Some(error),
-        // Another key may be the reason.
-        Ok(TryAnswer::SharedFailed) | Err(_) => None,
+        // The cause may be another key of the batch.
+        Ok(TryAnswer::BatchFailed) | Err(_) => None,
     };
-    // Boxed: it is rare, and would enlarge the future of every try.
+    // Boxed because it is rare and would enlarge the future of every try.
     Box::pin(async {
         let (connection, key) = (&session.connection, AdvisoryKey::from_i64(item.key));
         // The lock may have been granted before the error.
         unlock(connection, item.shared, key).await?;
         match error {
             Some(error) if error.code() != Some(&SqlState::QUERY_CANCELED) => Err(translate(error)),
-            // Sent alone, this try gets its own answer.
+            // Sent alone, this try has its own answer.
             _ => try_alone(connection, key, item.shared, true).await,
         }
     })
     .await
 }
 
-/// Tries to lock a key. Returns `Some` if the lock was granted, with the transaction id if a fence was asked for.
+/// Tries to lock a key. Returns `Some` if the lock was granted, with the transaction id if `fenced`.
 async fn try_alone(
     connection: &Connection,
     key: AdvisoryKey,
@@ -207,7 +207,7 @@ async fn try_alone(
         };
         // The lock may have been granted before the error.
         unlock(connection, shared, key).await?;
-        // A cancel is no answer. Nothing is held now, so the try is sent again.
+        // A cancelled try has no result. The key is unlocked, so the try can be sent again.
         if error.code() != Some(&SqlState::QUERY_CANCELED) || cancels == MAX_CANCELS {
             return Err(translate(error));
         }
@@ -219,7 +219,7 @@ fn no_answer() -> lockkeeper_core::Error {
     unavailable("the server sent no answer")
 }
 
-/// What a release needs to know of its claim.
+/// The properties of a claim that its release needs, because it may outlive the claim.
 pub(crate) struct ReleaseContext {
     pub(crate) pool: Arc<SessionPool>,
     pub(crate) ttl: Duration,
@@ -228,9 +228,7 @@ pub(crate) struct ReleaseContext {
 }
 
 impl ReleaseContext {
-    /// Awaits the answer to a release for as long as another claim relies on the session, and for some seconds if none
-    /// does; then ends the session. So a release returns some seconds after the server has stopped responding, and a
-    /// lease after that at the latest.
+    /// Awaits the answer to a release, and ends the session if there is none within [`Session::release_timeout`].
     async fn release_answer<T>(
         &self,
         session: &Arc<Session>,
@@ -247,7 +245,7 @@ impl ReleaseContext {
             if session.can_be_ended() {
                 self.end_session(&session.connection).await;
                 return Err(unavailable(format!(
-                    "no answer to the release within {:.1?}: its session was ended",
+                    "the server did not answer the release within {:.1?}: its session was ended",
                     started.elapsed()
                 )));
             }
@@ -275,14 +273,14 @@ fn fence(session: &Session, xid: i64) -> Option<Fence> {
     Fence::new((session.connection.timeline & 0x7fff) << XID_BITS | xid)
 }
 
-/// Unlocks a key, and returns whether the session held it. On an error the session may still hold it, so the connection
-/// is closed.
+/// Unlocks a key, and returns whether the session held it. Closes the connection on an error, because the session may still
+/// hold the key.
 async fn unlock(connection: &Connection, shared: bool, key: AdvisoryKey) -> Result<bool> {
     let statement = Statement::new(Operation::Unlock, shared, key);
     for _ in 0..MAX_UNLOCK_ATTEMPTS {
         let error = match connection.execute(statement, key).await {
             Ok(Ok(row)) => return Ok(row.is_some_and(|row| row.get(0))),
-            // A cancel request that was meant for the wait before it.
+            // A late cancel request, meant for the wait before it, ended the unlock.
             Ok(Err(error)) if error.code() == Some(&SqlState::QUERY_CANCELED) => continue,
             Ok(Err(error)) => translate(error),
             // The statement could not be prepared.
@@ -292,15 +290,15 @@ async fn unlock(connection: &Connection, shared: bool, key: AdvisoryKey) -> Resu
         return Err(error);
     }
     connection.close();
-    Err(unavailable("the server cancels every unlock"))
+    Err(unavailable("the server cancelled every unlock: its session was ended"))
 }
 
-/// In which modes a session may hold a lock.
+/// The modes in which a session may hold a lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HeldModes {
-    /// In the mode of the claim.
+    /// The mode of the claim.
     One,
-    /// In either mode or in both, after a downgrade was sent.
+    /// Exclusive, shared or both, after a downgrade was sent.
     Either,
 }
 
@@ -312,7 +310,7 @@ pub(crate) async fn release(
 ) -> Result<Release> {
     let connection = slot.session.connection.clone();
     if connection.is_closed() || connection.has_expired() {
-        // The session is over, even if the server is late to end it.
+        // The session has ended, or the server is about to end it.
         return Ok(Release::WasNotHeld);
     }
     let unlocked = context.release_answer(&slot.session, async {
@@ -324,10 +322,10 @@ pub(crate) async fn release(
     });
     match unlocked.await? {
         Ok(held) => {
-            slot.vacate();
+            slot.end_unlocked();
             Ok(if held { Release::Released } else { Release::WasNotHeld })
         }
-        // The session is over, and its locks are free.
+        // The session has ended, and its locks are free.
         Err(_) if connection.is_closed() => Ok(Release::WasNotHeld),
         Err(error) => Err(error),
     }

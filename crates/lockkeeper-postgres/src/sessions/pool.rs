@@ -1,7 +1,7 @@
-//! Which session serves which claim.
+//! The session pool, which assigns sessions to claims.
 //!
-//! Locks that are held or tried share sessions. A waiter has a session to itself for as long as it waits. Two claims on
-//! one key never share a session: a session is granted a lock again that it holds.
+//! Claims that hold or try a lock share sessions. A claim that waits has its own session for as long as it waits. Two claims
+//! on one key never share a session, because the server grants a session a lock that it already holds.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -27,9 +27,9 @@ mod tests;
 
 use opening::Opening;
 
-/// The TTL for which a session is opened that no claim has asked for.
+/// The TTL of sessions that are opened for queries only.
 const DEFAULT_TTL: Duration = Duration::from_secs(30);
-/// How many locks share a session while another may be opened.
+/// How many claims share a session before another session is opened.
 const MAX_SHARED: usize = 64;
 
 /// Where connections come from.
@@ -47,18 +47,19 @@ pub(crate) struct SessionPool {
     source: Source,
     options: Options,
     table: Mutex<Table>,
-    /// Notified when a session may be free for a claim that found none.
+    /// Notified when a claim that found no session may find one.
     freed: Arc<Notify>,
 }
 
 #[derive(Default)]
 struct Table {
     sessions: Vec<Arc<Session>>,
-    /// How many sessions are being opened, and how many of these for waiters.
+    /// How many sessions are being opened.
     opening: usize,
+    /// How many of these are for waiters.
     opening_for_waiters: usize,
-    /// The session that is being opened to be shared, by the runtime it will belong to. Claims that arrive meanwhile
-    /// share it.
+    /// The shared session that is being opened, by the runtime to which it will belong. Claims that arrive meanwhile share
+    /// it.
     shared_opening: HashMap<runtime::Id, Opening>,
 }
 
@@ -70,7 +71,7 @@ pub(crate) struct SessionRequest<'a> {
     pub(crate) label: &'a str,
 }
 
-/// What the pool has for a request.
+/// The answer of the pool to a request.
 enum Checkout {
     Slot(SessionSlot, SessionMatch),
     /// A session is being opened, which may have a slot afterwards.
@@ -91,7 +92,7 @@ impl SessionPool {
         Self { source, options, table: Mutex::default(), freed: Arc::default() }
     }
 
-    /// Waits until there may be a session for a claim that found none.
+    /// Waits until a claim that found no session may find one.
     pub(crate) async fn freed(&self) {
         self.freed.notified().await;
     }
@@ -107,8 +108,8 @@ impl SessionPool {
         }
     }
 
-    /// Returns a slot to hold or to try a lock on. Returns `None` if every session has that key or waits, and no other
-    /// may be opened.
+    /// Returns a slot on which to try and hold a lock. Returns `None` if the limit is reached, and every session waits or has
+    /// a claim on that key.
     pub(crate) async fn shared_slot(
         self: &Arc<Self>,
         request: SessionRequest<'_>,
@@ -121,16 +122,16 @@ impl SessionPool {
                         return Ok(Some(slot));
                     }
                 }
-                // If it cannot be opened, the sessions that there are have to do.
+                // If it cannot be opened, the next iteration uses an existing session.
                 Checkout::Opening(opening) => failed = opening.done().await.err(),
                 Checkout::Exhausted => return failed.map_or(Ok(None), Err),
             }
         }
     }
 
-    /// Returns a slot to wait on, alone. Returns `None` if no more sessions may be opened. One session is always left to
-    /// hold, to try and to confirm waits on: otherwise claims that wait for each other's locks would never end, and a
-    /// wait that cannot be confirmed fails after a TTL.
+    /// Returns a slot on an unshared session on which to wait. Returns `None` if the limit is reached. One session always
+    /// remains for holds, tries and the confirmation of waits. Otherwise waiters would block all other claims, and their
+    /// waits would fail after a TTL, because they could not be confirmed.
     pub(crate) async fn exclusive_slot(
         self: &Arc<Self>,
         request: SessionRequest<'_>,
@@ -144,7 +145,7 @@ impl SessionPool {
                 }
                 Checkout::Opening(opening) => match opening.done().await {
                     Ok(()) => {}
-                    // The server may accept fewer connections than we may open. If it is down, a try finds out.
+                    // The server may accept fewer connections than the limit. If it is down, the next try fails.
                     Err(error) if error.is_retryable() => return Ok(None),
                     Err(error) => return Err(error),
                 },
@@ -186,11 +187,11 @@ impl SessionPool {
         self.replace_by_permit(slot)
     }
 
-    /// Replaces a slot by a permit, so that no waiter takes the session in between.
+    /// Replaces a slot by a permit, so that no waiter can take the session between the two.
     fn replace_by_permit(&self, slot: Option<SessionSlot>) -> Result<QueryPermit> {
         let slot = slot.ok_or_else(|| self.exhausted())?;
         let permit = QueryPermit::acquire(&slot.session, Duration::MAX);
-        slot.leave();
+        slot.end_unused();
         permit.ok_or_else(|| self.exhausted())
     }
 
@@ -221,7 +222,7 @@ impl SessionPool {
         if let Some(session) = table.sessions.iter().find(is_exact) {
             return slot(session, SessionMatch::Exact);
         }
-        // An unused session can be given any label, but not a much shorter idle timeout.
+        // An unused session can change its label, but not shorten its idle timeout.
         let is_unused = |session: &&Arc<Session>| {
             users(session) == Some(0) && expires_in_time(session, request.ttl)
         };
@@ -244,7 +245,7 @@ impl SessionPool {
                 return Checkout::Opening(opening);
             }
         }
-        // All are crowded or have another label: take the one with the fewest users.
+        // No session can be opened, and all are full or configured differently: uses the one with the fewest users.
         let usable = table
             .sessions
             .iter()
@@ -282,7 +283,7 @@ impl SessionPool {
             let matched = self.matches(session, &request);
             return Checkout::Slot(SessionSlot::new(session, request.key, Purpose::Wait), matched);
         }
-        // The last session that may be opened is for holding, trying and confirming, if there is none for that.
+        // If no session is usable for holds, tries and confirmations, leaves room within the limit for one.
         let kept = table.sessions.iter().find(|session| users(session).is_some()).cloned();
         let spare = usize::from(kept.is_none());
         if self.make_room(&mut table, spare, kept.as_ref()) {
@@ -292,8 +293,7 @@ impl SessionPool {
         Checkout::Exhausted
     }
 
-    /// Returns whether one more session may be opened, and `spare` beside it. Unused sessions are closed to make room,
-    /// except `kept`.
+    /// Returns whether `spare` + 1 more sessions may be opened. Closes unused sessions to make room, except `kept`.
     fn make_room(&self, table: &mut Table, spare: usize, kept: Option<&Arc<Session>>) -> bool {
         let max = self.max_sessions();
         let is_kept = |session: &Arc<Session>| kept.is_some_and(|kept| Arc::ptr_eq(kept, session));
@@ -319,7 +319,7 @@ impl SessionPool {
         }
     }
 
-    /// Makes a slot's session what its claim needs. Returns `None` if the session turns out to be over.
+    /// Configures or checks the session of a slot for its claim. Returns `None` if the session has ended.
     async fn prepare_slot(
         &self,
         slot: SessionSlot,
@@ -342,19 +342,19 @@ impl SessionPool {
         }
     }
 
-    /// Asks the server to cancel what a connection is doing.
+    /// Sends a request to cancel the statement of a connection.
     pub(crate) async fn cancel(&self, connection: &Connection) -> Result<()> {
         let token = connection.cancel_token();
         match &self.source {
             Source::Server { tls, .. } => tls.cancel(&token).await,
-            // How the pool encrypts is not known here. If it must, this fails.
+            // The TLS settings of the pool are not known here. If the server requires TLS, this fails.
             Source::Pool(_) => token.cancel_query(NoTls).await.map_err(translate),
         }
     }
 }
 
-/// Starts to open a session after the table is unlocked: a runtime that is shutting down drops the task at once, and its
-/// reservation then locks the table.
+/// Unlocks the table, and then spawns the task that opens a session. In this order: a runtime that is shutting down drops
+/// the task inside `spawn`, and dropping its reservation locks the table.
 fn start(
     table: MutexGuard<'_, Table>,
     opening: Opening,
@@ -365,8 +365,8 @@ fn start(
     Checkout::Opening(opening)
 }
 
-/// Returns whether the session of a dead client expires soon enough after a lease of `ttl`. Its idle timeout cannot be
-/// shortened.
+/// Returns whether the idle timeout of a session is at most twice as long as a lease of `ttl` needs. With a longer one, which
+/// is never shortened, the lock of a dead client would stay locked for too long.
 fn expires_in_time(session: &Session, ttl: Duration) -> bool {
     session.connection.idle_timeout() / 2 <= idle_timeout_for(ttl)
 }
@@ -378,7 +378,7 @@ impl fmt::Debug for SessionPool {
     }
 }
 
-/// A slot on which nothing has been locked yet, so that it can be left at any time.
+/// A slot on which no lock statement was sent. Dropping it leaves the session open.
 struct UnusedSlot(Option<SessionSlot>);
 
 impl UnusedSlot {
@@ -390,7 +390,7 @@ impl UnusedSlot {
 impl Drop for UnusedSlot {
     fn drop(&mut self) {
         if let Some(slot) = self.0.take() {
-            slot.leave();
+            slot.end_unused();
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Connections from a pool of `deadpool-postgres`, if the build has the feature.
+//! Connections from a pool of `deadpool-postgres`, with the feature `deadpool`.
 
 #[cfg(feature = "deadpool")]
 pub(crate) use with::{Pool, PooledConnection, max_size};
@@ -24,9 +24,8 @@ mod with {
 
     /// A connection from a pool.
     ///
-    /// Only [`return_to_pool`](Self::return_to_pool) returns it. Otherwise it is closed when it is dropped: its session has
-    /// settings that other users of the pool do not expect, or a query that was abandoned. Until then it counts towards
-    /// the pool's size.
+    /// Only [`return_to_pool`](Self::return_to_pool) returns it. Dropping it closes it, because its session has settings that
+    /// other users of the pool do not expect, or an abandoned query. Until then it counts towards the pool's size.
     pub(crate) struct PooledConnection {
         object: Option<Object>,
         taken: Option<Box<ClientWrapper>>,
@@ -37,7 +36,7 @@ mod with {
         pub(crate) async fn get(pool: &Pool, timeout: Duration) -> Result<Self> {
             let none = || {
                 Err(unavailable(format!(
-                    "the pool had no free connection within {timeout:.1?}: make it larger"
+                    "the connection pool had no free connection within {timeout:.1?}: increase its size"
                 )))
             };
             let got = if timeout.is_zero() {
@@ -65,7 +64,7 @@ mod with {
             self.object = None;
         }
 
-        /// Removes the connection from the pool's size.
+        /// Detaches the connection from the pool, so that it no longer counts towards the pool's size.
         pub(crate) fn detach(&mut self) {
             self.taken = self.object.take().map(|object| Box::new(Object::take(object)));
         }
@@ -85,7 +84,7 @@ mod without {
     use lockkeeper_core::Result;
     use tokio_postgres::Client;
 
-    /// No pool: this build does not have the feature `deadpool`.
+    /// No pool, because this build does not have the feature `deadpool`.
     #[derive(Clone)]
     pub(crate) enum Pool {}
 
@@ -93,7 +92,7 @@ mod without {
         match *pool {}
     }
 
-    /// No pool: this build does not have the feature `deadpool`.
+    /// No pool, because this build does not have the feature `deadpool`.
     pub(crate) enum PooledConnection {}
 
     impl PooledConnection {

@@ -1,11 +1,11 @@
 //! Detects a connection pooler between the client and the server.
 //!
-//! A pooler that gives a session to another client after each transaction grants one lock to two clients (measured with
-//! `PgBouncer`). It has a process id of its own, which it announces at the start for cancel requests, and which is not
-//! that of the session.
+//! A pooler in transaction mode gives a session to another client after each transaction, and so grants one lock to two
+//! clients. A pooler announces its own process id for cancel requests when a client connects, and not that of the session.
+//! Covered by `tests/store/refusals.rs`, with `PgBouncer`.
 //!
-//! The driver does not expose the announced id. It writes it into cancel requests, so this module lets it write one
-//! into a buffer.
+//! The driver does not expose the announced id, but writes it into cancel requests. This module makes it write a cancel
+//! request into a buffer.
 
 use std::io;
 use std::pin::Pin;
@@ -16,12 +16,12 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_postgres::CancelToken;
 use tokio_postgres::tls::{ChannelBinding, TlsConnect, TlsStream};
 
-/// Returns the process id that was announced at the start; `None` if there was none.
+/// Returns the process id that was announced when the client connected, if any.
 pub(crate) async fn announced_pid(token: &CancelToken) -> Option<i32> {
     let stream = RecordingStream::default();
     token.cancel_query_raw(stream.clone(), stream.clone()).await.ok()?;
     let written = stream.0.lock().unwrap_or_else(PoisonError::into_inner);
-    // A cancel request ends with the process id and the secret. A request for TLS may come before it.
+    // A cancel request ends with the process id and the secret. A request for TLS may precede it.
     let id = written.len().checked_sub(8)?;
     Some(i32::from_be_bytes(written[id..id + 4].try_into().ok()?))
 }

@@ -1,7 +1,7 @@
-//! Queries about a session, over another connection.
+//! Queries about a session over another connection.
 //!
-//! A session that waits for a lock answers nothing, and a connection that is dead in one direction is as silent as a
-//! wait.
+//! A session that waits for a lock sends nothing. Only over another connection can the client distinguish such a wait from a
+//! connection that is dead in one direction.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,18 +16,17 @@ use super::pool::{SessionPool, SessionRequest};
 use super::session::{Argument, Purpose, QueryPermit};
 use super::statements;
 
-/// How long it may take to end a session over another connection.
+/// The timeout for ending a session over another connection.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
-/// How much of that is spent on the connections of the pool: they may be cut off, too.
+/// The part of that timeout for which sessions of the pool are used. They may be unreachable, too.
 const END_OVER_POOL_TIMEOUT: Duration = Duration::from_millis(500);
-/// The pause between two checks whether a terminated session is gone.
+/// The pause between two checks whether a terminated session has ended.
 const END_CHECK_INTERVAL: Duration = Duration::from_millis(10);
-/// How often a query is sent whose session the server has ended for being idle.
+/// How many times a query is sent if its session turns out to have ended.
 const MAX_QUERY_ATTEMPTS: usize = 4;
 
 impl SessionPool {
-    /// Asks, over another connection, whether the session of `waiting` still waits for its lock on the server, or is
-    /// executing a statement.
+    /// Returns whether the session of `waiting` waits for its lock on the server, or executes a statement.
     pub(crate) async fn is_executing(
         self: &Arc<Self>,
         waiting: &Connection,
@@ -37,9 +36,8 @@ impl SessionPool {
         Ok(rows.first().is_some_and(|row| row.get(0)))
     }
 
-    /// Ends a session over another connection, and waits until it is gone: its own connection does not reach the server,
-    /// or the server does not notice that it was closed. Best effort: otherwise the session ends when its idle timeout
-    /// has passed.
+    /// Terminates a session over another connection, and waits until it has ended. For sessions whose own connection does not
+    /// reach the server. Best effort: if it fails, the session ends with its idle timeout.
     pub(crate) async fn end_session(
         self: &Arc<Self>,
         dead: &Connection,
@@ -51,8 +49,7 @@ impl SessionPool {
             if let Ok(Ok(())) = over_pool.await {
                 return Ok(());
             }
-            // What cut this session off may have cut off all sessions of the pool. Like the connection of a cancel
-            // request, this one does not count towards the limit.
+            // All sessions of the pool may be unreachable, too. The new session does not count towards the limit.
             let fresh = QueryPermit::acquire(
                 &self.connect(request.ttl, Purpose::Hold).await?,
                 Duration::MAX,
@@ -62,16 +59,19 @@ impl SessionPool {
         match timeout(END_TIMEOUT, end).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
-                tracing::debug!(%error, pid = dead.pid, "could not end a session that is cut off");
+                tracing::debug!(%error, pid = dead.pid, "could not terminate an unreachable session");
             }
             Err(_) => {
-                tracing::debug!(pid = dead.pid, "a session that is cut off did not end in time");
+                tracing::debug!(
+                    pid = dead.pid,
+                    "an unreachable session did not end within {END_TIMEOUT:?}"
+                );
             }
         }
     }
 
-    /// Terminates the session of `dead` until it is gone, over `fresh` or any session of the pool. The server frees the
-    /// locks of a session before the session is gone.
+    /// Terminates the session of `dead` over `fresh` or any session of the pool, and repeats this until the session has ended.
+    /// The server frees the locks of a session before it removes the session.
     async fn end_over(
         self: &Arc<Self>,
         fresh: Option<&QueryPermit>,
@@ -101,7 +101,7 @@ impl SessionPool {
         loop {
             let permit = self.query_permit(request).await?;
             match permit.query(text, identity(connection)).await {
-                // The server has ended an idle session meanwhile.
+                // The server had ended this session because it was idle.
                 Err(_) if permit.0.connection.is_closed() && attempts < MAX_QUERY_ATTEMPTS => {
                     attempts += 1;
                 }
@@ -111,7 +111,7 @@ impl SessionPool {
     }
 }
 
-/// What identifies a session: the arguments of `confirm_wait.sql` and `end_session.sql`.
+/// Returns the arguments of `confirm_wait.sql` and `end_session.sql`, which identify a session.
 fn identity(connection: &Connection) -> Vec<(Argument, Type)> {
     vec![(Box::new(connection.pid), Type::INT4), (Box::new(connection.started), Type::FLOAT8)]
 }

@@ -1,4 +1,4 @@
-//! A session that claims share: which keys they lock on it, and whether it waits for one.
+//! A session that claims share, with the keys that they lock on it.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -16,8 +16,7 @@ use super::connection::{Connection, connection_closed};
 use super::heartbeat::{Heartbeats, RenewalCause};
 use crate::names::AdvisoryKey;
 
-/// How long the server may take to confirm a release, at the least and at the most, when no other claim relies on the
-/// session.
+/// The bounds of the timeout of a release, if no other claim needs the session.
 const MIN_RELEASE_TIMEOUT: Duration = Duration::from_secs(1);
 const MAX_RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -25,11 +24,11 @@ const MAX_RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 pub(crate) struct Session {
     pub(crate) connection: Arc<Connection>,
     usage: Mutex<Usage>,
-    /// Fenced tries, which share statements when there are many.
+    /// Fenced tries, which share statements if many are concurrent.
     pub(crate) tries: Coalescer<TrySender>,
     /// Renewals, which share heartbeats.
     pub(crate) heartbeats: Heartbeats,
-    /// Notified when the session may be free for a claim that found none.
+    /// The pool's notification of claims that found no session.
     freed: Arc<Notify>,
 }
 
@@ -37,20 +36,20 @@ pub(crate) struct Session {
 struct Usage {
     /// The keys that this session has locked, or may have.
     keys: HashSet<AdvisoryKey>,
-    /// How many queries are in flight that concern no lock of this session.
+    /// The number of [`QueryPermit`]s.
     queries: usize,
-    /// How many of its claims are being released.
+    /// The number of claims that are being released.
     releases: usize,
-    /// Whether the session waits for a lock. It can do nothing else until the wait ends.
+    /// Whether the session waits for a lock. It executes no other statement until the wait ends.
     waits: bool,
 }
 
 /// What a slot is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// To try or hold a lock, beside other claims.
+    /// To try or hold a lock on a session that other claims share.
     Hold,
-    /// To wait for a lock, alone.
+    /// To wait for a lock on a session that no other claim uses.
     Wait,
 }
 
@@ -65,21 +64,21 @@ impl Session {
         self.usage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns whether no claim or query uses the session, whether or not it responds.
+    /// Returns whether no claim or query uses the session.
     pub(crate) fn is_unused(&self) -> bool {
         let usage = self.usage();
         !usage.waits && usage.keys.is_empty() && usage.queries == 0
     }
 
-    /// Returns how many claims and queries use the session. Returns `None` if no other may join them: the session waits
-    /// for a lock, or has not answered for longer than `response_time`.
+    /// Returns how many claims and queries use the session. Returns `None` if no more may use it, because it waits for a lock
+    /// or has had an unanswered statement for longer than `response_time`.
     pub(crate) fn users(&self, response_time: Duration) -> Option<usize> {
         let unresponsive = self.connection.is_unresponsive(response_time);
         let usage = self.usage();
         (!usage.waits && !unresponsive).then_some(usage.keys.len() + usage.queries)
     }
 
-    /// Returns the same, or `None` if a claim on this key is among them.
+    /// Like [`users`](Self::users), but also returns `None` if a claim on this key uses the session.
     pub(crate) fn users_without(&self, key: AdvisoryKey, response_time: Duration) -> Option<usize> {
         self.users(response_time).filter(|_| !self.usage().keys.contains(&key))
     }
@@ -88,38 +87,39 @@ impl Session {
         self.usage().waits
     }
 
-    /// Ends the wait: other claims may join.
+    /// Records the end of the wait, so that other claims may use the session.
     pub(crate) fn stop_waiting(&self) {
         if std::mem::take(&mut self.usage().waits) {
             self.freed.notify_one();
         }
     }
 
-    /// Returns how long to wait for the answer to a release. While other claims rely on the session, that is until the
-    /// session expires; otherwise a few seconds.
+    /// Returns the timeout of a release: the rest of the idle timeout if other claims need the session, and otherwise a few
+    /// seconds.
     pub(crate) fn release_timeout(&self) -> Duration {
         let idle_timeout = self.connection.idle_timeout();
         let left = idle_timeout.saturating_sub(self.connection.idle_for());
-        if self.is_relied_on() {
+        if self.has_other_claims() {
             return left;
         }
         left.min((idle_timeout / 3).clamp(MIN_RELEASE_TIMEOUT, MAX_RELEASE_TIMEOUT))
     }
 
-    /// Returns whether the session can be ended: all its claims are being released, or it has expired.
+    /// Returns whether the session can be terminated: all its claims are being released, or it has expired.
     pub(crate) fn can_be_ended(&self) -> bool {
-        !self.is_relied_on() || self.connection.has_expired()
+        !self.has_other_claims() || self.connection.has_expired()
     }
 
-    fn is_relied_on(&self) -> bool {
+    /// Returns whether the session has claims that are not being released.
+    fn has_other_claims(&self) -> bool {
         let usage = self.usage();
         usage.keys.len() > usage.releases
     }
 
     /// Renews a lock of `ttl` that this session holds.
     pub(crate) async fn renew(&self, ttl: Duration, cause: RenewalCause) -> Result<()> {
-        // A lock that is alone has no other to wait for. After half of the TTL without an answer there is no time to wait:
-        // the engine may give a late renewal less time than the linger.
+        // A single lock has no other renewal to share a heartbeat with. After half of the TTL without an answer, the timeout
+        // of the engine may be shorter than the linger.
         let is_alone = self.usage().keys.len() <= 1;
         let is_late = self.connection.idle_for() >= ttl / 2;
         let cause = if is_alone || is_late { RenewalCause::Requested } else { cause };
@@ -129,8 +129,8 @@ impl Session {
     fn free(&self, key: AdvisoryKey, outcome: SlotOutcome) {
         let mut usage = self.usage();
         usage.keys.remove(&key);
-        // A slot that was not used does not notify: a claim that found no session to wait on polls with such
-        // slots, and would notify itself.
+        // A slot on which nothing was locked does not notify: a claim that polls because it found no session to wait on uses
+        // such slots, and would notify itself.
         let emptied = outcome != SlotOutcome::Unused && usage.keys.is_empty();
         let freed = std::mem::take(&mut usage.waits) || emptied;
         drop(usage);
@@ -148,11 +148,11 @@ impl fmt::Debug for Session {
     }
 }
 
-/// A claim's right to lock a key on a session. No other claim on that key has a slot there: a session is granted a lock
-/// again that it holds.
+/// The right of a claim to lock a key on a session. A session has one slot per key, because the server grants a session a
+/// lock that it already holds.
 ///
-/// Dropped without [`leave`](Self::leave) or [`vacate`](Self::vacate), it closes the connection, because the session
-/// may hold the lock.
+/// Dropping it without [`end_unused`](Self::end_unused) or [`end_unlocked`](Self::end_unlocked) closes the connection,
+/// because the session may hold the lock.
 #[derive(Debug)]
 pub(crate) struct SessionSlot {
     pub(crate) session: Arc<Session>,
@@ -167,7 +167,7 @@ enum SlotOutcome {
     Unknown,
     /// Nothing was locked.
     Unused,
-    /// What was locked has been unlocked.
+    /// The lock was unlocked.
     Unlocked,
 }
 
@@ -180,13 +180,13 @@ impl SessionSlot {
         Self { session: session.clone(), key, outcome: SlotOutcome::Unknown }
     }
 
-    /// Gives up a slot on which nothing is locked.
-    pub(crate) fn leave(mut self) {
+    /// Ends a slot on which nothing was locked.
+    pub(crate) fn end_unused(mut self) {
         self.outcome = SlotOutcome::Unused;
     }
 
-    /// Gives up a slot on which a lock was held and has been unlocked.
-    pub(crate) fn vacate(mut self) {
+    /// Ends a slot on which a lock was held and has been unlocked.
+    pub(crate) fn end_unlocked(mut self) {
         self.outcome = SlotOutcome::Unlocked;
     }
 }
@@ -203,12 +203,13 @@ impl Drop for SessionSlot {
 /// An argument of a query.
 pub(crate) type Argument = Box<dyn ToSql + Send + Sync>;
 
-/// A permit to send queries that concern no lock of the session. While it exists, no claim starts to wait there.
+/// A permit to send queries that lock nothing. While it exists, no claim starts to wait on the session.
 #[derive(Debug)]
 pub(crate) struct QueryPermit(pub(crate) Arc<Session>);
 
 impl QueryPermit {
-    /// Returns a permit unless the session waits for a lock, or has not answered for longer than `response_time`.
+    /// Returns a permit, unless the session waits for a lock or has had an unanswered statement for longer than
+    /// `response_time`.
     pub(crate) fn acquire(session: &Arc<Session>, response_time: Duration) -> Option<Self> {
         session.users(response_time)?;
         let mut usage = session.usage();
@@ -219,15 +220,14 @@ impl QueryPermit {
         Some(Self(session.clone()))
     }
 
-    /// Sends a query that the server answers at once. It runs in a task of its own: a long answer that is not read
-    /// blocks all other answers on the connection.
+    /// Sends a query that the server answers without waiting for locks. It runs in its own task, because an answer that is not
+    /// read blocks all other answers on the connection.
     pub(crate) async fn query(
         &self,
         text: &'static str,
         arguments: Vec<(Argument, Type)>,
     ) -> Result<Vec<Row>> {
-        // For as long as the task runs, even if the caller is dropped: a wait that was sent before the query would
-        // delay its answer.
+        // The task keeps a permit even if the caller is dropped: the query is still in flight, and no wait may start.
         let permit = self.clone();
         let task = tokio::spawn(async move {
             let arguments = arguments.iter().map(|(value, kind)| (&**value as _, kind.clone()));
@@ -251,7 +251,7 @@ impl Drop for QueryPermit {
     }
 }
 
-/// Counts a claim of a session as being released, until it is dropped.
+/// Counts a claim as being released until it is dropped.
 #[derive(Debug)]
 pub(crate) struct ReleaseInProgress(Arc<Session>);
 

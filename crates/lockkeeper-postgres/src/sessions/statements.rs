@@ -10,14 +10,14 @@ pub(crate) const TRY_BATCH: &str = include_str!("sql/try_batch.sql");
 pub(crate) const CONFIRM_WAIT: &str = include_str!("sql/confirm_wait.sql");
 pub(crate) const END_SESSION: &str = include_str!("sql/end_session.sql");
 
-/// Returns the settings that a new session needs for holding locks, for a server of this version (`server_version_num`).
+/// Returns the SQL that configures a new session, for a server of this version (`server_version_num`).
 pub(crate) fn defaults(version: i32) -> String {
     const ALWAYS: &str = include_str!("sql/defaults.sql");
     const FROM_17_ON: &str = include_str!("sql/defaults_17.sql");
     if version < 170_000 { ALWAYS.to_owned() } else { format!("{ALWAYS};\n{FROM_17_ON}") }
 }
 
-/// What a statement does to a key.
+/// What a statement does with a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Operation {
     Try { fenced: bool },
@@ -31,13 +31,13 @@ pub(crate) enum Operation {
 pub(crate) struct Statement {
     pub(crate) operation: Operation,
     pub(crate) shared: bool,
-    /// Whether the key is two numbers.
-    two: bool,
+    /// Whether the key is a pair of numbers.
+    is_pair: bool,
 }
 
 impl Statement {
     pub(crate) fn new(operation: Operation, shared: bool, key: AdvisoryKey) -> Self {
-        Self { operation, shared, two: matches!(key.0, Form::Two(..)) }
+        Self { operation, shared, is_pair: matches!(key.0, Form::Two(..)) }
     }
 
     pub(crate) fn text(self) -> String {
@@ -49,14 +49,14 @@ impl Statement {
             Operation::Unlock => include_str!("sql/unlock.sql"),
             Operation::Share => include_str!("sql/share.sql"),
         };
-        let [classid, objid, objsubid] = if self.two {
+        let [classid, objid, objsubid] = if self.is_pair {
             ["$1::bigint & 4294967295", "$2::bigint & 4294967295", "2"]
         } else {
             ["$1::bigint >> 32 & 4294967295", "$1::bigint & 4294967295", "1"]
         };
         template
             .replace("{shared}", if self.shared { "_shared" } else { "" })
-            .replace("{key}", if self.two { "$1::int, $2::int" } else { "$1::bigint" })
+            .replace("{key}", if self.is_pair { "$1::int, $2::int" } else { "$1::bigint" })
             .replace("{classid}", &format!("({classid})::text::oid"))
             .replace("{objid}", &format!("({objid})::text::oid"))
             .replace("{objsubid}", objsubid)
@@ -65,7 +65,7 @@ impl Statement {
     /// The number of different statements.
     pub(crate) const COUNT: usize = 24;
 
-    /// The number of this statement, below `COUNT`.
+    /// Returns the index of this statement, below `COUNT`.
     pub(crate) fn index(self) -> usize {
         let operation = match self.operation {
             Operation::Try { fenced } => usize::from(fenced),
@@ -73,15 +73,15 @@ impl Statement {
             Operation::Unlock => 4,
             Operation::Share => 5,
         };
-        operation * 4 + usize::from(self.shared) * 2 + usize::from(self.two)
+        operation * 4 + usize::from(self.shared) * 2 + usize::from(self.is_pair)
     }
 
     pub(crate) fn types(self) -> &'static [Type] {
-        if self.two { &[Type::INT4, Type::INT4] } else { &[Type::INT8] }
+        if self.is_pair { &[Type::INT4, Type::INT4] } else { &[Type::INT8] }
     }
 }
 
-/// A key as the arguments of a statement.
+/// A key as the arguments of a statement: two values, and how many of them are used.
 pub(crate) struct Arguments<'a>([&'a (dyn ToSql + Sync); 2], usize);
 
 impl<'a> Arguments<'a> {
@@ -103,9 +103,9 @@ mod tests {
 
     use super::*;
 
-    /// An older server answers an unknown setting with an error, and no connection would be made.
+    /// An older server rejects the unknown setting, and every connection would fail.
     #[test]
-    fn a_timeout_of_transactions_is_turned_off_where_there_is_one() {
+    fn transaction_timeout_is_turned_off_from_version_17_on() {
         for version in [140_000, 150_013, 169_999] {
             assert!(!defaults(version).contains("transaction_timeout ="), "{version}");
         }
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn every_statement_has_a_number_of_its_own() {
+    fn every_statement_has_its_own_index() {
         let operations =
             [false, true].map(|fenced| [Operation::Try { fenced }, Operation::Wait { fenced }]);
         let operations =

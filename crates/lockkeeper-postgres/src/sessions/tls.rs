@@ -10,7 +10,7 @@ pub(crate) use with::Tls;
 #[cfg(not(feature = "tls"))]
 pub(crate) use without::Tls;
 
-/// A client, and the task that runs its connection.
+/// A client, and the future that runs its connection.
 pub(crate) type Connected = (tokio_postgres::Client, lockkeeper_core::BoxFuture<'static, ()>);
 
 async fn connect_without_tls(config: &Config) -> Result<Connected> {
@@ -33,13 +33,13 @@ mod with {
     use super::{Config, Connected, Result};
     use crate::error::{config, translate};
 
-    /// How connections are encrypted, if they are. The certificate and the host name are always verified. The roots are
-    /// read once, when this is created, and shared by all connections.
+    /// The TLS settings of connections, if TLS is used. Certificate and host name are always verified. The root certificates
+    /// are read when this is created.
     #[derive(Clone)]
     pub(crate) struct Tls(Option<MakeRustlsConnect>);
 
     impl Tls {
-        /// Uses the roots in a file, or else those that the operating system trusts.
+        /// Trusts the root certificates in a file, or else those of the operating system.
         pub(crate) fn new(root: Option<&Path>, mode: SslMode) -> Result<Self> {
             if mode == SslMode::Disable {
                 return Ok(Self(None));
@@ -60,7 +60,7 @@ mod with {
             Ok((client, Box::pin(async { drop(connection.await) })))
         }
 
-        /// Asks the server to cancel the statement of a session.
+        /// Sends a request to cancel the statement of a session.
         pub(crate) async fn cancel(&self, token: &CancelToken) -> Result<()> {
             let cancelled = match &self.0 {
                 Some(tls) => token.cancel_query(tls.clone()).await,
@@ -70,8 +70,8 @@ mod with {
         }
     }
 
-    /// Returns the roots that the operating system trusts. If there are none, every certificate is refused. They are
-    /// read once per process: some 140 certificates take milliseconds.
+    /// Returns the root certificates of the operating system. If there are none, every certificate is refused. They are read
+    /// once per process, because that takes milliseconds.
     fn system_roots() -> Arc<RootCertStore> {
         static TRUSTED: OnceLock<Arc<RootCertStore>> = OnceLock::new();
         if let Some(roots) = TRUSTED.get() {
@@ -80,20 +80,20 @@ mod with {
         let mut roots = RootCertStore::empty();
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
         let roots = Arc::new(roots);
-        // If none were found, the next store looks again.
+        // If none were found, the next store reads them again.
         if roots.is_empty() { roots } else { TRUSTED.get_or_init(|| roots).clone() }
     }
 
     fn roots_in(path: &Path) -> Result<Arc<RootCertStore>> {
         let bad = |why: &dyn std::fmt::Display| {
-            config(format!("no certificate in sslrootcert={}: {why}", path.display()))
+            config(format!("cannot read certificates from sslrootcert={}: {why}", path.display()))
         };
         let mut roots = RootCertStore::empty();
         for certificate in CertificateDer::pem_file_iter(path).map_err(|error| bad(&error))? {
             let certificate = certificate.map_err(|error| bad(&error))?;
             roots.add(certificate).map_err(|error| bad(&error))?;
         }
-        if roots.is_empty() { Err(bad(&"it has none")) } else { Ok(Arc::new(roots)) }
+        if roots.is_empty() { Err(bad(&"the file contains none")) } else { Ok(Arc::new(roots)) }
     }
 
     #[cfg(test)]
@@ -118,7 +118,7 @@ mod without {
     use super::{Config, Connected, Result};
     use crate::error::{config, translate};
 
-    /// No encryption: this build has no TLS.
+    /// No TLS, because this build does not have the feature `tls`.
     #[derive(Clone)]
     pub(crate) struct Tls;
 

@@ -5,11 +5,11 @@ use tokio_postgres::Client;
 
 use super::pooled::PooledConnection;
 
-/// A driver's client, and what it takes to close its connection.
+/// The client of the driver, with what is needed to close its connection.
 pub(crate) enum Transport {
     /// Opened by this store. The handle is that of the task that runs the connection.
     Direct(Client, AbortHandle),
-    /// Taken from the user's connection pool. Never returned to it.
+    /// Taken from the connection pool of the user, and never returned to it.
     Pooled(PooledConnection),
 }
 
@@ -21,7 +21,7 @@ impl Transport {
         }
     }
 
-    /// Closes the connection without a Terminate message. One from a pool closes when it is dropped.
+    /// Closes the connection without a Terminate message. A pooled connection closes when it is dropped instead.
     pub(crate) fn close(&self) {
         if let Transport::Direct(_, task) = self {
             task.abort();

@@ -1,2 +1,2 @@
--- Reads a transaction's timeouts, in the form in which they can be set again. No arguments.
+-- Reads the timeouts of a transaction, in a form that set_timeouts.sql accepts. No arguments.
 SELECT current_setting('lock_timeout'), current_setting('statement_timeout')

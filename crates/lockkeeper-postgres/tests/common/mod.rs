@@ -1,5 +1,5 @@
-//! A server for a whole test binary, and a client of its own.
-#![allow(dead_code, unreachable_pub, reason = "not every test binary needs everything")]
+//! A server that the tests of a binary share, clients, and helpers.
+#![allow(dead_code, unreachable_pub, reason = "no test binary uses all of it")]
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -11,19 +11,19 @@ use lockkeeper_testkit::server::PostgresServer;
 use lockkeeper_testkit::wait::no_longer_than;
 use tokio_postgres::{Client, NoTls};
 
-/// Longer than anything takes that works, even on a busy machine.
+/// A timeout that no working operation reaches, even on a busy machine.
 pub const SOON: Duration = Duration::from_secs(30);
 
 /// Longer than all tests of a binary take together.
 const MAX_TEST_TIME: Duration = Duration::from_secs(600);
 
-/// The server that all tests of this binary share. Each uses names of its own.
+/// Returns the server that all tests of this binary share. Each test uses its own names.
 pub fn server() -> &'static PostgresServer {
     static SERVER: OnceLock<PostgresServer> = OnceLock::new();
     no_longer_than(MAX_TEST_TIME);
     SERVER.get_or_init(|| {
         let args = ["-c", "max_connections=400", "-c", "fsync=off"];
-        // A static is never dropped, but the server ends with the process.
+        // A static is never dropped. The server ends with the process.
         PostgresServer::with_args(&args).unwrap_or_else(|error| panic!("{error}"))
     })
 }
@@ -32,7 +32,7 @@ pub fn url() -> String {
     server().url()
 }
 
-/// The helper program, which cargo has built as an example.
+/// Returns the path of the helper program, which cargo has built as an example.
 pub fn helper() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let helper = test.ancestors().nth(2).unwrap().join("examples/postgres_helper");
@@ -40,7 +40,7 @@ pub fn helper() -> PathBuf {
     helper
 }
 
-/// A plain connection.
+/// Opens a connection with the bare driver.
 pub async fn client_at(url: &str) -> Client {
     let (client, connection) = tokio_postgres::connect(url, NoTls).await.unwrap();
     tokio::spawn(async move { drop(connection.await) });
@@ -51,7 +51,7 @@ pub async fn client() -> Client {
     client_at(&url()).await
 }
 
-/// A key as `pg_locks` shows it: where clause.
+/// Returns an SQL condition that selects the rows of a key in `pg_locks`.
 pub fn in_pg_locks(key: AdvisoryKey) -> String {
     let text = key.to_string();
     let numbers = text.strip_prefix("pg:").unwrap();
@@ -67,7 +67,7 @@ pub fn in_pg_locks(key: AdvisoryKey) -> String {
     }
 }
 
-/// Ends the sessions that hold a key.
+/// Terminates the sessions that hold a key.
 pub async fn terminate_holders(key: AdvisoryKey) {
     let sql = format!(
         "SELECT pg_terminate_backend(pid, 10000) FROM pg_locks WHERE granted AND {}",
@@ -76,7 +76,7 @@ pub async fn terminate_holders(key: AdvisoryKey) {
     client().await.batch_execute(&sql).await.unwrap();
 }
 
-/// How many sessions hold a key, and how many wait for it.
+/// Returns how many sessions hold a key, and how many wait for it.
 pub async fn holders_and_waiters(client: &Client, key: AdvisoryKey) -> (i64, i64) {
     let sql = format!(
         "SELECT count(*) FILTER (WHERE granted), count(*) FILTER (WHERE NOT granted) FROM pg_locks \
@@ -87,23 +87,23 @@ pub async fn holders_and_waiters(client: &Client, key: AdvisoryKey) -> (i64, i64
     (row.get(0), row.get(1))
 }
 
-/// Awaits what should not take long.
+/// Awaits a future, and panics after [`SOON`].
 pub async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
     let output = tokio::time::timeout(SOON, future).await;
     output.unwrap_or_else(|_| panic!("{what}: not within {SOON:?}"))
 }
 
-/// Waits until something is so.
-pub async fn eventually(what: &str, mut so: impl AsyncFnMut() -> bool) {
+/// Waits until a condition is true.
+pub async fn eventually(what: &str, mut condition: impl AsyncFnMut() -> bool) {
     soon(what, async {
-        while !so().await {
+        while !condition().await {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     })
     .await;
 }
 
-/// A name that no other test has.
+/// Returns a name that no other test uses.
 pub fn name(what: &str) -> String {
     use std::sync::atomic::{AtomicU32, Ordering};
     static COUNT: AtomicU32 = AtomicU32::new(0);
@@ -112,7 +112,7 @@ pub fn name(what: &str) -> String {
     format!("{what}-{}-{count}", std::process::id())
 }
 
-/// A store with connections of its own, on the shared server.
+/// Returns a store with its own connections to the shared server.
 pub fn store(parameters: &str) -> Postgres {
     Postgres::new(&format!("{}?{parameters}", url())).unwrap()
 }
@@ -121,13 +121,13 @@ pub fn keeper(parameters: &str) -> Keeper {
     Keeper::new(store(parameters))
 }
 
-/// How many connections there are under a name.
+/// Returns how many connections have an application name.
 pub async fn sessions(client: &Client, application: &str) -> i64 {
     let sql = "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1";
     client.query_one(sql, &[&application]).await.unwrap().get(0)
 }
 
-/// Ends a server as a crash would, and starts it again.
+/// Kills a server with SIGKILL, and starts it again.
 pub async fn crash_and_restart(mut server: PostgresServer) -> PostgresServer {
     let restarted = tokio::task::spawn_blocking(move || {
         server.kill9();

@@ -1,4 +1,4 @@
-//! Which claims share a connection, and what happens when there are not enough.
+//! Which claims share a connection, and how claims behave when the connection limit is reached.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use lockkeeper_testkit::history::History;
 use crate::common::{client, eventually, keeper, name, sessions, soon};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_hundred_locks_need_a_handful_of_connections() {
+async fn two_hundred_locks_share_a_few_connections() {
     let (application, name) = (name("two-hundred"), name("lock"));
     let keeper = keeper(&format!("application_name={application}"));
     let locks = (0..200).map(|i| {
@@ -27,7 +27,7 @@ async fn two_hundred_locks_need_a_handful_of_connections() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn waiters_of_one_name_wait_behind_one_of_them() {
+async fn waiters_of_one_name_share_one_waiting_connection() {
     let (application, name) = (name("waiters"), name("lock"));
     let keeper = keeper(&format!("application_name={application}"));
     let mutex = keeper.mutex(name.clone());
@@ -53,7 +53,7 @@ async fn waiters_of_one_name_wait_behind_one_of_them() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_connection_is_enough_and_never_a_deadlock() {
+async fn one_connection_is_enough_and_does_not_deadlock() {
     let name = name("one");
     let keepers = [keeper("max_connections=1"), keeper("max_connections=1")];
     let history = History::new();
@@ -78,7 +78,7 @@ async fn one_connection_is_enough_and_never_a_deadlock() {
     }
     assert_eq!(history.assert_clean().holds, 40);
 
-    // A waiter does not keep other claims of its process from releasing their locks.
+    // A waiter does not block the releases of other claims in its process.
     let [one, other] = &keepers;
     let held = one.mutex(format!("{name}/held")).lock().await.unwrap();
     let elsewhere = other.mutex(format!("{name}/elsewhere")).lock().await.unwrap();
@@ -87,23 +87,23 @@ async fn one_connection_is_enough_and_never_a_deadlock() {
     let mutex = other.mutex(format!("{name}/held"));
     let crossed = tokio::spawn(async move { mutex.lock().await.unwrap() });
     soon("a release", held.release()).await.unwrap();
-    let crossed = soon("what was released", crossed).await.unwrap();
+    let crossed = soon("the released lock", crossed).await.unwrap();
     soon("a release", elsewhere.release()).await.unwrap();
     soon("the waiter", waiter).await.unwrap().release().await.unwrap();
     crossed.release().await.unwrap();
 }
 
 #[tokio::test]
-async fn running_out_of_connections_is_an_error_that_says_so() {
+async fn a_try_without_a_free_connection_fails_and_names_the_limit() {
     let name = name("readers");
     let keeper = keeper("max_connections=2");
     let lock = keeper.rw_lock(name.clone());
-    // Two readers of one name never share a connection: a session is granted its own lock again.
+    // Two readers of one name never share a connection, because a session is granted a lock that it already holds.
     let readers = [lock.read().await.unwrap(), lock.read().await.unwrap()];
     let error = soon("a third", lock.try_read()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     assert!(error.to_string().contains("raise max_connections"), "{error}");
-    // Other names are not affected, and a claim that may wait does.
+    // Other names are not affected, and a claim that may wait waits.
     drop(keeper.mutex(format!("{name}/other")).try_lock().await.unwrap().unwrap());
     let third = tokio::spawn(async move { lock.read().await });
     let [one, two] = readers;
@@ -112,24 +112,23 @@ async fn running_out_of_connections_is_an_error_that_says_so() {
     two.release().await.unwrap();
 }
 
-/// It is not notified of what another process does, and its TTL is so long that a refresh would come too late.
+/// The server cannot notify it, and its TTL is so long that the next attempt of the engine would be too late.
 #[tokio::test]
 async fn a_claim_without_a_connection_to_wait_on_polls() {
-    let name = name("untold");
+    let name = name("polls");
     let guard = keeper("").mutex(name.clone()).lock().await.unwrap();
     let mutex = keeper("max_connections=1").mutex(name).ttl(Duration::from_secs(600));
     let mut waiter = tokio::spawn(async move { mutex.lock().await });
-    // It has looked at least once by then, or will.
     let early = tokio::time::timeout(Duration::from_millis(500), &mut waiter).await;
-    assert!(early.is_err(), "two hold it: {early:?}");
+    assert!(early.is_err(), "two holders: {early:?}");
     guard.release().await.unwrap();
     soon("the waiter", waiter).await.unwrap().unwrap().release().await.unwrap();
 }
 
 #[tokio::test]
-async fn a_claim_that_finds_no_connection_fails_a_ttl_later() {
+async fn a_claim_that_finds_no_connection_fails_after_a_ttl() {
     let keeper = keeper("max_connections=1").ttl(Duration::from_secs(2));
-    let lock = keeper.rw_lock(name("in-vain"));
+    let lock = keeper.rw_lock(name("no-connection"));
     let reader = lock.read().await.unwrap();
     let start = std::time::Instant::now();
     let error = soon("an error", lock.read()).await.unwrap_err();
@@ -164,7 +163,7 @@ async fn waiters_leave_a_connection_for_claims_that_do_not_wait() {
 }
 
 #[tokio::test]
-async fn connections_that_are_not_used_end() {
+async fn unused_connections_are_closed() {
     let application = name("idle");
     let keeper = keeper(&format!("application_name={application}"));
     let mutex = keeper.mutex(name("lock")).ttl(Duration::from_secs(4));
@@ -187,19 +186,19 @@ fn a_store_outlives_the_runtimes_that_use_it() {
         let second = two.block_on(async { lock(make(&store), format!("{name}/2")).await.unwrap() });
         assert!(first.is_held());
         drop(one);
-        assert!(second.is_held(), "lost with another's runtime");
+        assert!(second.is_held(), "lost with the other runtime");
         two.block_on(async {
             drop(soon("lock", make(&store).mutex(format!("{name}/1")).lock()).await.unwrap());
-            assert!(second.is_held(), "lost with another's runtime");
+            assert!(second.is_held(), "lost with the other runtime");
             second.release().await.unwrap();
         });
     }
 }
 
-/// Connections belong to runtimes, and the limit is for all of them: a runtime may get no second one, with which it
-/// could confirm a wait on the first.
+/// Connections belong to runtimes, and the limit applies to all runtimes together. So a runtime may have no second
+/// connection to confirm a wait with.
 #[test]
-fn a_waiter_outlasts_a_runtime_that_has_the_other_connection() {
+fn a_waiter_does_not_fail_while_another_runtime_has_the_second_connection() {
     let runtime = || tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     let (elsewhere, one, two) = (runtime(), runtime(), runtime());
     let (name, store) = (name("two-runtimes"), crate::common::store("max_connections=2"));
@@ -209,7 +208,7 @@ fn a_waiter_outlasts_a_runtime_that_has_the_other_connection() {
     two.block_on(async {
         let mutex = make().mutex(name);
         let waiter = tokio::spawn(async move { mutex.lock().await });
-        // Longer than a waiter bears without an answer.
+        // Longer than the TTL, after which a waiter without an answer fails.
         tokio::time::sleep(Duration::from_secs(5)).await;
         assert!(!waiter.is_finished(), "{:?}", soon("its error", waiter).await);
         elsewhere.spawn(holder.release());

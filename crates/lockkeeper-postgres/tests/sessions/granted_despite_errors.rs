@@ -1,7 +1,7 @@
-//! The server may end a wait with an error and have granted the lock.
+//! Locks that the server grants although it answers the wait with an error.
 //!
-//! A real server does so in a window of microseconds. Here the moment is forced: by a server that is slow to commit, by a
-//! connection that is frozen, and by a proxy that replaces the answer.
+//! On a real server, the race has a window of microseconds. These tests force it with a slow commit, a frozen connection,
+//! and a proxy that replaces answers.
 
 use std::io;
 use std::net::SocketAddr;
@@ -23,7 +23,7 @@ use crate::common::{
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lock_granted_while_a_cancel_is_on_its_way_is_released() {
+async fn a_lock_granted_while_a_cancel_is_in_flight_is_released() {
     let name = name("frozen");
     let proxy = Proxy::start(server().addr()).await.unwrap();
     let url = format!("postgres://postgres@{}/postgres", proxy.addr());
@@ -36,13 +36,13 @@ async fn a_lock_granted_while_a_cancel_is_on_its_way_is_released() {
     eventually("it waits", async || holders_and_waiters(&client, key).await == (1, 1)).await;
     proxy.freeze();
     guard.release().await.unwrap();
-    // It has the lock, and does not know it.
+    // The session holds the lock, and the client does not know it.
     eventually("it is granted", async || holders_and_waiters(&client, key).await == (1, 0)).await;
     waiter.abort();
     assert!(waiter.await.unwrap_err().is_cancelled());
     proxy.heal();
     soon("close", far.close()).await;
-    // At once: the release has returned.
+    // Without a wait: the release has returned.
     assert_eq!(holders_and_waiters(&client, key).await, (0, 0));
 }
 
@@ -52,8 +52,8 @@ async fn await_a_standby(client: &Client) -> i64 {
     client.query_one(sql, &[]).await.unwrap().get(0)
 }
 
-/// Waits until commits wait for a standby. It is the checkpointer that turns this on for all sessions, and it may read
-/// the settings later than they do.
+/// Waits until commits wait for a standby. The checkpointer turns this on for all sessions, and may read the settings later
+/// than the sessions do.
 async fn commits_wait(client: &Client, other: &Client) {
     let commit = "SET synchronous_commit = on; SELECT pg_logical_emit_message(true, 'test', '')";
     eventually("commits wait for a standby", async || {
@@ -69,13 +69,13 @@ async fn commits_wait(client: &Client, other: &Client) {
     .await;
     let cancel = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
     client.batch_execute(cancel).await.unwrap();
-    eventually("it does not", async || await_a_standby(client).await == 0).await;
+    eventually("no commit waits", async || await_a_standby(client).await == 0).await;
 }
 
-/// A commit that waits for a standby which does not exist: the lock is granted and not yet answered. A cancel request
-/// ends the wait for the standby, and does not free the lock.
+/// The commit of the grant waits for a standby that does not exist, so the lock is granted and the answer is pending. A
+/// cancel request ends the wait for the standby, and does not free the lock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lock_granted_in_spite_of_a_cancel_is_released() {
+async fn a_lock_granted_despite_a_cancel_is_released() {
     let server = PostgresServer::start_or_panic();
     let client = client_at(&server.url()).await;
     client.batch_execute("SET synchronous_commit = off").await.unwrap();
@@ -86,7 +86,7 @@ async fn a_lock_granted_in_spite_of_a_cancel_is_released() {
         let (holder, other) = (at("fence=off"), at(""));
         let key = AdvisoryKey::of("a");
         let guard = holder.mutex("a").lock().await.unwrap();
-        // Before the waiter starts: a bounded wait must not end while the server reads its settings. Nothing but a grant
+        // Before the waiter starts, because a bounded wait must not end while the server reads its settings. Only a grant
         // with a fence waits for the standby.
         for sql in
             ["ALTER SYSTEM SET synchronous_standby_names = 'none'", "SELECT pg_reload_conf()"]
@@ -109,7 +109,7 @@ async fn a_lock_granted_in_spite_of_a_cancel_is_released() {
         });
         eventually("it waits", async || holders_and_waiters(&client, key).await == (1, 1)).await;
         guard.release().await.unwrap();
-        eventually("it is granted, and not answered", async || {
+        eventually("it is granted, and the answer is pending", async || {
             await_a_standby(&client).await == 1 && holders_and_waiters(&client, key).await == (1, 0)
         })
         .await;
@@ -134,14 +134,14 @@ async fn a_lock_granted_in_spite_of_a_cancel_is_released() {
 /// A proxy that replaces answers by errors.
 struct ErrorInjector {
     addr: SocketAddr,
-    /// How many rows are still to be replaced.
+    /// How many answers will be replaced.
     errors: Arc<AtomicUsize>,
     task: tokio::task::JoinHandle<()>,
 }
 
 impl ErrorInjector {
-    /// Replaces rows of so many columns or more; if that is none, the answers to preparations. After a row, also the
-    /// answer to a preparation on the same connection.
+    /// Replaces rows with at least `columns` columns, or the answers to preparations if `columns` is 0. After a row was
+    /// replaced, also replaces the answer to a preparation on the same connection.
     async fn before(target: SocketAddr, code: &'static str, columns: u16) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (addr, errors) = (listener.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
@@ -167,7 +167,7 @@ impl Drop for ErrorInjector {
     }
 }
 
-/// Passes messages on, but for rows that are to be replaced: their command has failed.
+/// Forwards messages. Replaces some answers by errors, as if their command had failed.
 async fn inject(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
@@ -195,7 +195,7 @@ async fn inject(
             to.write_all(fields.as_bytes()).await?;
             continue;
         }
-        // A command that has failed is not complete, and a statement that was not prepared has no columns.
+        // A failed command sends no completion, and a failed preparation sends no row description.
         if failing && [b'C', b'T', b'n'].contains(&head[0]) {
             failing = false;
             continue;
@@ -206,8 +206,8 @@ async fn inject(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lock_granted_in_spite_of_an_error_is_released() {
-    // Its time was over; it was cancelled; the server is out of memory.
+async fn a_lock_granted_despite_an_error_is_released() {
+    // Lock timeout, cancelled, out of memory.
     for code in ["55P03", "57014", "53200"] {
         let name = name("injector");
         let injector = ErrorInjector::before(server().addr(), code, 1).await;
@@ -222,18 +222,18 @@ async fn a_lock_granted_in_spite_of_an_error_is_released() {
         eventually("it waits", async || holders_and_waiters(&client, key).await == (1, 1)).await;
         injector.errors.store(1, Ordering::SeqCst);
         guard.release().await.unwrap();
-        // The waiter tolerates the error. Attempted again, the lock is held once, and not twice.
+        // The waiter retries after the error, and the session holds the lock once, not twice.
         let held = soon("the lock", waiter).await.unwrap().unwrap();
         assert_eq!(injector.errors.load(Ordering::SeqCst), 0, "no error was injected");
         assert_eq!(holders_and_waiters(&client, key).await, (1, 0));
         held.release().await.unwrap();
         assert_eq!(holders_and_waiters(&client, key).await, (0, 0), "after {code}");
-        // A try that fails leaves nothing, either. A cancel is no answer: the try is sent again.
+        // A failed try leaves no lock, either. A cancelled try is sent again.
         injector.errors.store(1, Ordering::SeqCst);
         let tried = soon("try_lock", far.mutex(name.clone()).try_lock()).await;
         assert_eq!(injector.errors.load(Ordering::SeqCst), 0, "no error was injected");
         if code == "57014" {
-            let held = tried.unwrap().expect("it is free");
+            let held = tried.unwrap().expect("the lock is free");
             assert_eq!(holders_and_waiters(&client, key).await, (1, 0));
             held.release().await.unwrap();
         } else {
@@ -243,11 +243,12 @@ async fn a_lock_granted_in_spite_of_an_error_is_released() {
     }
 }
 
-/// A session that may hold a lock and cannot unlock it is not used again: it would be granted the lock a second time.
+/// A session that may hold a lock and cannot unlock it must not be used again, because it would be granted the lock a second
+/// time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_session_that_cannot_prepare_its_unlock_ends() {
+async fn a_session_that_cannot_prepare_its_unlock_is_closed() {
     let name = name("unlock");
-    // The server is out of memory: for the wait that it has granted, and for the preparation of the unlock.
+    // Out of memory, for the wait that was granted and for the preparation of the unlock.
     let injector = ErrorInjector::before(server().addr(), "53200", 1).await;
     let url = format!("postgres://postgres@{}/postgres?fence=off&sslmode=disable", injector.addr);
     let far = Keeper::new(Postgres::new(&url).unwrap()).ttl(Duration::from_secs(600));
@@ -267,22 +268,22 @@ async fn a_session_that_cannot_prepare_its_unlock_ends() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tries_that_share_a_statement_do_not_fail_together() {
     let names: Vec<String> = (0..16).map(|_| name("together")).collect();
-    // The row that answers several tries has three columns, and no other row here.
+    // Only the row that answers a batch of tries has three columns.
     let injector = ErrorInjector::before(server().addr(), "53200", 3).await;
     let url = format!("postgres://postgres@{}/postgres?sslmode=disable", injector.addr);
     let keeper = Keeper::new(Postgres::new(&url).unwrap());
     keeper.mutex(name("warm")).lock().await.unwrap().release().await.unwrap();
     injector.errors.store(1, Ordering::SeqCst);
-    let asked = names.iter().map(|name| {
+    let tries = names.iter().map(|name| {
         let mutex = keeper.mutex(name.clone());
         tokio::spawn(async move { mutex.lock().await })
     });
     let mut guards = Vec::new();
-    for asked in asked.collect::<Vec<_>>() {
-        guards.push(soon("the lock", asked).await.unwrap().unwrap());
+    for tried in tries.collect::<Vec<_>>() {
+        guards.push(soon("the lock", tried).await.unwrap().unwrap());
     }
     assert_eq!(injector.errors.load(Ordering::SeqCst), 0, "no error was injected");
-    // What had been granted before it failed is not held twice.
+    // Locks that were granted before the error are not held twice.
     let client = client().await;
     for (guard, name) in guards.into_iter().zip(&names) {
         assert_eq!(holders_and_waiters(&client, AdvisoryKey::of(name)).await, (1, 0));
@@ -291,9 +292,9 @@ async fn tries_that_share_a_statement_do_not_fail_together() {
     }
 }
 
-/// A cancel that is late may hit the preparation of a statement, on a connection that sends it for the first time.
+/// A late cancel request may end the preparation of a statement that the connection sends for the first time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_preparation_that_is_cancelled_is_sent_again() {
+async fn a_cancelled_preparation_is_sent_again() {
     let (name, client) = (name("prepared"), client().await);
     let injector = ErrorInjector::before(server().addr(), "57014", 0).await;
     let url = format!("postgres://postgres@{}/postgres?fence=off&sslmode=disable", injector.addr);

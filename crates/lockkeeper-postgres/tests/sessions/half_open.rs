@@ -16,7 +16,7 @@ use crate::common::{
 
 const TTL: Duration = Duration::from_secs(3);
 
-/// A lock that is held by a nearby keeper, and a keeper behind a proxy that waits for it.
+/// A lock that a keeper with a direct connection holds, and a keeper behind a proxy to wait for it.
 struct Scene {
     name: String,
     holder: Guard,
@@ -52,7 +52,7 @@ impl Scene {
         .await;
     }
 
-    /// The sessions that hold or await the lock, apart from the first holder's.
+    /// Returns the process ids of the sessions that hold the lock, or of those that wait for it.
     async fn sessions(&self, granted: bool) -> Vec<i32> {
         let sql = format!(
             "SELECT pid FROM pg_locks WHERE granted = {granted} AND {}",
@@ -62,15 +62,15 @@ impl Scene {
     }
 }
 
-/// Waits for a guard, and expects it about a TTL after `start`, or two on a busy machine.
-async fn within_about_a_ttl(start: Instant, waiter: JoinHandle<Result<Guard>>) -> Guard {
+/// Awaits a guard, and checks that it arrived within three TTLs after `start`.
+async fn within_three_ttls(start: Instant, waiter: JoinHandle<Result<Guard>>) -> Guard {
     let guard = soon("the waiter", waiter).await.unwrap().unwrap();
     assert!(start.elapsed() < TTL * 3, "it took {:?}", start.elapsed());
     guard
 }
 
 #[tokio::test]
-async fn a_waiter_whose_session_ended_unnoticed_attempts_again() {
+async fn a_waiter_whose_session_ended_unnoticed_waits_again() {
     let scene = Scene::new("unheard").await;
     let waiter = scene.wait();
     scene.until_one_waits().await;
@@ -81,11 +81,11 @@ async fn a_waiter_whose_session_ended_unnoticed_attempts_again() {
     scene.client.batch_execute(&sql).await.unwrap();
     let start = Instant::now();
     scene.holder.release().await.unwrap();
-    within_about_a_ttl(start, waiter).await.release().await.unwrap();
+    within_three_ttls(start, waiter).await.release().await.unwrap();
 }
 
 #[tokio::test]
-async fn a_grant_that_was_lost_on_the_way_is_found_and_released() {
+async fn a_session_whose_grant_was_lost_is_terminated() {
     let scene = Scene::new("lost-grant").await;
     let waiter = scene.wait();
     scene.until_one_waits().await;
@@ -97,16 +97,16 @@ async fn a_grant_that_was_lost_on_the_way_is_found_and_released() {
     assert!(holder.is_held());
     let Scene { holder, client, far, .. } = scene;
     holder.release().await.unwrap();
-    let guard = within_about_a_ttl(start, waiter).await;
+    let guard = within_three_ttls(start, waiter).await;
     let sql = "SELECT count(*) FROM pg_stat_activity WHERE pid = $1";
     let left: i64 = client.query_one(sql, &[&waits]).await.unwrap().get(0);
-    assert_eq!(left, 0, "the session that was granted the lock unheard is still there");
+    assert_eq!(left, 0, "the session whose grant was lost still exists");
     guard.release().await.unwrap();
     far.close().await;
 }
 
 #[tokio::test]
-async fn waiters_behind_a_dead_connection_move_on() {
+async fn waiters_behind_a_dead_connection_are_granted_the_lock() {
     let scene = Scene::new("behind").await;
     let waiters = [scene.wait(), scene.wait(), scene.wait()];
     let inspect = scene.far.inspect().unwrap();
@@ -118,15 +118,15 @@ async fn waiters_behind_a_dead_connection_move_on() {
     scene.proxy.lose_for_good(Side::Server);
     scene.holder.release().await.unwrap();
     for waiter in waiters {
-        within_about_a_ttl(Instant::now(), waiter).await.release().await.unwrap();
+        within_three_ttls(Instant::now(), waiter).await.release().await.unwrap();
     }
 }
 
-/// The wait is sent on a connection whose outgoing direction is dead, so the server never hears of it.
+/// The wait is sent on a connection whose outgoing direction is dead, so it does not reach the server.
 #[tokio::test]
 async fn a_wait_that_the_server_never_received_is_sent_again() {
     let scene = Scene::new("unsent").await;
-    // A connection of the store that is idle, for the second waiter to wait on.
+    // Gives the store an idle connection for the second waiter.
     let other = name("other");
     let blocked = keeper("").mutex(other.clone()).lock().await.unwrap();
     let mutex = scene.far.mutex(other.clone());
@@ -150,7 +150,7 @@ async fn a_wait_that_the_server_never_received_is_sent_again() {
     let start = Instant::now();
     first.abort();
     scene.holder.release().await.unwrap();
-    within_about_a_ttl(start, second).await.release().await.unwrap();
+    within_three_ttls(start, second).await.release().await.unwrap();
 }
 
 #[tokio::test]
@@ -169,16 +169,16 @@ async fn a_waiter_fails_when_the_server_has_not_answered_for_a_ttl() {
     scene.holder.release().await.unwrap();
 }
 
-/// A session that is cut off may have been granted the lock, and may take a while to end. The other connections of
-/// the store are cut off, too.
+/// An unreachable session may have been granted the lock, and may take time to end. The other connections of the store are
+/// unreachable, too.
 #[tokio::test]
-async fn a_waiter_that_is_cut_off_has_left_when_its_session_has_ended() {
+async fn closing_a_keeper_waits_until_the_session_of_an_unreachable_waiter_has_ended() {
     let signal = |signal: &str, pid: i32| {
         let kill = std::process::Command::new("kill").args([signal, &pid.to_string()]).status();
         assert!(kill.unwrap().success());
     };
     let mut scene = Scene::new("cut-off").await;
-    // So long that the session does not end by itself.
+    // So long that the session does not end with its idle timeout.
     scene.far = scene.far.ttl(Duration::from_secs(60));
     let waiter = scene.wait();
     scene.until_one_waits().await;
@@ -192,7 +192,7 @@ async fn a_waiter_that_is_cut_off_has_left_when_its_session_has_ended() {
     signal("-STOP", waits);
     waiter.abort();
     assert!(waiter.await.unwrap_err().is_cancelled());
-    // Cancels come first, for a second. Then it is terminated.
+    // The store first sends cancel requests for a second, and then terminates the session.
     tokio::spawn(async move {
         tokio::time::sleep(Duration::from_millis(1800)).await;
         signal("-CONT", waits);
@@ -201,9 +201,9 @@ async fn a_waiter_that_is_cut_off_has_left_when_its_session_has_ended() {
     assert_eq!(holders_and_waiters(&client, key).await, (0, 0));
 }
 
-/// A connection whose greeting was lost is stuck for `connect_timeout`, which may be several TTLs.
+/// A connection whose first message was lost hangs until `connect_timeout`, which may be several TTLs.
 #[tokio::test]
-async fn a_connection_that_is_stuck_does_not_hold_up_the_next_claims() {
+async fn a_hanging_connection_attempt_does_not_block_the_next_claims() {
     let scene = Scene::new("stuck").await;
     let mutex = scene.far.mutex(name("stuck-other"));
     scene.proxy.lose(Side::Server);
@@ -216,9 +216,9 @@ async fn a_connection_that_is_stuck_does_not_hold_up_the_next_claims() {
     scene.holder.release().await.unwrap();
 }
 
-/// The driver does not learn when a cancel request arrives. One that is late would end the next statement of its session.
+/// The driver does not learn when a cancel request arrives. A late request would end the next statement of its session.
 #[tokio::test]
-async fn a_session_is_not_used_again_while_a_cancel_for_it_is_on_its_way() {
+async fn a_session_is_not_used_again_while_a_cancel_for_it_is_in_flight() {
     let name = name("late-cancel");
     let holder = keeper("").mutex(name.clone()).lock().await.unwrap();
     let proxy = Proxy::start(server().addr()).await.unwrap();
@@ -228,7 +228,7 @@ async fn a_session_is_not_used_again_while_a_cancel_for_it_is_on_its_way() {
         (Postgres::new(&url).unwrap(), client().await, AdvisoryKey::of(&name));
     let background = Background::new(tokio::runtime::Handle::current());
     let mut spec = ClaimSpec::new(Name::new(name).unwrap(), Duration::from_secs(60), background);
-    // The server ends the wait soon, so that it ends while the cancel is on its way.
+    // A short limit, so that the server ends the wait while the cancel is in flight.
     (spec.queue, spec.max_wait) = (true, Some(Duration::from_millis(1)));
     let mut claim = store.claim(spec).unwrap();
     let answer = soon("an answer", claim.attempt(None)).await.unwrap();
@@ -236,7 +236,7 @@ async fn a_session_is_not_used_again_while_a_cancel_for_it_is_on_its_way() {
     let sql = format!("SELECT pid FROM pg_locks WHERE NOT granted AND {}", in_pg_locks(key));
     let waits: i32 = soon("it waits", async {
         loop {
-            // The limit is sent first, and the wait when that is answered.
+            // The lock timeout is sent first, and the wait after its answer.
             let _ = tokio::time::timeout(Duration::from_millis(5), claim.changed()).await;
             if let Some(row) = client.query_opt(&sql, &[]).await.unwrap() {
                 return row.get(0);
@@ -244,7 +244,7 @@ async fn a_session_is_not_used_again_while_a_cancel_for_it_is_on_its_way() {
         }
     })
     .await;
-    // It is over soon after the first cancel, and before a second.
+    // The wait ends soon after the first cancel, and before a second.
     let _ = tokio::time::timeout(Duration::from_millis(80), claim.changed()).await;
     proxy.freeze_new();
     assert_eq!(soon("release", claim.release()).await.unwrap(), Release::WasNotHeld);
@@ -258,9 +258,9 @@ async fn a_session_is_not_used_again_while_a_cancel_for_it_is_on_its_way() {
 }
 
 #[tokio::test]
-async fn a_keeper_whose_releases_are_not_answered_closes_within_seconds() {
+async fn a_keeper_closes_within_seconds_if_its_releases_are_not_answered() {
     let scene = Scene::new("close").await;
-    // A connection that has answered a release before.
+    // Opens a connection that has answered a release.
     scene.far.mutex(name("warm")).lock().await.unwrap().release().await.unwrap();
     let mut held = Vec::new();
     for _ in 0..3 {
@@ -274,7 +274,7 @@ async fn a_keeper_whose_releases_are_not_answered_closes_within_seconds() {
 }
 
 #[tokio::test]
-async fn a_keeper_whose_waiters_cannot_be_cancelled_closes_within_seconds() {
+async fn a_keeper_closes_within_seconds_if_its_waiters_cannot_be_cancelled() {
     let scene = Scene::new("close-waiting").await;
     let waiter = scene.wait();
     scene.until_one_waits().await;
@@ -287,8 +287,8 @@ async fn a_keeper_whose_waiters_cannot_be_cancelled_closes_within_seconds() {
     scene.holder.release().await.unwrap();
 }
 
-/// Bytes vanish in one direction, and then the network is well again. Answers may then belong to other questions.
-/// Every call returns nevertheless, with or without an error, and the lock can be acquired.
+/// Bytes are lost in one direction, and then the network heals. Answers may then belong to other statements. Every call must
+/// still return, with or without an error, and the lock can be acquired.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_call_returns_after_a_network_that_lost_one_direction_has_healed() {
     const TASKS: usize = 6;
@@ -298,14 +298,14 @@ async fn every_call_returns_after_a_network_that_lost_one_direction_has_healed()
     for _ in 0..2 {
         let proxy = Proxy::start(server().addr()).await.unwrap();
         let url = format!("postgres://postgres@{}/postgres?connect_timeout=2", proxy.addr());
-        // Shorter than the loss, so that the server ends sessions unheard.
+        // Shorter than the loss, so that the server ends sessions without the client noticing.
         let keeper = Keeper::new(Postgres::new(&url).unwrap()).ttl(Duration::from_secs(1));
         for task in 0..TASKS {
             let (keeper, stop) = (keeper.clone(), stop.clone());
             let (shared, extra) = (shared.clone(), extra.clone());
             tasks.push(tokio::spawn(async move {
                 while !stop.is_cancelled() {
-                    // What fails has returned, and that is all that is asked of it here.
+                    // The call must return. Its result does not matter.
                     match task % 3 {
                         0 => drop(keeper.mutex(shared.clone()).lock().await),
                         1 => drop(keeper.lock_all([shared.clone(), extra.clone()]).lock().await),

@@ -13,14 +13,14 @@ use lockkeeper_testkit::server::PostgresServer;
 
 use crate::common::{eventually, keeper, name, server, soon, store};
 
-/// Counts the heartbeats that a server has logged: empty statements.
+/// Returns how many heartbeats, which are empty statements, a server has logged.
 fn heartbeats(server: &PostgresServer) -> usize {
     let log = fs::read_to_string(server.dir().join("server.log")).unwrap();
     log.lines().filter(|line| line.trim_end().ends_with("LOG:  statement:")).count()
 }
 
-/// Acquires locks at moments that are spread over a third of the TTL, so that their renewals are due at different times,
-/// and counts the heartbeats of the next TTL.
+/// Acquires locks over a third of the TTL, so that their renewals are due at different times, and returns the number of
+/// heartbeats in the next TTL.
 async fn heartbeats_within_a_ttl(locks: u32, sessions: u32, ttl: Duration) -> u32 {
     let args = ["-c", "log_statement=all", "-c", "max_connections=400", "-c", "fsync=off"];
     let server = PostgresServer::with_args(&args).unwrap_or_else(|error| panic!("{error}"));
@@ -32,7 +32,7 @@ async fn heartbeats_within_a_ttl(locks: u32, sessions: u32, ttl: Duration) -> u3
         tokio::time::sleep_until(started + ttl / 3 * i / locks).await;
         guards.push(keeper.mutex(format!("heartbeat/{i}")).lock().await.unwrap());
     }
-    // By then every lock has been renewed.
+    // Long enough for every lock to be renewed.
     tokio::time::sleep(ttl / 2).await;
     let before = heartbeats(&server);
     tokio::time::sleep(ttl).await;
@@ -43,7 +43,7 @@ async fn heartbeats_within_a_ttl(locks: u32, sessions: u32, ttl: Duration) -> u3
     u32::try_from(count).unwrap()
 }
 
-/// One per session and third of a TTL, and one more at the edge. One per lock would be 600.
+/// One per session and third of a TTL, and one more at the edges. One per lock would be 600.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_session_sends_one_heartbeat_per_third_of_a_ttl_for_all_its_locks() {
     let (locks, sessions) = (200, 4);
@@ -68,10 +68,10 @@ async fn two_claims(store: &Postgres, ttl: Duration) -> [Box<dyn Claim>; 2] {
 }
 
 #[tokio::test]
-async fn a_renewal_that_is_dropped_does_not_cancel_the_heartbeat_of_others() {
+async fn a_dropped_renewal_does_not_cancel_the_heartbeat_of_others() {
     let ttl = Duration::from_secs(6);
     let [mut dropped, mut other] = two_claims(&store("max_connections=1"), ttl).await;
-    // Until renewals are due, and wait for each other.
+    // Renewals that are due wait for each other.
     tokio::time::sleep(ttl / 3).await;
     let mut first = dropped.renew(ttl);
     assert!(first.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
@@ -85,7 +85,7 @@ async fn a_renewal_that_is_dropped_does_not_cancel_the_heartbeat_of_others() {
 }
 
 #[tokio::test]
-async fn a_renewal_is_not_answered_by_a_heartbeat_that_was_sent_before_it() {
+async fn an_earlier_heartbeat_does_not_answer_a_renewal() {
     let args = ["-c", "log_statement=all", "-c", "fsync=off"];
     let server = PostgresServer::with_args(&args).unwrap_or_else(|error| panic!("{error}"));
     let proxy = Proxy::start(server.addr()).await.unwrap();
@@ -111,7 +111,7 @@ async fn a_renewal_is_not_answered_by_a_heartbeat_that_was_sent_before_it() {
 
 #[tokio::test]
 async fn a_renewal_that_the_caller_waits_for_is_not_delayed() {
-    // A sixtieth of it, the time for which other renewals wait for each other, is ten seconds.
+    // The linger, a sixtieth of it, is ten seconds.
     let keeper = keeper("max_connections=1").ttl(Duration::from_secs(600));
     let guards = [(); 3].map(|()| keeper.mutex(name("extended")));
     let mut held = Vec::new();
@@ -125,7 +125,7 @@ async fn a_renewal_that_the_caller_waits_for_is_not_delayed() {
     assert!(start.elapsed() < Duration::from_secs(5), "it took {:?}", start.elapsed());
 }
 
-/// Later than after a sixth of the TTL, and before the next renewal is due.
+/// After more than a sixth of the TTL, and before the next renewal is due.
 #[tokio::test]
 async fn an_extend_between_two_renewals_is_not_delayed() {
     let ttl = Duration::from_secs(30);
@@ -159,12 +159,12 @@ async fn a_heartbeat_that_hangs_puts_every_lock_of_its_session_at_risk() {
     for guard in &guards {
         eventually("held again", async || guard.state() == State::Held).await;
     }
-    // And lost in time, if it does not heal.
+    // If the network does not heal, the loss is reported in time.
     proxy.freeze();
     let near = keeper("");
     for (guard, name) in guards.iter().zip(&names) {
         let next = soon("the next", near.mutex(name.clone()).lock()).await.unwrap();
-        assert!(!guard.is_held(), "two hold it, the first for {:?} more", guard.remaining());
+        assert!(!guard.is_held(), "two holders, the first for {:?} more", guard.remaining());
         next.release().await.unwrap();
     }
     drop(proxy);

@@ -1,4 +1,4 @@
-//! How and when a holder learns of a loss.
+//! When a holder is notified of a loss.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
@@ -25,7 +25,7 @@ async fn through_proxy() -> (Proxy, Keeper) {
 }
 
 #[tokio::test]
-async fn the_end_of_a_session_is_reported_at_once() {
+async fn the_end_of_a_session_is_reported_immediately() {
     let name = name("terminated");
     let keeper = keeper("").ttl(Duration::from_secs(600));
     let guard = keeper.mutex(name.clone()).lock().await.unwrap();
@@ -37,7 +37,7 @@ async fn the_end_of_a_session_is_reported_at_once() {
 }
 
 #[tokio::test]
-async fn a_connection_that_is_cut_is_reported_at_once_and_the_lock_is_free() {
+async fn a_cut_connection_is_reported_immediately_and_frees_the_lock() {
     let name = name("cut");
     let (proxy, far) = through_proxy().await;
     let guard = far.mutex(name.clone()).ttl(Duration::from_secs(600)).lock().await.unwrap();
@@ -48,7 +48,7 @@ async fn a_connection_that_is_cut_is_reported_at_once_and_the_lock_is_free() {
 }
 
 #[tokio::test]
-async fn a_silent_connection_is_reported_before_another_holds_the_lock() {
+async fn a_silent_connection_is_reported_before_the_lock_is_granted_again() {
     let name = name("silent");
     let (proxy, far) = through_proxy().await;
     let guard = far.mutex(name.clone()).ttl(Duration::from_secs(8)).lock().await.unwrap();
@@ -56,13 +56,13 @@ async fn a_silent_connection_is_reported_before_another_holds_the_lock() {
     assert!(near.mutex(name.clone()).try_lock().await.unwrap().is_none());
     proxy.freeze();
     let next = soon("the next", near.mutex(name).lock()).await.unwrap();
-    assert!(!guard.is_held(), "two hold it, the first for {:?} more", guard.remaining());
+    assert!(!guard.is_held(), "two holders, the first for {:?} more", guard.remaining());
     next.release().await.unwrap();
     drop(proxy);
 }
 
 #[tokio::test]
-async fn a_blip_is_a_risk_and_heals() {
+async fn a_lock_is_at_risk_during_a_short_outage_and_held_afterwards() {
     let name = name("blip");
     let (proxy, far) = through_proxy().await;
     let guard = far.mutex(name.clone()).ttl(Duration::from_secs(18)).lock().await.unwrap();
@@ -80,25 +80,26 @@ async fn a_session_lasts_as_long_as_the_longest_lease_on_it() {
     let (long, short) = (name("long"), name("short"));
     let (proxy, far) = through_proxy().await;
     let far = far.ttl(Duration::from_secs(5));
-    let patient = far.mutex(long.clone()).lock().await.unwrap();
-    let hasty = far.mutex(short.clone()).lock().await.unwrap();
-    patient.extend(Duration::from_secs(40)).await.unwrap();
-    // Another that shares the connection, and asks for less, does not take that away.
+    let long_hold = far.mutex(long.clone()).lock().await.unwrap();
+    let short_hold = far.mutex(short.clone()).lock().await.unwrap();
+    long_hold.extend(Duration::from_secs(40)).await.unwrap();
+    // A later claim with a shorter TTL on the same connection does not shorten the session.
     let third = far.mutex(name("third")).lock().await.unwrap();
     proxy.freeze();
-    soon("the short ones", async { tokio::join!(hasty.lost(), third.lost()) }).await;
-    // If the server had a shorter lease in mind, it would end by now.
+    soon("the losses of the short holds", async { tokio::join!(short_hold.lost(), third.lost()) })
+        .await;
+    // With a shorter idle timeout, the server would end the session in this time.
     tokio::time::sleep(Duration::from_secs(5)).await;
-    assert!(patient.is_held());
+    assert!(long_hold.is_held());
     let client = client().await;
     assert_eq!(holders_and_waiters(&client, AdvisoryKey::of(&long)).await, (1, 0));
     proxy.heal();
-    eventually("held again", async || patient.state() == State::Held).await;
-    assert_eq!(patient.release().await.unwrap(), ReleaseOutcome::Released);
+    eventually("held again", async || long_hold.state() == State::Held).await;
+    assert_eq!(long_hold.release().await.unwrap(), ReleaseOutcome::Released);
 }
 
 #[tokio::test]
-async fn a_lease_that_is_shorter_than_the_session_is_believed() {
+async fn a_lease_can_be_shorter_than_the_session_and_not_longer_than_the_server_allows() {
     let name = name("shortened");
     let keeper = keeper("").ttl(Duration::from_secs(600));
     let guard = keeper.mutex(name).lock().await.unwrap();
@@ -107,14 +108,14 @@ async fn a_lease_that_is_shorter_than_the_session_is_believed() {
     guard.extend(Duration::from_secs(60 * 24 * 60 * 60)).await.unwrap();
     let remaining = guard.remaining().unwrap();
     let longest = Duration::from_millis(i32::MAX as u64);
-    assert!(remaining <= longest, "longer than the server counts: {remaining:?}");
+    assert!(remaining <= longest, "longer than the longest idle timeout: {remaining:?}");
     assert!(remaining > longest / 2, "{remaining:?}");
     guard.release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn fences_rise_over_crashes_of_the_server_and_holders_learn_of_them() {
-    // Not the one that is shared, and one that keeps its promises over a crash.
+async fn fences_rise_over_crashes_of_the_server_and_holders_are_notified() {
+    // Its own server, with fsync.
     let mut server = PostgresServer::start_or_panic();
     let keeper = Keeper::new(Postgres::new(&server.url()).unwrap());
     let mutex = keeper.mutex("crash");
@@ -123,7 +124,7 @@ async fn fences_rise_over_crashes_of_the_server_and_holders_learn_of_them() {
         let guard = soon("lock", mutex.lock()).await.unwrap();
         assert!(guard.fence() > last, "{:?} after {last:?}", guard.fence());
         last = guard.fence();
-        // Right after the grant: nothing else has made it durable.
+        // Right after the grant, so that no other flush makes the fence durable.
         server = crash_and_restart(server).await;
         soon("the loss", guard.lost()).await;
     }
@@ -132,9 +133,9 @@ async fn fences_rise_over_crashes_of_the_server_and_holders_learn_of_them() {
     guard.release().await.unwrap();
 }
 
-/// The grant and the end of its session have both arrived when the waiter next looks.
+/// The grant and the end of its session have both arrived when the claim is polled again.
 #[tokio::test]
-async fn a_grant_whose_session_has_already_ended_is_not_handed_out() {
+async fn a_grant_whose_session_has_already_ended_is_not_returned() {
     let name = name("granted-and-ended");
     let (store, client, key) = (crate::common::store(""), client().await, AdvisoryKey::of(&name));
     let holder = keeper("").mutex(name.clone()).lock().await.unwrap();
@@ -145,14 +146,14 @@ async fn a_grant_whose_session_has_already_ended_is_not_handed_out() {
     let answer = soon("an answer", claim.attempt(None)).await.unwrap();
     assert!(matches!(answer, Attempt::Contended { .. }), "{answer:?}");
     eventually("it waits", async || {
-        // Polled for a moment: a new connection prepares the statement before it sends the wait.
+        // Polled, because a new connection prepares the statement before it sends the wait.
         let _ = tokio::time::timeout(Duration::from_millis(5), claim.changed()).await;
         holders_and_waiters(&client, key).await == (1, 1)
     })
     .await;
     holder.release().await.unwrap();
     eventually("it is granted", async || holders_and_waiters(&client, key).await == (1, 0)).await;
-    // The process of the session is gone when this returns, and its end has been sent before.
+    // When this returns, the process of the session has ended, and has notified the client.
     crate::common::terminate_holders(key).await;
     assert_eq!(holders_and_waiters(&client, key).await, (0, 0));
     assert_eq!(soon("a change", claim.changed()).await, Change::LookAgain);
@@ -162,23 +163,22 @@ async fn a_grant_whose_session_has_already_ended_is_not_handed_out() {
     claim.release().await.unwrap();
 }
 
-/// What a task saw of one hold.
+/// A hold as its task observed it.
 #[derive(Debug, Clone, Copy)]
-struct Seen {
+struct ObservedHold {
     start: Instant,
     end: Instant,
     fence: Fence,
-    /// It was released, and had not been lost before.
-    whole: bool,
+    /// Whether it was released, and not lost before.
+    released: bool,
 }
 
-/// The server frees the lock first, and tells its holder later. So holds overlap by moments, and the fence of the
-/// one that was lost is the lower.
+/// The server frees the lock before it notifies the holder. So holds overlap briefly, and the lost hold has the lower fence.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn fences_order_the_holds_of_sessions_that_are_terminated() {
     let name = name("terminated-often");
     let stop = Instant::now() + Duration::from_secs(2);
-    let seen: Arc<Mutex<Vec<Seen>>> = Arc::default();
+    let seen: Arc<Mutex<Vec<ObservedHold>>> = Arc::default();
     let keepers = [keeper(""), keeper("")];
     let tasks: Vec<_> = (0..6)
         .map(|task| {
@@ -190,8 +190,8 @@ async fn fences_order_the_holds_of_sessions_that_are_terminated() {
                     let (start, fence) = (Instant::now(), guard.fence().unwrap());
                     tokio::time::sleep(Duration::from_millis(1)).await;
                     let end = Instant::now();
-                    let whole = matches!(guard.release().await, Ok(ReleaseOutcome::Released));
-                    seen.lock().unwrap().push(Seen { start, end, fence, whole });
+                    let released = matches!(guard.release().await, Ok(ReleaseOutcome::Released));
+                    seen.lock().unwrap().push(ObservedHold { start, end, fence, released });
                 }
             })
         })
@@ -209,16 +209,20 @@ async fn fences_order_the_holds_of_sessions_that_are_terminated() {
         soon("a task", task).await.unwrap();
     }
     let mut seen = Arc::into_inner(seen).unwrap().into_inner().unwrap();
-    assert!(terminated > 20 && seen.iter().any(|hold| hold.whole), "{terminated}, {}", seen.len());
+    assert!(
+        terminated > 20 && seen.iter().any(|hold| hold.released),
+        "{terminated}, {}",
+        seen.len()
+    );
     let fences: HashSet<Fence> = seen.iter().map(|hold| hold.fence).collect();
     assert_eq!(fences.len(), seen.len(), "a fence was granted twice");
     seen.sort_by_key(|hold| hold.fence);
     for (low, hold) in seen.iter().enumerate() {
         for later in &seen[low + 1..] {
             let overlap = hold.start < later.end && later.start < hold.end;
-            assert!(!(overlap && hold.whole), "{hold:?} was not lost when {later:?} began");
-            let ordered = hold.start < later.start || !hold.whole;
-            assert!(ordered, "{hold:?} has the lower fence, and came after {later:?}");
+            assert!(!(overlap && hold.released), "{hold:?} was not lost when {later:?} began");
+            let ordered = hold.start < later.start || !hold.released;
+            assert!(ordered, "{hold:?} has the lower fence, and began after {later:?}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Sessions: how many there are, how they end, and what happens to the claims that rely on them.
+//! Sessions: how many are opened, how they end, and how claims that rely on them behave.
 #![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 
 #[path = "../common/mod.rs"]

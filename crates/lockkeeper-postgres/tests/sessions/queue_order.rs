@@ -19,23 +19,23 @@ async fn processes_are_granted_in_order_of_arrival() {
     let name = name("processes");
     let guard = keeper("").mutex(name.clone()).lock().await.unwrap();
     let (client, key) = (client().await, AdvisoryKey::of(&name));
-    let (tell, mut entered) = tokio::sync::mpsc::unbounded_channel();
+    let (sender, mut entered) = tokio::sync::mpsc::unbounded_channel();
     let mut processes = Vec::new();
     for i in 0..5 {
         let mut process = Command::new(helper())
             .args([&url(), &name, "30000", "hold"])
-            // It gives the lock back as soon as it has it.
+            // The process releases the lock as soon as it holds it.
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .kill_on_drop(true)
             .spawn()
             .unwrap();
         let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
-        let tell = tell.clone();
+        let sender = sender.clone();
         tokio::spawn(async move {
             while let Ok(Some(line)) = lines.next_line().await {
                 if let Some(fence) = line.strip_prefix("held ") {
-                    let _ = tell.send((fence.parse::<u64>().unwrap(), i));
+                    let _ = sender.send((fence.parse::<u64>().unwrap(), i));
                 }
             }
         });
@@ -44,7 +44,7 @@ async fn processes_are_granted_in_order_of_arrival() {
             .await;
     }
     guard.release().await.unwrap();
-    // Fences tell the order; lines of different processes may come in any.
+    // The fences show the order. Lines of different processes may arrive in any order.
     let mut order = BTreeMap::new();
     for _ in 0..5 {
         let (fence, i) = soon("the next", entered.recv()).await.unwrap();
@@ -56,10 +56,10 @@ async fn processes_are_granted_in_order_of_arrival() {
     }
 }
 
-/// Each store stands for a process.
+/// Each store simulates a process.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_the_waiters_for_a_permit_one_polls_and_the_others_wait_on_the_server() {
-    let (application, name) = (name("looks"), name("semaphore"));
+    let (application, name) = (name("permits"), name("semaphore"));
     let holder = keeper("").semaphore(name.clone(), 2).acquire_many(2).await.unwrap();
     let parameters = format!("application_name={application}");
     let waiters: Vec<_> = (0..5)
@@ -74,19 +74,19 @@ async fn of_the_waiters_for_a_permit_one_polls_and_the_others_wait_on_the_server
     eventually("one is at the gate, four wait", all_wait).await;
     // When each session last started a statement.
     let sql = "SELECT pid, query_start::text FROM pg_stat_activity WHERE application_name = $1";
-    let asked = async || {
+    let statements = async || {
         let rows = client.query(sql, &[&application]).await.unwrap();
         rows.iter().map(|row| (row.get(0), row.get(1))).collect::<BTreeMap<i32, String>>()
     };
-    let before = asked().await;
-    let looked = async |before: &BTreeMap<i32, String>| {
-        let now = asked().await;
+    let before = statements().await;
+    let active = async |before: &BTreeMap<i32, String>| {
+        let now = statements().await;
         now.iter().filter(|(pid, start)| before.get(pid) != Some(start)).count()
     };
-    eventually("one looks", async || looked(&before).await > 0).await;
+    eventually("one polls", async || active(&before).await > 0).await;
     tokio::time::sleep(Duration::from_millis(600)).await;
-    // The one at the gate looks over one connection, and the four have each sent nothing but their wait.
-    assert_eq!(looked(&before).await, 1, "sessions that were asked something meanwhile");
+    // The claim at the gate polls over one connection. The other four have sent only their wait.
+    assert_eq!(active(&before).await, 1, "sessions that sent a statement");
     assert!(all_wait().await);
     holder.release().await.unwrap();
     for waiter in waiters {
@@ -107,7 +107,7 @@ async fn a_thousand_waiters_of_one_name_wait_on_one_session_and_keep_their_order
         // The first poll takes its place in the queue.
         let polled = std::future::poll_fn(|cx| std::task::Poll::Ready(lock.as_mut().poll(cx)));
         assert!(polled.await.is_pending(), "{i} did not wait");
-        // With tokio's budget used up, the next poll would end before that.
+        // If tokio's cooperative budget were used up, the next poll would return earlier.
         tokio::task::yield_now().await;
         waiters.push(tokio::spawn(async move {
             let guard = lock.await.unwrap();
@@ -129,14 +129,14 @@ async fn a_thousand_waiters_of_one_name_wait_on_one_session_and_keep_their_order
     for waiter in waiters {
         soon("a waiter", waiter).await.unwrap();
     }
-    // Of one that was just granted the lock the server may still know the wait.
-    assert!(most <= 2, "{most} waited at a time");
+    // `pg_locks` may still show the wait of a session that was just granted the lock.
+    assert!(most <= 2, "{most} waited concurrently");
     assert!(order.lock().unwrap().is_sorted(), "{order:?}");
     let count = sessions(&client, &application).await;
     assert!(count <= 4, "{count} connections");
 }
 
-/// Readers do not share a session either, so without a limit each of them would take one to wait on.
+/// Readers of one name do not share a session, so without the local queue each would need one to wait on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn readers_that_wait_for_a_writer_wait_on_one_session_and_then_hold_together() {
     let name = name("readers");

@@ -1,4 +1,4 @@
-//! Servers that restart in good order, fail over, or have no more room.
+//! Servers that restart, fail over, or have no free connection.
 
 use std::time::Duration;
 
@@ -8,13 +8,13 @@ use lockkeeper_testkit::server::PostgresServer;
 
 use crate::common::{client_at, eventually, soon};
 
-/// Runs blocking work beside the runtime, which runs the tasks of connections.
-async fn beside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+/// Runs blocking work on another thread, because the runtime runs the tasks of connections.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     soon("a server", tokio::task::spawn_blocking(work)).await.unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_orderly_restart_is_a_loss_and_waiters_continue_after_it() {
+async fn after_a_server_restart_holders_have_lost_and_waiters_are_granted() {
     let server = PostgresServer::start_or_panic();
     let keeper = Keeper::new(Postgres::new(&server.url()).unwrap()).ttl(Duration::from_secs(60));
     let mutex = keeper.mutex("a");
@@ -22,12 +22,12 @@ async fn an_orderly_restart_is_a_loss_and_waiters_continue_after_it() {
     let waiter = tokio::spawn(async move { mutex.lock().await });
     let inspect = keeper.inspect().unwrap();
     eventually("it waits", async || inspect.show("a").await.unwrap()[0].waiters.len() == 1).await;
-    // "Fast": it ends all sessions, and then itself.
+    // A fast shutdown: the server ends all sessions and exits.
     let pid = server.pid().to_string();
     let status = std::process::Command::new("kill").args(["-INT", &pid]).status().unwrap();
     assert!(status.success());
     soon("the loss", guard.lost()).await;
-    let _server = beside(move || {
+    let _server = blocking(move || {
         let mut server = server;
         while server.answers(Duration::from_secs(1)) {
             std::thread::sleep(Duration::from_millis(5));
@@ -43,7 +43,7 @@ async fn an_orderly_restart_is_a_loss_and_waiters_continue_after_it() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn fences_rise_over_a_failover_to_a_standby_that_is_behind() {
-    let (primary, standby) = beside(|| {
+    let (primary, standby) = blocking(|| {
         let primary = PostgresServer::start_or_panic();
         let standby = primary.standby().unwrap();
         (primary, standby)
@@ -53,8 +53,8 @@ async fn fences_rise_over_a_failover_to_a_standby_that_is_behind() {
     let url = format!("postgres://postgres@127.0.0.1:{first},127.0.0.1:{second}/postgres");
     let keeper = Keeper::new(Postgres::new(&url).unwrap());
     let mutex = keeper.mutex("a");
-    // What the primary does from now on the standby never hears of.
-    let standby = beside(move || {
+    // From now on, the standby receives nothing from the primary.
+    let standby = blocking(move || {
         let mut standby = standby;
         standby.kill9();
         standby
@@ -65,7 +65,7 @@ async fn fences_rise_over_a_failover_to_a_standby_that_is_behind() {
     }
     let guard = mutex.lock().await.unwrap();
     let before = guard.fence().unwrap().get();
-    let standby = beside(move || {
+    let standby = blocking(move || {
         let (mut primary, mut standby) = (primary, standby);
         primary.kill9();
         standby.restart().unwrap();
@@ -84,7 +84,7 @@ async fn fences_rise_over_a_failover_to_a_standby_that_is_behind() {
         loop {
             match mutex.lock().await {
                 Ok(guard) => break guard,
-                // It may take a moment more until it lets itself be written to.
+                // The new primary may refuse writes for a short time.
                 Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
             }
         }
@@ -93,18 +93,18 @@ async fn fences_rise_over_a_failover_to_a_standby_that_is_behind() {
     let after = guard.fence().unwrap().get();
     assert!(after > before, "{after} after {before}");
     let xid = |fence: u64| fence & ((1 << 48) - 1);
-    assert!(xid(after) <= xid(before), "the standby was not behind: this tests nothing");
+    assert!(xid(after) <= xid(before), "the standby was not behind, so the test has no effect");
     guard.release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_without_room_for_another_connection_says_so() {
+async fn a_server_at_its_connection_limit_is_named_in_the_error() {
     let args = ["-c", "max_connections=4", "-c", "superuser_reserved_connections=0"];
     let server = PostgresServer::with_args(&args).unwrap();
     let store = Postgres::new(&server.url()).unwrap();
     let keeper = Keeper::new(store.clone()).ttl(Duration::from_secs(4));
     let mut others = vec![client_at(&server.url()).await];
-    // The client that checked whether the server is up may still be connected.
+    // The client that checked the start of the server may still be connected.
     let clients = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'";
     eventually("the server is empty", async || {
         others[0].query_one(clients, &[]).await.unwrap().get::<_, i64>(0) == 1
@@ -119,7 +119,7 @@ async fn a_server_without_room_for_another_connection_says_so() {
     assert!(error.to_string().contains("raise the server's max_connections"), "{error}");
     let error = soon("lock", keeper.mutex("a").lock()).await.unwrap_err();
     assert!(error.to_string().contains("raise the server's max_connections"), "{error}");
-    // One is enough, to hold and to wait.
+    // One free connection is enough to hold and to wait.
     others.pop();
     let guard = soon("lock", async {
         loop {

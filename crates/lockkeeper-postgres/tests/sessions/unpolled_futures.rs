@@ -1,4 +1,4 @@
-//! Futures that are polled for a while and then neither polled nor dropped: no other claim may depend on them.
+//! Futures that are polled a few times and then neither polled nor dropped. No other claim may depend on them.
 
 use std::pin::Pin;
 use std::sync::mpsc;
@@ -10,11 +10,11 @@ use lockkeeper_postgres::AdvisoryKey;
 
 use crate::common::{SOON, client, eventually, holders_and_waiters, keeper, name, soon};
 
-/// A future that is not polled any more, and not dropped.
+/// A future that is neither polled nor dropped.
 type Unpolled = Pin<Box<dyn Future<Output = Result<Guard>> + Send>>;
 
-/// Polls a lock so often, with time for answers in between, and then no more. If the thread is preempted within the
-/// poll, the answer may be there at once: then it starts over.
+/// Polls a lock `polls` times, with pauses in which answers can arrive. If the future completes, for example because the
+/// thread was preempted within a poll, starts again.
 async fn unpolled(keeper: &Keeper, name: String, polls: usize) -> Unpolled {
     'attempts: for _ in 0..5 {
         let mutex = keeper.mutex(name.clone());
@@ -31,10 +31,10 @@ async fn unpolled(keeper: &Keeper, name: String, polls: usize) -> Unpolled {
         }
         return future;
     }
-    panic!("it always ended");
+    panic!("the future always completed");
 }
 
-/// A keeper that has a connection, and a lock that keeps its session alive.
+/// Returns a keeper with an open connection, and a lock that keeps its session alive.
 async fn warm(ttl: Duration) -> (Keeper, Guard) {
     let keeper = keeper("").ttl(ttl);
     let other = keeper.mutex(name("other")).lock().await.unwrap();
@@ -42,7 +42,7 @@ async fn warm(ttl: Duration) -> (Keeper, Guard) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lock_that_is_granted_to_an_unpolled_future_is_released() {
+async fn a_lock_granted_to_an_unpolled_future_is_released() {
     let (keeper, _other) = warm(Duration::from_secs(2)).await;
     let (name, client) = (name("left"), client().await);
     let mut future = unpolled(&keeper, name.clone(), 1).await;
@@ -74,14 +74,14 @@ async fn an_unpolled_waiter_does_not_block_the_waiters_behind_it() {
         guard.release().await.unwrap();
     }
     for waiter in behind {
-        soon("the one behind", waiter).await.unwrap().release().await.unwrap();
+        soon("the waiter behind it", waiter).await.unwrap().release().await.unwrap();
     }
     drop(futures);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_unpolled_future_that_opens_a_connection_blocks_no_other() {
-    // So long that no attempt is abandoned in time.
+async fn an_unpolled_future_that_opens_a_connection_does_not_block_others() {
+    // So long that no attempt is abandoned during the test.
     let keeper = keeper("").ttl(Duration::from_secs(600));
     let _unpolled = unpolled(&keeper, name("opening"), 1).await;
     let guard = soon("another name", keeper.mutex(name("other")).lock()).await.unwrap();
@@ -89,10 +89,10 @@ async fn an_unpolled_future_that_opens_a_connection_blocks_no_other() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_unpolled_future_that_configures_a_session_blocks_no_other() {
+async fn an_unpolled_future_that_configures_a_session_does_not_block_others() {
     let keeper = keeper("max_connections=1").ttl(Duration::from_secs(600));
     keeper.mutex(name("warm")).lock().await.unwrap().release().await.unwrap();
-    // An idle connection is given another label first.
+    // The label of an idle connection is changed before it is used.
     let relabelled = keeper.clone().label("another label");
     let _unpolled = unpolled(&relabelled, name("changing"), 1).await;
     let third = keeper.label("a third label");
@@ -119,7 +119,7 @@ async fn an_unpolled_list_does_not_block_the_claims_that_share_its_connection() 
     soon("close", keeper.close()).await;
 }
 
-/// Polled for the last time when it is dropped.
+/// A future that is polled for the last time when it is dropped.
 struct LastPoll(Unpolled);
 
 impl Drop for LastPoll {
@@ -128,11 +128,11 @@ impl Drop for LastPoll {
     }
 }
 
-/// A runtime that is shutting down drops what is spawned on it at once, inside the call. On several threads, a future
-/// that is being polled at that moment may be about to open a connection.
+/// A runtime that is shutting down drops a new task inside the call of `spawn`. A future that another thread polls at that
+/// time may be about to open a connection.
 #[test]
 fn opening_a_connection_while_the_runtime_shuts_down_does_not_block_it() {
-    let (tell, ended) = mpsc::channel();
+    let (sender, ended) = mpsc::channel();
     let mutex = keeper("").mutex(name("ending"));
     std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -143,22 +143,22 @@ fn opening_a_connection_while_the_runtime_shuts_down_does_not_block_it() {
         });
         runtime.block_on(tokio::task::yield_now());
         drop(runtime);
-        tell.send(()).unwrap();
+        sender.send(()).unwrap();
     });
-    ended.recv_timeout(SOON).expect("the runtime ends");
+    ended.recv_timeout(SOON).expect("the runtime shuts down");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_unpolled_try_does_not_block_those_that_share_its_statement() {
+async fn an_unpolled_try_does_not_block_tries_that_share_its_statement() {
     let (keeper, _other) = warm(Duration::from_secs(600)).await;
     let mut all = Vec::new();
     for _ in 0..8 {
         all.push(unpolled(&keeper, name("left"), 1).await);
     }
-    // With so many in flight, these share statements.
+    // With so many tries in flight, these share statements.
     for _ in 0..8 {
         let mutex = keeper.mutex(name("polled"));
-        soon("one that is polled", mutex.lock()).await.unwrap().release().await.unwrap();
+        soon("a polled lock", mutex.lock()).await.unwrap().release().await.unwrap();
     }
     drop(all);
     soon("close", keeper.close()).await;

@@ -24,7 +24,7 @@ async fn a_waiter_that_times_out_leaves_the_servers_queue() {
 }
 
 #[tokio::test]
-async fn a_waiter_that_is_dropped_leaves_the_servers_queue() {
+async fn a_dropped_waiter_leaves_the_servers_queue() {
     let name = name("dropped");
     let (holder, other) = (keeper(""), keeper(""));
     let guard = holder.mutex(name.clone()).lock().await.unwrap();
@@ -41,7 +41,7 @@ async fn a_waiter_that_is_dropped_leaves_the_servers_queue() {
     soon("lock", other.mutex(name).lock()).await.unwrap().release().await.unwrap();
 }
 
-/// The server may grant a lock at the very moment that its waiter is cancelled.
+/// The grant of the server races with the cancellation of the waiter.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lock_granted_to_a_waiter_that_was_just_dropped_is_released() {
     let name = name("just-left");
@@ -58,7 +58,7 @@ async fn a_lock_granted_to_a_waiter_that_was_just_dropped_is_released() {
         let release = tokio::spawn(async move { guard.release().await.unwrap() });
         tokio::time::sleep(Duration::from_micros(pause * 50)).await;
         waiter.abort();
-        // If it had the guard already, this drops it.
+        // If the task has the guard already, this drops it.
         drop(waiter);
         soon("the release", release).await.unwrap();
         let next = soon("the next", holder.mutex(name.clone()).lock()).await.unwrap();
@@ -69,7 +69,6 @@ async fn a_lock_granted_to_a_waiter_that_was_just_dropped_is_released() {
     assert_eq!(holders_and_waiters(&client().await, AdvisoryKey::of(&name)).await, (0, 0));
 }
 
-/// The server ends a bounded wait by itself if the waiter no longer can.
 #[tokio::test]
 async fn a_bounded_wait_ends_on_the_server_even_if_its_waiter_is_cut_off() {
     let name = name("cut-off");
@@ -92,10 +91,10 @@ async fn attempts_within_one_round_trip_are_granted_in_order() {
     let keeper = keeper("");
     let mutex = keeper.mutex(name("order"));
     let order = std::sync::Mutex::new(Vec::new());
-    let mut asks: Vec<Pin<Box<dyn Future<Output = ()> + '_>>> = Vec::new();
+    let mut locks: Vec<Pin<Box<dyn Future<Output = ()> + '_>>> = Vec::new();
     for i in 0..10 {
         let (mutex, order) = (&mutex, &order);
-        asks.push(Box::pin(async move {
+        locks.push(Box::pin(async move {
             let guard = mutex.lock().await.unwrap();
             order.lock().unwrap().push(i);
             guard.release().await.unwrap();
@@ -103,16 +102,16 @@ async fn attempts_within_one_round_trip_are_granted_in_order() {
     }
     // The first poll sends all attempts, one after the other.
     let all = std::future::poll_fn(|cx| {
-        asks.retain_mut(|ask| ask.as_mut().poll(cx).is_pending());
-        if asks.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+        locks.retain_mut(|lock| lock.as_mut().poll(cx).is_pending());
+        if locks.is_empty() { Poll::Ready(()) } else { Poll::Pending }
     });
     soon("all of them", all).await;
     assert_eq!(*order.lock().unwrap(), (0..10).collect::<Vec<_>>());
 }
 
-/// Within a process. Between processes the server decides, among the waiters that it knows.
+/// Between processes, the server decides among the waiters that have reached it.
 #[tokio::test]
-async fn a_try_does_not_overtake_waiters() {
+async fn a_try_does_not_overtake_waiters_of_its_process() {
     let name = name("overtake");
     let keeper = keeper("");
     let mutex = keeper.mutex(name.clone());

@@ -1,4 +1,4 @@
-//! Ways to a server.
+//! Ways to connect to a server.
 
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
@@ -10,13 +10,13 @@ use lockkeeper_testkit::server::PostgresServer;
 use crate::common::{client, eventually, name, soon, url};
 
 #[tokio::test]
-async fn the_drivers_own_configuration_will_do() {
+async fn a_store_can_be_created_from_the_drivers_configuration() {
     let keeper = Keeper::new(Postgres::from_config(url().parse().unwrap()).unwrap());
     keeper.mutex(name("config")).lock().await.unwrap().release().await.unwrap();
 }
 
 #[tokio::test]
-async fn a_unix_socket_will_do() {
+async fn a_store_can_connect_over_a_unix_socket() {
     let dir = tempfile::Builder::new().prefix("lk-").tempdir().unwrap();
     std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
     let path = dir.path().to_str().unwrap();
@@ -27,14 +27,14 @@ async fn a_unix_socket_will_do() {
     let keeper = Keeper::new(Postgres::connect(&url).await.unwrap());
     let mutex = keeper.mutex("a");
     let guard = mutex.lock().await.unwrap();
-    // A cancel goes over the socket, too.
+    // The cancel request is sent over the socket, too.
     assert!(mutex.try_lock_for(Duration::from_secs(2)).await.unwrap().is_none());
     guard.release().await.unwrap();
     keeper.close().await;
 }
 
 #[tokio::test]
-async fn an_ordinary_role_will_do() {
+async fn a_role_without_privileges_can_lock() {
     let role = name("role").replace('-', "_");
     client().await.batch_execute(&format!("CREATE ROLE {role} LOGIN")).await.unwrap();
     let url = url().replace("postgres@", &format!("{role}@"));
@@ -46,9 +46,8 @@ async fn an_ordinary_role_will_do() {
     permit.release().await.unwrap();
 }
 
-/// A role may have timeouts of its own, and an asynchronous commit.
 #[tokio::test]
-async fn what_a_role_has_set_for_itself_does_not_end_a_wait() {
+async fn timeouts_in_the_settings_of_a_role_do_not_end_a_wait() {
     let role = name("hasty").replace('-', "_");
     let sql = format!(
         "CREATE ROLE {role} LOGIN; ALTER ROLE {role} SET statement_timeout = 150; \
@@ -65,7 +64,7 @@ async fn what_a_role_has_set_for_itself_does_not_end_a_wait() {
     let waits = async || crate::common::holders_and_waiters(&client, key).await == (1, 1);
     eventually("it waits", waits).await;
     tokio::time::sleep(Duration::from_millis(500)).await;
-    assert!(waits().await, "it was ended");
+    assert!(waits().await, "the wait was ended");
     guard.release().await.unwrap();
     soon("the waiter", waiter).await.unwrap().release().await.unwrap();
 }

@@ -1,4 +1,4 @@
-//! What `diagnose` finds where a server has little left.
+//! Findings of `diagnose`.
 
 use lockkeeper_core::{Finding, Severity};
 use lockkeeper_testkit::server::PostgresServer;
@@ -12,7 +12,7 @@ async fn finding(url: &str, about: &str) -> Finding {
 }
 
 #[tokio::test]
-async fn a_server_with_few_locks_or_connections_left_is_a_warning() {
+async fn few_free_locks_or_connections_are_a_warning() {
     let args =
         ["-c", "max_connections=10", "-c", "max_locks_per_transaction=10", "-c", "fsync=off"];
     let server = PostgresServer::with_args(&args).unwrap();

@@ -1,13 +1,13 @@
-//! What one process sees of another's locks.
+//! Inspection of locks of other processes.
 
 use lockkeeper_core::{ErrorKind, Label, Mode};
 use lockkeeper_postgres::AdvisoryKey;
 
 use crate::common::{client, eventually, keeper, name, soon};
 
-/// Two stores of one process know as little of each other as two processes do.
+/// Two stores in one process do not share state, as if they were in two processes.
 #[tokio::test]
-async fn locks_of_others_are_shown_with_their_labels() {
+async fn locks_of_other_processes_are_shown_with_their_labels() {
     let name = name("shown");
     let (one, other) = (keeper("").label("the other"), keeper(""));
     let guard = one.mutex(name.clone()).lock().await.unwrap();
@@ -41,7 +41,7 @@ async fn locks_of_others_are_shown_with_their_labels() {
 }
 
 #[tokio::test]
-async fn permits_that_others_hold_are_counted() {
+async fn permits_of_other_processes_are_counted() {
     let name = name("permits");
     let (one, other) = (keeper(""), keeper(""));
     let semaphore = other.semaphore(name.clone(), 5);
@@ -52,7 +52,7 @@ async fn permits_that_others_hold_are_counted() {
 }
 
 #[tokio::test]
-async fn anothers_lock_can_be_broken() {
+async fn a_lock_of_another_process_can_be_broken() {
     let name = name("broken");
     let (one, other) = (keeper(""), keeper(""));
     let guard = one.mutex(name.clone()).lock().await.unwrap();
@@ -82,9 +82,9 @@ async fn a_foreign_session_is_shown_by_its_application_name_and_without_one_as_u
     }
 }
 
-/// An empty list would say that none of them is held.
+/// An empty list would be wrong, because the locks may be held.
 #[tokio::test]
-async fn a_list_with_a_prefix_is_refused_since_names_are_not_kept() {
+async fn a_list_with_a_prefix_is_refused_because_names_are_not_stored() {
     let name = name("prefix");
     let (one, other) = (keeper(""), keeper(""));
     let guard = one.mutex(name.clone()).lock().await.unwrap();
@@ -103,7 +103,7 @@ async fn a_list_with_a_prefix_is_refused_since_names_are_not_kept() {
 }
 
 #[tokio::test]
-async fn the_leader_of_another_process_is_known_by_the_name_of_its_election() {
+async fn the_leader_of_an_election_in_another_process_is_shown() {
     let name = name("election");
     let (one, other) = (keeper("").label("the leader"), keeper(""));
     let leadership = one.election(name.clone()).campaign().await.unwrap();

@@ -1,11 +1,11 @@
-//! Keys, as other programs see them.
+//! Advisory keys, and how other programs lock them.
 
 use lockkeeper_core::{ErrorKind, Keeper};
 use lockkeeper_postgres::{AdvisoryKey, TransactionLock};
 
 use crate::common::{client, holders_and_waiters, keeper, name, store};
 
-/// A name that comes from a user must not reach the lock of another program, or of another name.
+/// A name from a user must not lock the key of another program or of another name.
 #[tokio::test]
 async fn a_name_that_spells_a_key_is_refused_unless_the_store_is_opened_for_keys() {
     let plain = keeper("");
@@ -23,7 +23,7 @@ async fn a_name_that_spells_a_key_is_refused_unless_the_store_is_opened_for_keys
             assert!(error.to_string().contains("foreign_keys=on"), "{error}");
         }
     }
-    // What only looks like one is a name like any other.
+    // A name that only resembles a key is a plain name.
     for text in ["pg:", "pg:042", "pg:+1", "pg:1,2,3", "PG:1", "pg:x"] {
         drop(plain.mutex(format!("{text}{}", name("-like"))).try_lock().await.unwrap().unwrap());
         let guard = plain.mutex(text).lock().await.unwrap();
@@ -51,9 +51,9 @@ async fn a_key_is_locked_as_other_programs_lock_it() {
         (AdvisoryKey::from_pair(i32::MAX, i32::MIN), format!("{}, {}", i32::MAX, i32::MIN)),
         // The .NET library packs "a" into the pair that a raw client locks here.
         (AdvisoryKey::dotnet("a"), format!("{}, {}", 0xc2ff_ffff_u32.cast_signed(), -1)),
-        // It takes 16 hexadecimal digits for one number.
+        // The library parses 16 hexadecimal digits as one number.
         (AdvisoryKey::dotnet("00000000000000ff"), "255::bigint".to_owned()),
-        // And it hashes the rest.
+        // It hashes other names.
         (AdvisoryKey::dotnet("0123456789"), format!("{}::bigint", 0x20cd_9dcd_17ec_ac87_i64)),
     ];
     for (key, raw) in keys {
@@ -64,13 +64,16 @@ async fn a_key_is_locked_as_other_programs_lock_it() {
         guard.release().await.unwrap();
         let tried = client.query_one(&format!("SELECT pg_try_advisory_lock({raw})"), &[]).await;
         assert!(tried.unwrap().get::<_, bool>(0), "{key} is still locked");
-        assert!(keeper.mutex(key).try_lock().await.unwrap().is_none(), "{raw} excludes not {key}");
+        assert!(
+            keeper.mutex(key).try_lock().await.unwrap().is_none(),
+            "{raw} does not exclude {key}"
+        );
         client.batch_execute(&format!("SELECT pg_advisory_unlock({raw})")).await.unwrap();
     }
 }
 
 #[tokio::test]
-async fn readers_and_downgrades_of_a_pair_work_as_those_of_a_name() {
+async fn keys_of_two_numbers_support_readers_and_downgrades() {
     let keeper = keeper("foreign_keys=on");
     for name in
         [AdvisoryKey::from_pair(11, std::process::id().cast_signed()).to_string(), name("rw")]
@@ -83,12 +86,12 @@ async fn readers_and_downgrades_of_a_pair_work_as_those_of_a_name() {
         assert!(lock.try_write().await.unwrap().is_none());
         writer.release().await.unwrap();
         reader.release().await.unwrap();
-        assert!(lock.try_write().await.unwrap().is_some(), "all of it was given back");
+        assert!(lock.try_write().await.unwrap().is_some(), "a lock was left");
     }
 }
 
 #[tokio::test]
-async fn a_name_is_the_same_key_in_a_transaction() {
+async fn a_transaction_lock_of_a_name_excludes_the_mutex_of_that_name() {
     let keeper = keeper("");
     let (name, mut client) = (name("same"), client().await);
     let guard = keeper.mutex(name.clone()).lock().await.unwrap();

@@ -1,4 +1,4 @@
-//! What the store does beside keeping locks: keys, transactions, refusals, inspection, ways to connect.
+//! Keys, transactions, errors, inspection, fence registers, and ways to connect.
 #![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 
 #[path = "../common/mod.rs"]

@@ -1,4 +1,4 @@
-//! Connections from a pool.
+//! Connections from a pool of the user.
 
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ async fn a_pool_of_any_size_is_enough() {
 }
 
 #[tokio::test]
-async fn a_waiter_waits_although_the_pool_has_nothing_left() {
+async fn a_waiter_without_a_free_connection_in_the_pool_polls() {
     let (pool, name) = (pool(2), name("pool-used-up"));
     let keeper = Keeper::new(Postgres::from_pool(pool.clone())).ttl(Duration::from_secs(4));
     let guard = keeper.mutex(name.clone()).lock().await.unwrap();
@@ -48,7 +48,7 @@ async fn a_waiter_waits_although_the_pool_has_nothing_left() {
         let mutex = keeper.mutex(name);
         async move { mutex.lock().await }
     });
-    // Longer than the first ask may take.
+    // Longer than a TTL.
     tokio::time::sleep(Duration::from_secs(6)).await;
     assert!(!waiter.is_finished(), "{:?}", soon("its error", waiter).await);
     guard.release().await.unwrap();
@@ -56,9 +56,10 @@ async fn a_waiter_waits_although_the_pool_has_nothing_left() {
     keeper.close().await;
 }
 
-/// Whatever else uses the pool: a waiter needs a connection to wait on and one to confirm the wait.
+/// A waiter needs one connection to wait on and one to confirm the wait, and other users of the pool may have taken the
+/// second.
 #[tokio::test]
-async fn a_waiter_outlasts_a_pool_that_others_have_used_up() {
+async fn a_waiter_without_a_connection_to_confirm_its_wait_does_not_fail() {
     let (pool, name) = (pool(2), name("pool-shared"));
     let holder = crate::common::keeper("").mutex(name.clone()).lock().await.unwrap();
     let keeper = Keeper::new(Postgres::from_pool(pool.clone())).ttl(Duration::from_secs(2));
@@ -67,7 +68,7 @@ async fn a_waiter_outlasts_a_pool_that_others_have_used_up() {
         let mutex = keeper.mutex(name);
         async move { mutex.lock().await }
     });
-    // Longer than a waiter bears without an answer.
+    // Longer than the TTL, after which a waiter without an answer fails.
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert!(!waiter.is_finished(), "{:?}", soon("its error", waiter).await);
     holder.release().await.unwrap();
@@ -76,7 +77,7 @@ async fn a_waiter_outlasts_a_pool_that_others_have_used_up() {
 }
 
 #[tokio::test]
-async fn the_end_of_a_pools_connection_is_a_loss() {
+async fn the_end_of_a_pooled_connection_is_a_loss() {
     let (pool, name) = (pool(2), name("pool-loss"));
     let keeper = Keeper::new(Postgres::from_pool(pool)).ttl(Duration::from_secs(600));
     let guard = keeper.mutex(name.clone()).lock().await.unwrap();
@@ -86,20 +87,20 @@ async fn the_end_of_a_pools_connection_is_a_loss() {
 }
 
 #[tokio::test]
-async fn a_connection_that_was_used_for_locks_does_not_go_back_to_its_pool() {
+async fn a_connection_that_was_used_for_locks_is_not_returned_to_its_pool() {
     let pool = pool(2);
     let keeper = Keeper::new(Postgres::from_pool(pool.clone()));
     keeper.mutex(name("pool-back")).lock().await.unwrap().release().await.unwrap();
     assert_eq!(pool.status().size, 1);
     drop(keeper);
-    eventually("the pool has its room back", async || pool.status().size == 0).await;
+    eventually("the pool is empty", async || pool.status().size == 0).await;
     let object = pool.get().await.unwrap();
     let timeout = object.query_one("SHOW idle_session_timeout", &[]).await.unwrap();
     assert_eq!(timeout.get::<_, &str>(0), "0");
 }
 
 #[tokio::test]
-async fn a_register_of_fences_gives_its_connections_back_to_the_pool() {
+async fn a_fence_register_returns_its_connections_to_the_pool() {
     let pool = pool(1);
     let fences = Fences::from_pool(pool.clone());
     soon("the table", fences.create_table()).await.unwrap();

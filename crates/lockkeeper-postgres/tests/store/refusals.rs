@@ -1,4 +1,4 @@
-//! What is refused, and with which errors.
+//! Servers and URLs that are refused, and their errors.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use lockkeeper_testkit::server::{PgBouncer, PostgresServer};
 
 use crate::common::{SOON, client, client_at, name, server, soon, url};
 
-/// Returns the error of a URL. It is the same when the store is opened and when it is used.
+/// Returns the error of connecting to a URL, and checks that a lock fails with an error of the same kind.
 async fn refusal(url: &str, kind: ErrorKind) -> Error {
     let error = soon("open", Postgres::connect(url)).await.unwrap_err();
     assert_eq!(error.kind(), kind, "{error}");
@@ -29,19 +29,19 @@ async fn refusal(url: &str, kind: ErrorKind) -> Error {
 }
 
 #[tokio::test]
-async fn a_pooler_in_between_is_refused() {
-    // One in session mode would do, but cannot be distinguished from others.
+async fn a_pooler_is_refused() {
+    // Session mode would be safe, but cannot be distinguished from the other modes.
     for bouncer in [PgBouncer::before(server()), PgBouncer::pooling_sessions(server())] {
         let bouncer = bouncer.unwrap();
-        // It is there, and works.
+        // The pooler works.
         client_at(&bouncer.url()).await.batch_execute("SELECT 1").await.unwrap();
         let error = refusal(&bouncer.url(), ErrorKind::Config).await;
-        assert!(error.to_string().contains("connect to the server itself"), "{error}");
+        assert!(error.to_string().contains("connect to the server directly"), "{error}");
     }
 }
 
 #[tokio::test]
-async fn a_standby_is_refused_and_of_several_hosts_the_primary_is_taken() {
+async fn a_standby_is_refused_and_the_primary_is_chosen_from_several_hosts() {
     let standby = server().standby().unwrap();
     let error = refusal(&standby.url(), ErrorKind::Config).await;
     assert!(error.to_string().contains("connect to the primary"), "{error}");
@@ -52,7 +52,7 @@ async fn a_standby_is_refused_and_of_several_hosts_the_primary_is_taken() {
 }
 
 #[tokio::test]
-async fn a_wrong_password_is_refused_and_a_right_one_is_not() {
+async fn a_wrong_or_missing_password_is_refused() {
     let server = PostgresServer::start_or_panic();
     let sql = "CREATE ROLE me LOGIN PASSWORD 'secret-7'";
     client_at(&server.url()).await.batch_execute(sql).await.unwrap();
@@ -61,7 +61,7 @@ async fn a_wrong_password_is_refused_and_a_right_one_is_not() {
     let reload = "SELECT pg_reload_conf()";
     client_at(&server.url()).await.batch_execute(reload).await.unwrap();
     let at = |password: &str| server.url().replace("postgres@", &format!("me{password}@"));
-    // The server reads its rules a moment later.
+    // The server reads its rules asynchronously.
     let refused = async || Postgres::connect(&at(":hunter2")).await.is_err();
     crate::common::eventually("the rules are read", refused).await;
     let error = refusal(&at(":hunter2"), ErrorKind::Config).await;
@@ -72,7 +72,7 @@ async fn a_wrong_password_is_refused_and_a_right_one_is_not() {
 }
 
 #[tokio::test]
-async fn a_database_that_is_missing_is_named() {
+async fn the_error_names_a_missing_database() {
     let error = refusal(&url().replace("/postgres", "/nosuch"), ErrorKind::Config).await;
     assert!(error.to_string().contains("\"nosuch\" does not exist"), "{error}");
 }
@@ -104,14 +104,14 @@ async fn a_server_that_hangs_is_unavailable_in_bounded_time() {
     server.stop();
     let start = Instant::now();
     refusal(&url, ErrorKind::Unavailable).await;
-    // Also over a connection that was open before. Holders learn of the loss.
+    // Also over a connection that was open before. Holders are notified of the loss.
     let error = soon("try_lock", keeper.mutex("b").try_lock()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     soon("the loss", guard.lost()).await;
     assert!(start.elapsed() < SOON);
     server.cont();
     soon("lock", async {
-        // What hung may still be on its way out.
+        // Sessions that hung may still exist.
         while keeper.mutex("a").lock().await.is_err() {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
@@ -120,10 +120,10 @@ async fn a_server_that_hangs_is_unavailable_in_bounded_time() {
 }
 
 #[tokio::test]
-async fn a_server_without_room_for_more_locks_says_so_and_recovers() {
+async fn a_full_lock_table_fails_new_locks_and_keeps_held_ones() {
     let args = ["-c", "max_connections=5", "-c", "max_locks_per_transaction=10"];
     let server = PostgresServer::with_args(&args).unwrap();
-    // More connections than there may be: then those that there are have to do.
+    // The store may open more connections than the server accepts, and uses those that it has.
     let keeper = Keeper::new(Postgres::new(&server.url()).unwrap());
     let mut guards = Vec::new();
     let error = loop {
@@ -131,7 +131,7 @@ async fn a_server_without_room_for_more_locks_says_so_and_recovers() {
             Ok(guard) => guards.push(guard),
             Err(error) => break error,
         }
-        assert!(guards.len() < 50_000, "there is room for any number");
+        assert!(guards.len() < 50_000, "the lock table is never full");
     };
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     assert!(error.to_string().contains("max_locks_per_transaction"), "{error}");
@@ -144,14 +144,14 @@ async fn a_server_without_room_for_more_locks_says_so_and_recovers() {
     })
     .await;
     keeper.inspect().unwrap().list("").await.unwrap();
-    assert!(guards.iter().all(lockkeeper_core::Guard::is_held), "an error cost others their locks");
+    assert!(guards.iter().all(lockkeeper_core::Guard::is_held), "an error released other locks");
 }
 
 #[tokio::test]
-async fn of_many_tries_at_once_those_that_fit_into_the_lock_table_are_granted() {
+async fn of_many_concurrent_tries_those_that_fit_into_the_lock_table_are_granted() {
     let args = ["-c", "max_connections=5", "-c", "max_locks_per_transaction=10"];
     let server = PostgresServer::with_args(&args).unwrap();
-    // On one connection they go together.
+    // On one connection, they share statements.
     let url = format!("{}?max_connections=1", server.url());
     let keeper = Keeper::new(Postgres::new(&url).unwrap());
     let mut guards = Vec::new();
@@ -161,13 +161,13 @@ async fn of_many_tries_at_once_those_that_fit_into_the_lock_table_are_granted() 
     for guard in guards.split_off(guards.len() - 16) {
         guard.release().await.unwrap();
     }
-    let asked = (0..32).map(|place| {
+    let tries = (0..32).map(|place| {
         let mutex = keeper.mutex(format!("at once/{place}"));
         tokio::spawn(async move { mutex.try_lock().await })
     });
     let (mut granted, mut refused) = (Vec::new(), 0);
-    for asked in asked.collect::<Vec<_>>() {
-        match soon("one of many", asked).await.unwrap() {
+    for tried in tries.collect::<Vec<_>>() {
+        match soon("a try", tried).await.unwrap() {
             Ok(guard) => granted.extend(guard),
             Err(error) => {
                 assert!(error.to_string().contains("max_locks_per_transaction"), "{error}");
@@ -175,13 +175,13 @@ async fn of_many_tries_at_once_those_that_fit_into_the_lock_table_are_granted() 
             }
         }
     }
-    assert!(refused > 0, "there was room for all: this tests nothing");
-    assert!(granted.len() > 8, "only {} have theirs, and {refused} were refused", granted.len());
-    assert!(guards.iter().all(lockkeeper_core::Guard::is_held), "an error cost others their locks");
+    assert!(refused > 0, "all tries fit, so the test has no effect");
+    assert!(granted.len() > 8, "only {} were granted, and {refused} were refused", granted.len());
+    assert!(guards.iter().all(lockkeeper_core::Guard::is_held), "an error released other locks");
 }
 
 #[tokio::test]
-async fn a_lock_is_not_detached_from_its_session() {
+async fn a_lock_cannot_be_detached_from_its_session() {
     let keeper = crate::common::keeper("");
     let guard = keeper.mutex(name("detached")).lock().await.unwrap();
     assert_eq!(guard.detach().unwrap_err().kind(), ErrorKind::Unsupported);

@@ -1,4 +1,4 @@
-//! Registers of fences, and the SQL that the guide shows.
+//! Fence registers, and the SQL of the fencing guide.
 
 use std::time::Duration;
 
@@ -16,14 +16,14 @@ fn fence(number: u64) -> Fence {
     Fence::new(number).unwrap()
 }
 
-/// Fences on the shared server, whose table is there.
+/// Returns a register on the shared server, and creates its table.
 async fn fences(parameters: &str) -> Fences {
     let fences = Fences::new(&format!("{}?{parameters}", url())).unwrap();
     soon("the table", fences.create_table()).await.unwrap();
     fences
 }
 
-/// An empty database, and its URL.
+/// Creates an empty database, and returns its URL.
 async fn database(what: &str) -> String {
     let name = name(what).replace('-', "_");
     client().await.batch_execute(&format!("CREATE DATABASE {name}")).await.unwrap();
@@ -33,17 +33,17 @@ async fn database(what: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_register_keeps_its_word_over_several_pools() {
+async fn registers_with_separate_connections_agree() {
     let one = FenceRegister::new(fences("max_connections=8").await);
     let other = FenceRegister::new(fences("max_connections=8").await);
     check_register(&[one, other]).await;
 }
 
 #[tokio::test]
-async fn the_table_can_be_created_by_many_at_once() {
+async fn many_clients_can_create_the_table_concurrently() {
     let url = database("created").await;
     let (client, fences) = (client_at(&url).await, [(); 8].map(|()| Fences::new(&url)));
-    // Which of the errors there are for this they meet is a matter of luck.
+    // Repeated, because the race can cause several different errors.
     for _ in 0..20 {
         let mut creating = JoinSet::new();
         for fences in fences.iter().cloned().map(Result::unwrap) {
@@ -57,7 +57,7 @@ async fn the_table_can_be_created_by_many_at_once() {
 }
 
 #[tokio::test]
-async fn a_database_without_the_table_is_answered_with_what_to_do() {
+async fn the_error_of_a_missing_table_says_what_to_do() {
     let url = database("tableless").await;
     let register = FenceRegister::new(Fences::new(&url).unwrap());
     let error = register.check("a", fence(1)).await.unwrap_err();
@@ -66,7 +66,7 @@ async fn a_database_without_the_table_is_answered_with_what_to_do() {
 }
 
 #[tokio::test]
-async fn a_server_that_cannot_be_reached_lets_nothing_pass_and_no_password_is_shown() {
+async fn a_check_fails_without_showing_the_password_if_the_server_cannot_be_reached() {
     let fences = Fences::new("postgres://me:hunter2@127.0.0.1:1/app").unwrap();
     assert!(!format!("{fences:?}").contains("hunter2"));
     let register = FenceRegister::new(fences);
@@ -78,7 +78,7 @@ async fn a_server_that_cannot_be_reached_lets_nothing_pass_and_no_password_is_sh
 }
 
 #[tokio::test]
-async fn a_check_in_a_transaction_lets_no_other_pass_before_it_ends() {
+async fn a_check_in_a_transaction_blocks_other_checks_until_it_ends() {
     let (register, name) = (FenceRegister::new(fences("").await), name("within"));
     let (mut one, watch) = (client().await, client().await);
     for commit in [false, true] {
@@ -108,7 +108,7 @@ async fn a_check_in_a_transaction_lets_no_other_pass_before_it_ends() {
     let transaction = one.transaction().await.unwrap();
     let checked = Fences::check_in(&transaction, &name, fence(6)).await.unwrap();
     assert_eq!(checked, FenceCheck::Stale { highest: fence(7) });
-    // The transaction is as it was.
+    // The transaction is still usable.
     transaction.batch_execute("SELECT 1").await.unwrap();
     let error = Fences::check_in(&transaction, "", fence(6)).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidName);
@@ -122,7 +122,7 @@ async fn an_abandoned_check_does_not_block_the_next() {
     assert!(Fences::check_in(&transaction, &held, fence(7)).await.unwrap().is_passed());
     let blocked = register.check(held.as_str(), fence(8));
     assert!(tokio::time::timeout(Duration::from_millis(50), blocked).await.is_err());
-    // There is only one connection, and the transaction still lasts.
+    // The limit is one connection, and the transaction is still open.
     let free = register.check(name("free"), fence(1));
     assert!(soon("another name", free).await.unwrap().is_passed());
     transaction.commit().await.unwrap();
@@ -144,10 +144,10 @@ async fn abandoned_checks_leave_no_session_waiting_on_the_server() {
         let blocked = register.check(held.as_str(), fence(8));
         let is_blocked = eventually("the check waits", async || waiting().await > 0);
         tokio::select! {
-            _ = blocked => panic!("the transaction still lasts"),
+            _ = blocked => panic!("the transaction is still open"),
             () = is_blocked => {}
         }
-        // Given up: the transaction still lasts, and may last for as long as it likes.
+        // The check was dropped, and the transaction is still open.
         eventually("no session waits", async || waiting().await == 0).await;
     }
     transaction.commit().await.unwrap();
@@ -168,7 +168,7 @@ async fn a_stale_check_writes_nothing() {
     }
 }
 
-/// The statements of the guide, in its order.
+/// Returns the statements of the guide, in order.
 fn statements() -> Vec<&'static str> {
     let blocks = GUIDE.split("```sql\n").skip(1);
     blocks.map(|block| block.split_once("\n```").unwrap().0).collect()
@@ -179,7 +179,7 @@ async fn write(client: &Client, statement: &str, state: &str, fence: i64, id: i3
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_guides_rows_refuse_a_lower_fence_however_many_write_at_once() {
+async fn the_guides_statements_refuse_a_lower_fence_with_many_concurrent_writers() {
     let url = database("guide").await;
     let client = client_at(&url).await;
     let [column, update, insert, ..] = statements()[..] else { panic!("the guide has changed") };
@@ -212,7 +212,7 @@ async fn the_guides_rows_refuse_a_lower_fence_however_many_write_at_once() {
 }
 
 #[tokio::test]
-async fn the_guides_register_is_the_one_that_the_library_makes_and_asks() {
+async fn the_guides_register_is_that_of_the_library() {
     let url = database("register").await;
     let client = client_at(&url).await;
     let [_, _, _, table, check, delete] = statements()[..] else { panic!("the guide has changed") };
@@ -227,12 +227,12 @@ async fn the_guides_register_is_the_one_that_the_library_makes_and_asks() {
     }
     let stale = FenceCheck::Stale { highest: fence(9) };
     assert_eq!(register.check("a", fence(8)).await.unwrap(), stale);
-    // What is kept is what passed within a month.
+    // Rows of the last month are kept.
     let old = "UPDATE lockkeeper_fences SET passed_at = now() - interval '31 days'";
     assert_eq!(client.execute(delete, &[]).await.unwrap(), 0);
     client.batch_execute(old).await.unwrap();
     assert_eq!(client.execute(delete, &[]).await.unwrap(), 1);
-    // Word for word what the library runs, but for its comments.
+    // The same SQL as in the library, without its comments.
     for (shown, file) in [
         (table, include_str!("../../src/fences/table.sql")),
         (check, include_str!("../../src/fences/check.sql")),

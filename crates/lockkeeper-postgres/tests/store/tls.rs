@@ -1,4 +1,4 @@
-//! TLS, with certificates made for the occasion.
+//! TLS, with certificates that the test creates.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
@@ -10,7 +10,7 @@ use lockkeeper_testkit::server::PostgresServer;
 
 use crate::common::{client_at, eventually};
 
-/// A server with a certificate for `localhost`, and where that certificate is.
+/// Starts a server with a certificate for `localhost`, and returns it with the path of the certificate.
 async fn server() -> (PostgresServer, String) {
     let server = PostgresServer::start_or_panic();
     let data = server.dir().join("data");
@@ -38,13 +38,13 @@ async fn server() -> (PostgresServer, String) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn locks_work_over_tls_with_a_certificate_that_is_trusted() {
+async fn locks_work_over_tls_with_a_trusted_certificate() {
     let (server, certificate) = server().await;
     let at = |host: &str, parameters: &str| {
         format!("postgres://postgres@{host}:{}/postgres?{parameters}", server.port())
     };
     let trusted = at("localhost", &format!("sslmode=verify-full&sslrootcert={certificate}"));
-    // The server reads its settings a moment later.
+    // The server reads its settings asynchronously.
     let ready = async || Postgres::connect(&trusted).await.is_ok();
     eventually("the server has TLS", ready).await;
     let keeper = Keeper::new(Postgres::connect(&trusted).await.unwrap());
@@ -54,7 +54,7 @@ async fn locks_work_over_tls_with_a_certificate_that_is_trusted() {
     let sql = "SELECT count(*) FROM pg_stat_ssl s JOIN pg_locks l USING (pid) \
                WHERE s.ssl AND l.locktype = 'advisory' AND l.granted";
     assert_eq!(client.query_one(sql, &[]).await.unwrap().get::<_, i64>(0), 1);
-    // The cancel goes over TLS, too.
+    // The cancel request is sent over TLS, too.
     assert!(mutex.try_lock_for(Duration::from_secs(2)).await.unwrap().is_none());
     keeper.close().await;
     let sql = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted";
@@ -63,11 +63,14 @@ async fn locks_work_over_tls_with_a_certificate_that_is_trusted() {
 
     let error = Postgres::connect(&at("localhost", "sslmode=require")).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
-    assert!(error.to_string().contains("name the authority's certificate"), "{error}");
+    assert!(
+        error.to_string().contains("set sslrootcert to the certificate of the authority"),
+        "{error}"
+    );
     let other_name = at("127.0.0.1", &format!("sslmode=require&sslrootcert={certificate}"));
     assert!(Postgres::connect(&other_name).await.is_err(), "a certificate for another name");
     let plain = Postgres::connect(&at("127.0.0.1", "sslmode=disable")).await;
-    plain.expect("it may be done without");
+    plain.expect("connects without TLS");
     let missing = at("localhost", "sslrootcert=/nosuch.pem");
     assert_eq!(Postgres::connect(&missing).await.unwrap_err().kind(), ErrorKind::Config);
 }

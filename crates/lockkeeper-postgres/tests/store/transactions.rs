@@ -1,4 +1,4 @@
-//! Locks on the caller's own transaction.
+//! Locks that belong to a transaction of the caller.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ async fn a_lock_ends_with_its_transaction() {
 }
 
 #[tokio::test]
-async fn a_wait_that_is_over_leaves_the_transaction_as_it_was() {
+async fn a_wait_that_ends_without_the_lock_leaves_the_transaction_unchanged() {
     let (keeper, name) = (keeper(""), name("over"));
     let mut client = client().await;
     client.batch_execute("CREATE TEMP TABLE written (n int)").await.unwrap();
@@ -44,7 +44,7 @@ async fn a_wait_that_is_over_leaves_the_transaction_as_it_was() {
     let lock = TransactionLock::new(&name);
     assert!(!lock.try_lock(&transaction).await.unwrap());
     assert!(!lock.try_lock_for(&transaction, Duration::ZERO).await.unwrap());
-    // Rounded down, this would be a wait without end.
+    // Rounded down to zero, this would be a wait without limit.
     let shortest = lock.try_lock_for(&transaction, Duration::from_nanos(1));
     assert!(!soon("the shortest wait", shortest).await.unwrap());
     let start = std::time::Instant::now();
@@ -62,9 +62,8 @@ async fn a_wait_that_is_over_leaves_the_transaction_as_it_was() {
     assert_eq!((row.get::<_, i64>(0), row.get::<_, &str>(1)), (1, "77s"));
 }
 
-/// The caller's own timeouts would end the wait.
 #[tokio::test]
-async fn a_wait_is_not_ended_by_the_transactions_own_timeouts() {
+async fn the_timeouts_of_the_transaction_do_not_end_a_wait() {
     let (keeper, name) = (keeper(""), name("patient"));
     let guard = keeper.mutex(name.clone()).lock().await.unwrap();
     let mut client = client().await;
@@ -98,7 +97,7 @@ async fn shared_locks_of_transactions_are_shared() {
     assert!(keeper.rw_lock(name).try_write().await.unwrap().is_none());
 }
 
-/// The server finds out after a second, and picks one of them.
+/// The server detects the deadlock after a second, and ends one of the waits.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_error_of_a_deadlock_says_what_to_do() {
     let (a, b) = (name("deadlock-a"), name("deadlock-b"));
@@ -108,7 +107,7 @@ async fn the_error_of_a_deadlock_says_what_to_do() {
         TransactionLock::new(&first).lock(&transaction).await.unwrap();
         barrier.wait().await;
         let second = TransactionLock::new(&second).lock(&transaction).await;
-        // Whatever came of it, the transaction is one.
+        // In both cases, the transaction is still usable.
         transaction.query_one("SELECT 1", &[]).await.unwrap();
         let timeouts = timeouts(&transaction).await;
         transaction.commit().await.unwrap();
@@ -120,7 +119,7 @@ async fn the_error_of_a_deadlock_says_what_to_do() {
     let ended = soon("both", async { [one.await.unwrap(), two.await.unwrap()] }).await;
     assert!(ended.iter().all(|(_, timeouts)| *timeouts == ("0".into(), "0".into())), "{ended:?}");
     let errors: Vec<_> = ended.iter().filter_map(|(locked, _)| locked.as_ref().err()).collect();
-    let [error] = errors[..] else { panic!("not one of them: {ended:?}") };
+    let [error] = errors[..] else { panic!("not exactly one error: {ended:?}") };
     assert_eq!(error.kind(), lockkeeper_core::ErrorKind::Unavailable);
     assert!(error.to_string().starts_with("deadlock detected: "), "{error}");
     assert!(error.to_string().contains("in the same order"), "{error}");

@@ -75,7 +75,7 @@ impl Fences {
             return Err(Error::new(ErrorKind::InvalidOption, message));
         }
         let store = &self.redis.store;
-        let (key, keys) = register_key(&store.prefix, name);
+        let (key, keys) = register_key(&store.prefix, name)?;
         let keep_for = self.keep_for.as_millis().to_string();
         let replied = store.run(&keys, &FENCE, |call| {
             call.arg(1).arg(&key).arg(fence.get()).arg(&keep_for);

@@ -44,7 +44,7 @@ pub async fn redlock(nodes: impl IntoIterator<Item = Config>) -> Result<Quorum> 
     Ok(quorum)
 }
 
-/// Connects to the nodes until a majority is there. The rest go on connecting in the background.
+/// Connects to the nodes until a majority has answered. The others connect in the background.
 async fn connect_to_majority(stores: &[Redis], peers: &[Peer]) -> Result<()> {
     let majority = stores.len() / 2 + 1;
     let mut connecting: FuturesUnordered<_> = stores.iter().map(Redis::connect_all).collect();

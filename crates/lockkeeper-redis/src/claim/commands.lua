@@ -1,115 +1,107 @@
--- Attempts and releases that commands_fast.lua has left. That file names the keys and arguments.
+-- Attempts and releases that commands_fast.lua has left. That file describes the keys and arguments.
 
--- If the owner holds: a full lease, at least the fence that is asked for, and the record as it is now.
-local function held(owner, p)
+-- If the owner holds the lock: renews the lease, raises the fence to the floor, and writes the record as it is now.
+local function held(p)
   local before
   if p.mode == 'x' then
-    if call('GET', HOLDER) ~= owner then
-      -- A lease of before, as a reader: its record must not be taken for the one that it waits with.
-      shares(owner, true)
+    local holder = call('GET', HOLDER)
+    if not is_of(holder, p.owner) then
+      -- Removes the expired lease of a reader, if this owner has one.
+      shares(p.owner, true)
       return nil
     end
-    before = read(call('GET', HELD))
+    before = read(holder)
   else
-    if not shares(owner, p.mode == 's') then return nil end
-    before = read(call('HGET', INFO, owner))
+    if not shares(p.owner, p.mode == 's') then return nil end
+    before = read(call('HGET', INFO, p.owner))
   end
+  local fence = ARGV[arg + 4]
   if before then
-    local floor = tonumber(p.fence)
     p.since = before.since
-    if floor > tonumber(before.fence) then remember(floor) else p.fence = before.fence end
-  else
-    p.fence = mint_or_fail(p.mode, p.fence)
+    if before.fence ~= '0' then fence = before.fence end
   end
-  hold(owner, p)
+  if fence == '0' then
+    -- The lock was taken without a script, and the reply was lost.
+    p.fence = mint_or_fail(p.mode, p.fence)
+  elseif tonumber(p.fence) > tonumber(fence) then
+    remember(tonumber(p.fence))
+  else
+    p.fence = fence
+  end
+  hold(p)
   return p.fence
 end
 
--- How long it takes until the lease that is in the way of such a mode must have ended.
+-- How long it takes until the lease that is in the way of such a mode must have expired.
 local function in_the_way(mode, is_lock)
   if mode == 's' or is_lock and call('GET', HOLDER) ~= READERS then return call('PTTL', HOLDER) end
-  -- A writer needs all readers gone, a permit only one.
+  -- A writer waits for all readers, a permit for one holder.
   local which = is_lock and -1 or 0
   local ends = call('ZRANGE', SHARERS, which, which, 'WITHSCORES')[2]
   return ends and math.max(tonumber(ends) - now, 0) or -1
 end
 
--- Called when the queue is empty: removes records of waiters that died. Looks at some of all records at random, so the cost does not
--- depend on how many hold.
-local function forget_the_dead(is_lock)
-  local needed = call('ZCARD', SHARERS) + (is_lock and 0 or call('HEXISTS', INFO, TALLY))
-  if call('HLEN', INFO) <= needed then return end
-  local some, dead = call('HRANDFIELD', INFO, 64), {}
-  for i, ends in ipairs(call('ZMSCORE', SHARERS, unpack(some))) do
-    if not ends and some[i] ~= TALLY then dead[#dead + 1] = some[i] end
-  end
-  if #dead > 0 then call('HDEL', INFO, unpack(dead)) end
-end
-
--- A place in the queue; the one that the owner has, if it has one.
-local function join(owner, p, waits)
+-- Adds a record to the end of the queue, unless it is there.
+local function join(p, record, waits)
   if not waits then
     local last = call('ZREVRANGE', QUEUE, 0, 0, 'WITHSCORES')[2]
-    if not last then
-      forget_the_dead(p.mode ~= 'p')
-    elseif last % 16 == 0 then
-      -- Now and then, because the claims that would otherwise do so may all be dead: check which waiters are alive.
-      move_on(owner)
-    end
-    call('ZADD', QUEUE, text((last or 0) + 1), owner)
-    call('HSET', INFO, owner, write(p))
+    -- Now and then, because the claims that would otherwise do so may all be dead: check which waiters are alive.
+    if last and last % 16 == 0 then move_on(p.owner) end
+    call('ZADD', QUEUE, text((last or 0) + 1), record)
   end
   keep(QUEUE, p.ttl)
-  keep(INFO, p.ttl)
 end
 
-local function attempt(step, owner)
-  local queue = string.sub(step, 2) == 'q'
-  local p = {mode = string.sub(step, 1, 1), ttl = ARGV[arg + 2], fence = ARGV[arg + 3],
-    head = ARGV[arg + 4], tail = ARGV[arg + 5], since = us_text}
-  p.ends = text(now + p.ttl)
+local function attempt(word, owner, first_earlier, earlier)
+  local queue, is_unconfirmed = string.find(word, 'q', 2, true), string.find(word, 'u', 2, true)
+  local record = ARGV[arg + 5] .. ARGV[arg + 6] .. ARGV[arg + 7]
+  local p = read(record)
+  p.since = us_text
   check_floor(p.fence)
   local is_lock = p.mode ~= 'p'
+  if is_unconfirmed and call('EXISTS', QUEUE) == 1 and is_of(call('GET', HOLDER), owner) then
+    -- The claim took the lock ahead of the queue. It returns the lock to the head, and waits.
+    call('DEL', HOLDER)
+  end
   if p.mode == 'x' and call('EXISTS', HOLDER, QUEUE) == 0 then
     p.fence = mint_or_fail('x', p.fence)
-    hold(owner, p)
+    hold(p)
     return p.fence
   end
+
+  -- It is there if this call is repeated.
+  local waits = queue and call('ZSCORE', QUEUE, record)
   local holder = is_lock and call('GET', HOLDER)
-  local waits = queue and call('ZSCORE', QUEUE, owner)
-  if holder and holder ~= READERS and holder ~= owner and queue and not waits
-    and call('EXISTS', SHARERS) == 0 then
-    -- It is held exclusively, so no waiter's turn has come. (Unless readers have lost it to this holder: this may be
-    -- one of them, and its old record is not the one to wait with.)
-    join(owner, p, false)
+  if holder and holder ~= READERS and not is_of(holder, owner) and queue and not waits and earlier == 0 then
+    -- It is held exclusively, so no waiter can be granted it.
+    join(p, record, false)
     return call('PTTL', HOLDER)
   end
 
   clear_sharers(is_lock)
-  local answer = held(owner, p)
+  local answer = held(p)
   if answer then return answer end
-  if waits then
-    -- Before the queue moves: it may be our turn, and the channel we gave before may be dead.
-    local before = read(call('HGET', INFO, owner))
-    if before then p.since = before.since end
-    call('HSET', INFO, owner, write(p))
+  for i = first_earlier, first_earlier + earlier - 1 do
+    local place = not waits and call('ZSCORE', QUEUE, ARGV[i])
+    if place then
+      -- Before the queue moves: this claim may be next, and its earlier channel may be dead.
+      call('ZREM', QUEUE, ARGV[i])
+      call('ZADD', QUEUE, place, record)
+      waits = true
+    end
   end
   move_on(owner)
-  waits = queue and call('ZSCORE', QUEUE, owner)
+  waits = waits and call('ZSCORE', QUEUE, record)
   if not waits then
-    answer = held(owner, p)
+    answer = held(p)
     if answer then return answer end
     if call('EXISTS', QUEUE) == 0 and admits(p) then
       p.fence = mint_or_fail(p.mode, p.fence)
-      hold(owner, p)
+      hold(p)
       return p.fence
     end
   end
-  if queue then
-    join(owner, p, waits)
-  elseif call('EXISTS', QUEUE) == 0 then
-    forget_the_dead(is_lock)
-  end
+  if queue then join(p, record, waits) end
   if more then return 'again' end
   local left = in_the_way(p.mode, is_lock)
   if queue then return left end
@@ -117,16 +109,20 @@ local function attempt(step, owner)
   return {left, is_lock and call('GET', HOLDER) or '-'}
 end
 
--- Releases what an owner has, a hold or a place in the queue, and hands over.
-local function give_back(step, owner)
-  local is_lock = step == 'l' or step == 'lt'
-  local held = 0
-  if is_lock and call('GET', HOLDER) == owner then
-    local fence = string.match(call('GET', HELD) or '', '^%S+ (%S+)')
-    minted[HOLDER] = math.max(fence or 0, minted[HOLDER] or 0)
-    -- Readers that lost the lock: one that enters now must not find them beside it.
+-- Releases what an owner has, a hold or a place in the queue, and hands the lock off.
+local function release(word, owner, first_earlier, earlier)
+  local is_lock, held = string.sub(word, 1, 1) == 'l', 0
+  local holder = is_lock and call('GET', HOLDER)
+  if is_of(holder, owner) then
+    local p = read(holder)
+    local fence = tonumber(ARGV[arg + 2])
+    if string.find(word, 'f', 2, true) then fence = plausible(fence, p) end
+    fence = math.max(fence, p and p.fence or 0, minted[HOLDER] or 0)
+    minted[HOLDER] = fence
+    -- Readers that lost the lock: one that is granted it now must not find them beside it.
     if call('EXISTS', SHARERS) == 1 then clear_sharers(true) end
-    call('DEL', HOLDER, HELD)
+    call('DEL', HOLDER)
+    remember(fence)
     held = 1
   else
     clear_sharers(is_lock)
@@ -134,26 +130,28 @@ local function give_back(step, owner)
       remove_sharers({owner}, is_lock)
       if is_lock then end_reading() end
       held = 1
-    elseif call('ZREM', QUEUE, owner) == 1 then
-      call('HDEL', INFO, owner)
     end
   end
+  for i = first_earlier, first_earlier + earlier - 1 do call('ZREM', QUEUE, ARGV[i]) end
   move_on('')
-  if step == 'lt' or step == 'mt' then say(HOLDER, 'free') end
+  if string.find(word, 't', 2, true) then say(HOLDER, 'free') end
   -- Without waiters, the remaining cleanup can be left to later calls.
   if more and call('EXISTS', QUEUE) == 0 then more = false end
   return more and held .. ' again' or held
 end
 
 while key <= #KEYS do
-  HOLDER, HELD, SHARERS, QUEUE, INFO, FENCE = unpack(KEYS, key, key + 5)
-  local step, owner = ARGV[arg], ARGV[arg + 1]
+  HOLDER, SHARERS, QUEUE, INFO, FENCE = unpack(KEYS, key, key + 4)
+  local word, owner = ARGV[arg], ARGV[arg + 1]
   tally, more = nil, false
-  local gives_back = step == 'l' or step == 'lt' or step == 'm' or step == 'mt'
-  local taken, answer = pcall(gives_back and give_back or attempt, step, owner)
+  local releases = string.find(word, '^[lm]')
+  local words = releases and 4 or 9
+  local earlier = tonumber(ARGV[arg + words - 1])
+  local ran, answer = pcall(releases and release or attempt, word, owner, arg + words, earlier)
+  if ran and type(answer) == 'string' and (tonumber(answer) or 0) > us then answer = answer .. ' ahead' end
   -- An error is a table since Redis 7, and a text before.
-  if not taken and type(answer) ~= 'table' then answer = {err = tostring(answer)} end
+  if not ran and type(answer) ~= 'table' then answer = {err = tostring(answer)} end
   answers[#answers + 1] = answer
-  key, arg = key + 6, arg + (gives_back and 2 or 6)
+  key, arg = key + 5, arg + words + earlier
 end
 return answers

@@ -3,27 +3,30 @@
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use futures_util::future::join_all;
 use lockkeeper_core::coalescer::{Batch, BatchSender, Coalescer, Limits};
-use lockkeeper_core::{Kind, Label, Mode, Owner, Result};
-use redis::{Cmd, RedisError, ServerErrorKind, Value};
+use lockkeeper_core::{Fence, Kind, Mode, Owner, Result};
+use redis::{Cmd, Value};
 use tokio::runtime::Handle;
+use tokio::time::Instant;
 
-use super::notifications::Secret;
+use super::calls;
+use super::uncontended::{self, Outcome, Uncontended};
 use crate::client::node::Sharing;
 use crate::client::reconnecting::ReconnectingClient;
+use crate::client::resp::Pipeline;
 use crate::client::script::{Script, script};
-use crate::client::session::{Call, Session, is_unknown_script};
-use crate::error::{ErrorClass, classify, translate, unexpected, unwrapped};
+use crate::client::session::Session;
+use crate::error::{translate, unavailable};
 use crate::names::Keys;
 
 pub(crate) static COMMANDS: LazyLock<Script> =
     script!("commands_fast.lua" "common.lua" "commands.lua");
 pub(crate) static DOWNGRADE: LazyLock<Script> = script!("one.lua" "common.lua" "downgrade.lua");
 
-/// A script that runs for long delays all other clients of the server, so a call has at most 64 commands.
+/// A script that runs for long delays all other clients of the server, so a call has at most 64 requests. One request is
+/// sent by its own task. More share calls, which saves writes, reads and commands (bench, `redis/scaling-keys`).
 const SHARED: Limits =
-    Limits { max_direct: 8, max_in_flight: 4, max_batch: 64, linger: Duration::ZERO };
+    Limits { max_direct: 1, max_in_flight: 4, max_batch: 64, linger: Duration::ZERO };
 
 /// An attempt or a release.
 #[derive(Debug, Clone)]
@@ -31,6 +34,8 @@ pub(crate) struct Command {
     pub(crate) keys: Keys,
     pub(crate) owner: Owner,
     pub(crate) action: Action,
+    /// The records of this claim that may be in the queue.
+    pub(crate) records: Vec<String>,
 }
 
 #[derive(Debug, Clone)]
@@ -38,50 +43,81 @@ pub(crate) enum Action {
     Attempt {
         mode: Mode,
         queue: bool,
+        /// Whether the claim has just set the holder key without a script.
+        is_unconfirmed: bool,
         ttl: Duration,
         floor: u64,
-        /// Proves the grant that answers this attempt later, if it is pushed.
-        secret: Secret,
-        label: Label,
+        /// The fence that the claim has, if it asks for a hold that it knows of.
+        known: Option<Fence>,
+        /// The record, in the parts that the script expects.
+        record: [String; 3],
+        /// The session whose channel is in the record.
+        session: Arc<Session>,
     },
     Release {
         kind: Kind,
         /// Whether claims may wait without a place in the queue.
         notifies_unqueued: bool,
+        /// The fence that this server granted, if it is known.
+        fence: Option<Fence>,
+        /// The fence that a quorum or a ticket says the hold has, if it is higher.
+        told: Option<Fence>,
     },
 }
 
 impl Command {
-    /// The name of the command in the script.
-    fn word(&self) -> &'static str {
+    /// The name of the command in the script, with its flags.
+    fn word(&self, session: &Session) -> String {
+        let now = session.clock().now();
+        let mut word = String::with_capacity(4);
+        let mut flag = |flag, is_set| word.extend(Some(flag).filter(|_| is_set));
         match &self.action {
-            Action::Attempt { mode: Mode::Exclusive, queue: true, .. } => "xq",
-            Action::Attempt { mode: Mode::Exclusive, queue: false, .. } => "x",
-            Action::Attempt { mode: Mode::Shared, queue: true, .. } => "sq",
-            Action::Attempt { mode: Mode::Shared, queue: false, .. } => "s",
-            Action::Attempt { mode: Mode::Permits { .. }, queue: true, .. } => "pq",
-            Action::Attempt { mode: Mode::Permits { .. }, queue: false, .. } => "p",
-            Action::Release { kind: Kind::Lock, notifies_unqueued: true } => "lt",
-            Action::Release { kind: Kind::Lock, notifies_unqueued: false } => "l",
-            Action::Release { kind: Kind::Semaphore, notifies_unqueued: true } => "mt",
-            Action::Release { kind: Kind::Semaphore, notifies_unqueued: false } => "m",
+            Action::Attempt { mode, queue, is_unconfirmed, floor, .. } => {
+                flag('x', *mode == Mode::Exclusive);
+                flag('s', *mode == Mode::Shared);
+                flag('p', mode.kind() == Kind::Semaphore);
+                flag('q', *queue);
+                flag('u', *is_unconfirmed);
+                flag('a', *floor > now);
+            }
+            Action::Release { kind, notifies_unqueued, fence, told } => {
+                flag('l', *kind == Kind::Lock);
+                flag('m', *kind == Kind::Semaphore);
+                flag('t', *notifies_unqueued);
+                let is_ahead = match told {
+                    Some(told) => may_be_ahead(*told, *fence, now),
+                    None => fence.is_some_and(|fence| fence.get() > now),
+                };
+                flag('a', is_ahead);
+                flag('f', told.is_some() && is_ahead);
+            }
         }
+        word
     }
 
     fn add_arguments(&self, call: &mut Cmd, session: &Session) {
-        call.arg(self.word()).arg(self.owner.to_string());
-        if let Action::Attempt { mode, ttl, floor, secret, label, .. } = &self.action {
-            let (mode, take, of) = match *mode {
-                Mode::Exclusive => ('x', 1, 1),
-                Mode::Shared => ('s', 1, 1),
-                Mode::Permits { take, of } => ('p', take, of),
-            };
-            let (ttl, channel, label) = (millis(*ttl), session.channel(), label.as_str());
-            call.arg(ttl).arg(floor);
-            call.arg(format!(" {mode} {take} {of} {ttl} "))
-                .arg(format!(" {} {channel} {label}", secret.reveal()));
+        call.arg(self.word(session)).arg(self.owner.to_string());
+        match &self.action {
+            Action::Attempt { ttl, floor, known, record, .. } => {
+                call.arg(millis(*ttl)).arg(floor).arg(known.map_or(0, Fence::get)).arg(record);
+            }
+            Action::Release { fence, told, .. } => {
+                call.arg(told.or(*fence).map_or(0, Fence::get));
+            }
         }
+        call.arg(self.records.len()).arg(&self.records);
     }
+}
+
+/// Whether the server's clock, which is estimated to show `now`, may not have reached the fence that a quorum says the hold
+/// has. This server granted a lower one, `own`, when its clock showed that or more.
+///
+/// The estimate follows the clock of this machine, and either clock may be slewed, by chrony at up to 8.3 % (`maxslewrate`).
+/// A quarter of the time between the fences is more than two clocks that are slewed in opposite directions differ by.
+fn may_be_ahead(told: Fence, own: Option<Fence>, now: u64) -> bool {
+    let Some(own) = own else { return true };
+    let margin = told.get().saturating_sub(own.get()) / 4;
+    told.get().saturating_add(margin) >= now
 }
 
 /// Whole milliseconds, rounded up: the store's lease is never shorter than the one that the client assumes.
@@ -90,8 +126,19 @@ pub(crate) fn millis(ttl: Duration) -> u64 {
     u64::try_from(millis).unwrap_or(u64::MAX)
 }
 
-/// The reply to a command, and the session that it came on.
-pub(crate) type Reply = (Arc<Session>, Value);
+/// An attempt without a script, or a script command. Both kinds share calls, so that the requests of one claim stay in order.
+enum Request {
+    Take(Uncontended),
+    Run(Command),
+}
+
+/// The answer to a request.
+enum Answer {
+    Took(Outcome),
+    Replied(Value),
+    /// The client reconnected after the request was made, and the request was not sent.
+    Stale,
+}
 
 /// Sends attempts and releases to one server.
 #[derive(Debug, Clone)]
@@ -102,9 +149,24 @@ impl CommandBatcher {
         Self(Coalescer::new(CommandSender { client }, sharing.limits(SHARED)))
     }
 
-    /// Sends a command. Dropped before it was sent, it never is; dropped after that, its reply is discarded.
-    pub(crate) fn send(&self, command: Command) -> impl Future<Output = Result<Reply>> + Send {
-        self.0.send(command)
+    /// Sends an attempt without a script. Dropped before it was sent, it never is; dropped after that, its reply is
+    /// discarded. `None` if it was not sent: it shared a call with a request that was made before the client reconnected.
+    pub(crate) async fn take(
+        &self,
+        attempt: Uncontended,
+    ) -> Result<Option<(Arc<Session>, Outcome)>> {
+        match self.0.send(Request::Take(attempt)).await? {
+            (session, Answer::Took(outcome)) => Ok(Some((session, outcome))),
+            _ => Ok(None),
+        }
+    }
+
+    /// Runs a command as [`take`](Self::take) does.
+    pub(crate) async fn run(&self, command: Command) -> Result<Option<(Arc<Session>, Value)>> {
+        match self.0.send(Request::Run(command)).await? {
+            (session, Answer::Replied(reply)) => Ok(Some((session, reply))),
+            _ => Ok(None),
+        }
     }
 }
 
@@ -113,20 +175,55 @@ struct CommandSender {
 }
 
 impl BatchSender for CommandSender {
-    type Item = Command;
-    type Answer = Reply;
+    type Item = Request;
+    type Answer = (Arc<Session>, Answer);
 
-    async fn send(&self, batch: &mut Batch<Self>) -> Result<Vec<Result<Reply>>> {
+    async fn send(&self, batch: &mut Batch<Self>) -> Result<Vec<Result<Self::Answer>>> {
         let session = self.client.session().await?;
-        let Some(commands) = batch.close() else { return Ok(Vec::new()) };
-        let count = commands.len();
-        let add = |call: &mut Cmd, commands: &[Command]| add_all(call, &session, commands);
-        let read = |reply| (session.clone(), reply);
-        match session.call(Call::Evalsha, &COMMANDS, |call| add(call, commands)).await {
-            Ok(reply) => replies(&session, reply, count, read),
-            // Boxed, because it is rare and every attempt would reserve memory for it.
-            Err(error) => Box::pin(send_again(&session, &COMMANDS, batch, error, add, read)).await,
+        batch.close();
+        let batch = &*batch;
+        let Some(requests) = batch.items() else { return Ok(Vec::new()) };
+        if requests.iter().any(|request| request.is_stale(&session)) {
+            return Ok(requests.iter().map(|_| Ok((session.clone(), Answer::Stale))).collect());
         }
+        let scripts: Vec<usize> = (0..requests.len())
+            .filter(|index| matches!(requests[*index], Request::Run(_)))
+            .collect();
+        let add = |call: &mut Cmd, requests: &[&Request]| add_commands(call, &session, requests);
+        let mut pipeline = Pipeline::default();
+        if !scripts.is_empty() {
+            let commands: Vec<&Request> = scripts.iter().map(|index| &requests[*index]).collect();
+            let mut call = redis::cmd("EVALSHA").arg(&COMMANDS.hash).take();
+            add(&mut call, &commands);
+            pipeline.add_command(&call);
+        }
+        let takes: Vec<&Uncontended> = requests.iter().filter_map(Request::as_take).collect();
+        uncontended::add(&mut pipeline, &session, &takes);
+        let sent = Instant::now();
+        let mut replies = session.send_all(&pipeline).await.map_err(translate)?.into_iter();
+        let mut ran = Vec::new();
+        if !scripts.is_empty() {
+            ran = match session.unchecked(replies.next().unwrap_or(Value::Nil)) {
+                Ok(reply) => calls::split(&session, reply, scripts.len()),
+                // Boxed, because it is rare and every attempt would reserve memory for it.
+                Err(error) => {
+                    let repeated = calls::repeat(&session, &COMMANDS, batch, &scripts, error, add);
+                    Box::pin(repeated).await
+                }
+            };
+        }
+        let mut ran = ran.into_iter().map(|reply| reply.map(Answer::Replied));
+        let outcomes = uncontended::read(&session, &takes, &mut replies, sent);
+        let mut took = outcomes.into_iter().map(|outcome| outcome.map(Answer::Took));
+        let answers = requests.iter().map(|request| {
+            let answer = match request {
+                Request::Take(_) => took.next(),
+                Request::Run(_) => ran.next(),
+            };
+            let answer = answer.unwrap_or_else(|| Err(unavailable("a reply is missing")))?;
+            Ok((session.clone(), answer))
+        });
+        Ok(answers.collect())
     }
 
     fn runtime(&self) -> Handle {
@@ -134,79 +231,36 @@ impl BatchSender for CommandSender {
     }
 }
 
-/// Adds the keys and arguments of some commands to a call.
-fn add_all(call: &mut Cmd, session: &Session, commands: &[Command]) {
-    call.arg(commands.len() * Keys::COUNT);
-    for command in commands {
+impl Request {
+    fn as_take(&self) -> Option<&Uncontended> {
+        match self {
+            Self::Take(attempt) => Some(attempt),
+            Self::Run(_) => None,
+        }
+    }
+
+    /// Whether its record has the channel of another session: pushes to it would be lost.
+    fn is_stale(&self, current: &Arc<Session>) -> bool {
+        let Self::Run(Command { action: Action::Attempt { session, .. }, .. }) = self else {
+            return false;
+        };
+        !Arc::ptr_eq(session, current)
+    }
+}
+
+/// Adds the keys and arguments of script commands to a call.
+fn add_commands(call: &mut Cmd, session: &Session, requests: &[&Request]) {
+    let commands = || {
+        requests.iter().filter_map(|request| match request {
+            Request::Run(command) => Some(command),
+            Request::Take(_) => None,
+        })
+    };
+    call.arg(requests.len() * Keys::COUNT);
+    for command in commands() {
         command.keys.add_all_to(call);
     }
-    for command in commands {
+    for command in commands() {
         command.add_arguments(call, session);
     }
-}
-
-/// Sends the requests of a batch again after an error that may be due to their call: `add` adds their keys and
-/// arguments, `read` reads the reply to one of them.
-///
-/// A request that is no longer awaited is not sent: the next one of the same claim may be in flight.
-pub(super) async fn send_again<S: BatchSender>(
-    session: &Session,
-    script: &Script,
-    batch: &mut Batch<S>,
-    mut error: RedisError,
-    add: impl Fn(&mut Cmd, &[S::Item]) + Sync,
-    read: impl Fn(Value) -> S::Answer + Sync,
-) -> Result<Vec<Result<S::Answer>>> {
-    if is_unknown_script(&error) {
-        let Some(items) = batch.retain_awaited() else { return Ok(Vec::new()) };
-        match session.call(Call::Eval, script, |call| add(call, items)).await {
-            Ok(reply) => return replies(session, reply, items.len(), read),
-            Err(again) => error = again,
-        }
-    }
-    batch.retain_awaited();
-    let (batch, items) = (&*batch, batch.items().unwrap_or_default());
-    if items.is_empty() {
-        return Ok(Vec::new());
-    }
-    if error.kind() != ServerErrorKind::NoPerm.into() || items.len() == 1 {
-        return Err(translate(error));
-    }
-    // A key that the user may not use fails all requests of its call, so each gets a call of its own. Those that were
-    // executed already are idempotent.
-    let calls = items.iter().enumerate().map(async |(index, item)| {
-        let add = |call: &mut Cmd| add(call, std::slice::from_ref(item));
-        let reply = match session.call(Call::Evalsha, script, add).await {
-            Err(error) if is_unknown_script(&error) && batch.is_awaited(index) => {
-                session.call(Call::Eval, script, add).await
-            }
-            reply => reply,
-        };
-        replies(session, reply.map_err(translate)?, 1, &read)?.remove(0)
-    });
-    Ok(join_all(calls).await)
-}
-
-/// Takes the reply to a call with so many requests apart. `read` reads the reply to one of them.
-pub(super) fn replies<A>(
-    session: &Session,
-    reply: Value,
-    count: usize,
-    read: impl Fn(Value) -> A,
-) -> Result<Vec<Result<A>>> {
-    let replies = match reply {
-        Value::Array(replies) if replies.len() == count => replies,
-        other => return Err(unexpected(&other)),
-    };
-    let read = |reply: Value| match reply.extract_error() {
-        Ok(reply) => Ok(read(reply)),
-        Err(error) => {
-            let error = unwrapped(error);
-            if classify(&error) == ErrorClass::Broken {
-                session.gone().cancel();
-            }
-            Err(translate(error))
-        }
-    };
-    Ok(replies.into_iter().map(read).collect())
 }

@@ -1,106 +1,140 @@
--- Attempts and releases: several commands share a call and run one after the other. This is the fast path for nearly all of
--- them, with as few calls as possible: an attempt takes a free exclusive lock or joins the queue, a release frees the lock or
--- hands it to the head of the queue. It leaves everything else unchanged, and commands.lua continues from that command on.
---   KEYS: six for each command, see common.lua
---   ARGV: for each attempt: mode (x, s, p), followed by q to queue; owner; ttl in ms; least fence; and the parts of the
---         record before and behind `ends`, with the blanks
---         for each release: kind (l for a lock, m for a semaphore), followed by t if claims may wait without a place in
---         the queue; owner
--- Returns a reply for each command. To an attempt: the fence, as text, if the owner holds now; else, as a number, how many
--- milliseconds are left of the lease in the way, or -1, and for an attempt that does not queue also the value of the
--- holder key ('-' if there is none); or 'again' if there is more to clean up than one call may, and the reply may then
--- differ. To a release: 1 if the owner held, else 0, followed by ' again' if the queue could not advance as far as it
--- should for that reason. Or an error, which does not affect the other commands.
+-- Attempts and releases: several commands share a call and run one after the other. This file is the fast path for
+-- nearly all of them, with as few calls as possible: an attempt takes a free exclusive lock or joins the queue, a release
+-- frees the lock or hands it to the head of the queue. It leaves every other command unchanged, and commands.lua
+-- continues from that command on.
+--   KEYS: five for each command, see common.lua
+--   ARGV: for each attempt:
+--           mode (x, s, p), followed by flags: q to queue, u if the claim has just set the holder key itself and the grant is
+--             not confirmed, a if the least fence may be ahead of the clock
+--           owner; ttl in ms; least fence; the fence that the claim has if it knows of its hold, else 0
+--           its record (see common.lua) in three parts, with the blanks between them: up to `ttl`, from `since` to
+--             `secret`, and from `channel` on
+--           how many earlier records of this claim may be in the queue; those records
+--         for each release:
+--           kind (l for a lock, m for a semaphore), followed by flags: t if claims may wait without a place in the queue, a if
+--             the fence may be ahead of the clock, f if it comes from a quorum and must be bounded
+--           owner; the fence of the hold, 0 if it is not known
+--           how many records of this claim may be in the queue; those records
+-- Returns a reply for each command. To an attempt: the fence, as text, if the owner holds the lock, followed by ' ahead' if
+-- the clock has not reached it; else, as a number, how many milliseconds are left of the lease in the way, or -1, and for
+-- an attempt that does not queue also the value of the holder key ('-' if there is none); or 'again' if there is more to clean up than one call may, and a repeated
+-- call may get another reply. To a release: 1 if the owner held the lock, else 0, followed by ' again' if the queue could
+-- not advance as far as it should for that reason. Or an error, which does not affect the other commands.
 local call, try = redis.call, redis.pcall
-local HOLDER, HELD, SHARERS, QUEUE, INFO, FENCE
--- The last fence that each lock is known to have had: the clock may not have gone on since.
-local minted = {}
 local answers, key, arg = {}, 1, 1
+
+-- Releases without waiters, before any function is created, which would take a third of their time. With `try`, the parts
+-- that follow handle what fails here, and the other commands of the call do not fail.
+while (ARGV[arg] == 'l' or ARGV[arg] == 'lt') and ARGV[arg + 3] == '0' do
+  local owner, holder = ARGV[arg + 1], try('GET', KEYS[key])
+  if type(holder) ~= 'string' or string.sub(holder, 1, #owner + 1) ~= owner .. ' ' then break end
+  if try('ZCARD', KEYS[key + 2]) ~= 0 then break end
+  call('DEL', KEYS[key])
+  if ARGV[arg] == 'lt' then try('PUBLISH', KEYS[key], 'free') end
+  answers[#answers + 1] = 1
+  key, arg = key + 5, arg + 4
+end
+if not KEYS[key] then return answers end
+
+local HOLDER, SHARERS, QUEUE, INFO, FENCE
+-- The last known fence of each lock of this call. The clock may not have advanced since.
+local minted = {}
 -- In microseconds, as text, and in milliseconds.
 local clock, clock_ms
-local function look_at_clock()
+local function read_clock()
   if clock then return end
   local time = call('TIME')
   clock = time[1] .. string.sub('00000' .. time[2], -6)
   clock_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- With `try`, the other part handles what fails here, and the other commands of the call do not fail.
+-- Whether the clock has reached a fence. Texts of the same length compare as the numbers do.
+local function is_reached(fence)
+  return #fence < #clock or #fence == #clock and fence <= clock
+end
+
+-- Whether a channel has a subscriber on this node, or the user may not know. The reply to PUBLISH comes too late and does
+-- not tell: it counts pattern subscribers, and on a cluster not the subscribers of other nodes, which get the message.
+local function is_heard(channel)
+  local listeners = try('PUBSUB', 'NUMSUB', channel)
+  return listeners.err or listeners[2] > 0
+end
+
+local function is_past(fence)
+  return fence ~= clock and is_reached(fence)
+end
+
+-- Whether the value of the holder key is the record of this owner.
+local function is_of(value, owner)
+  return type(value) == 'string' and string.sub(value, 1, #owner + 1) == owner .. ' '
+end
+
 while true do
-  HOLDER, HELD, SHARERS, QUEUE, INFO, FENCE = unpack(KEYS, key, key + 5)
+  HOLDER, SHARERS, QUEUE, INFO, FENCE = unpack(KEYS, key, key + 4)
   if not HOLDER then return answers end
-  local step, owner, answer, words = ARGV[arg], ARGV[arg + 1], nil, 2
-  if step == 'xq' or step == 'x' then
-    words = 6
-    look_at_clock()
-    local ttl, floor = ARGV[arg + 2], ARGV[arg + 3]
-    local there = call('EXISTS', HOLDER, SHARERS, QUEUE, INFO, FENCE)
-    -- Texts of the same length compare as the numbers do.
-    local is_past = #floor < #clock or #floor == #clock and floor <= clock
-    if there == 0 then
-      if not minted[HOLDER] and is_past
-        and try('SET', HOLDER, owner, 'PX', ttl).ok then
-        call('SET', HELD, clock .. ' ' .. clock .. ARGV[arg + 4] .. '0' .. ARGV[arg + 5], 'PX', ttl)
-        minted[HOLDER] = clock
-        answer = clock
-      end
-    elseif step == 'xq' and is_past then
-      local holder, last = try('GET', HOLDER), try('ZREVRANGE', QUEUE, 0, 0, 'WITHSCORES')[2]
-      -- It is held exclusively, and all others are queued. (Every sixteenth attempt checks which waiters are alive.)
-      if type(holder) == 'string' and holder ~= '(readers)' and holder ~= owner
-        and there == (last and 3 or 1) and (not last or last % 16 ~= 0)
-        and try('ZADD', QUEUE, 'NX', (last or 0) + 1, owner) == 1 then
-        local ends = string.format('%.0f', clock_ms + ttl)
-        local record = clock .. ' ' .. floor .. ARGV[arg + 4] .. ends .. ARGV[arg + 5]
-        if type(try('HSET', INFO, owner, record)) == 'number' then
-          for place = key + 3, key + 4 do
-            if call('PTTL', KEYS[place]) < tonumber(ttl) then
-              call('PEXPIRE', KEYS[place], string.format('%.0f', ttl + math.ceil(ttl / 10)))
+  local word, owner, answer, words = ARGV[arg], ARGV[arg + 1], nil, 4
+  if word == 'xq' or word == 'x' then
+    words = 9
+    if ARGV[arg + 8] == '0' then
+      local ttl, floor, tail = ARGV[arg + 2], ARGV[arg + 3], ARGV[arg + 7]
+      local holder = try('GET', HOLDER)
+      if not holder then
+        if not minted[HOLDER] and call('EXISTS', QUEUE, FENCE) == 0 then
+          read_clock()
+          if is_reached(floor) then
+            local value = ARGV[arg + 5] .. clock .. ' ' .. clock .. ' 0 - ' .. tail
+            if try('SET', HOLDER, value, 'PX', ttl).ok then
+              minted[HOLDER] = clock
+              answer = clock
             end
           end
-          answer = call('PTTL', HOLDER)
-        else
-          call('ZREM', QUEUE, owner)
+        end
+      elseif word == 'xq' and type(holder) == 'string' and holder ~= '(readers)' and not is_of(holder, owner) then
+        -- It is held exclusively. Every sixteenth attempt checks which waiters are alive, in commands.lua.
+        local last = try('ZREVRANGE', QUEUE, 0, 0, 'WITHSCORES')[2]
+        if not last or last % 16 ~= 0 then
+          local record = ARGV[arg + 5] .. ARGV[arg + 6] .. tail
+          if try('ZADD', QUEUE, 'NX', (last or 0) + 1, record) == 1 then
+            if call('PTTL', QUEUE) < tonumber(ttl) then
+              call('PEXPIRE', QUEUE, string.format('%.0f', ttl + math.ceil(ttl / 10)))
+            end
+            answer = call('PTTL', HOLDER)
+          end
         end
       end
     end
-  elseif step == 'l' or step == 'lt' then
-    local others = try('GET', HOLDER) == owner and call('EXISTS', SHARERS, QUEUE, FENCE)
-    if others == 0 then
-      call('DEL', HOLDER, HELD)
-      answer = 1
-    elseif others == 1 then
-      look_at_clock()
-      local held, line = try('GET', HELD), try('ZRANGE', QUEUE, 0, 1)
-      local heir, after = line[1], line[2]
-      local records = heir and try('HMGET', INFO, heir, after or heir)
-      local floor, before, ttl, ends, behind, secret, channel = string.match(
-        records and records[1] or '', '^%S+ (%S+)( x 1 1 (%S+) )(%S+)( (%S+) (%S+) .*)$')
-      local rest, rest_ends = string.match(
-        after and records and records[2] or '', '^%S+ %S+( x 1 1 %S+ )(%S+)')
-      local last = type(held) == 'string' and string.match(held, '^%S+ (%S+)')
-      -- The heir wants it exclusively, and still waits; the clock is ahead of every fence; and the next waiter retries as
-      -- often as the heir does, so that it need not be notified how long to wait. (As move_on does, in common.lua.)
-      if channel and tonumber(ends) > clock_ms
-        and (#floor < #clock or #floor == #clock and floor <= clock)
-        and last and (#last < #clock or #last == #clock and last < clock)
-        and (not after or rest == before and tonumber(rest_ends) > clock_ms) then
-        -- Without a subscriber, its process is gone.
-        local listeners = try('PUBSUB', 'NUMSUB', channel)
-        if listeners.err or listeners[2] > 0 then
-          call('ZREM', QUEUE, heir)
-          call('HDEL', INFO, heir)
-          call('SET', HOLDER, heir, 'PX', ttl)
-          call('SET', HELD, clock .. ' ' .. clock .. before .. '0' .. behind, 'PX', ttl)
-          minted[HOLDER] = clock
+  elseif (word == 'l' or word == 'lt') and ARGV[arg + 3] == '0' then
+    local holder = try('GET', HOLDER)
+    local waiters = is_of(holder, owner) and try('ZRANGE', QUEUE, 0, 1)
+    if waiters and not waiters.err then
+      local head, after = waiters[1], waiters[2]
+      if not head then
+        call('DEL', HOLDER)
+        answer = 1
+      else
+        read_clock()
+        local fence, known = ARGV[arg + 2], string.match(holder, '^%S+ %S+ %S+ %S+ %S+ %S+ (%S+)')
+        local heir, front, ttl, floor, ends, secret, channel, label = string.match(head,
+          '^(%S+)( x 1 1 (%S+) )%S+ (%S+) (%S+) (%S+) (%S+)( .*)$')
+        local next_front, next_ends = string.match(after or '', '^%S+( x 1 1 %S+ )%S+ %S+ (%S+)')
+        -- The head wants the lock exclusively and still waits; the clock is past every fence; and the waiter behind it
+        -- retries as often as the head does, so it need not be notified how long to wait. (As move_on does, in
+        -- common.lua. A remembered fence is not above that of the exclusive holder.)
+        if channel and channel ~= '-' and (tonumber(ends) or 0) > clock_ms and is_reached(floor)
+          and not minted[HOLDER] and fence ~= '0' and is_past(fence) and is_past(known or '0')
+          and (not after or next_front == front and (tonumber(next_ends) or 0) > clock_ms)
+          and is_heard(channel) then
+          call('ZREM', QUEUE, head)
+          call('SET', HOLDER, heir .. front .. clock .. ' ' .. clock .. ' 0 - ' .. channel .. label, 'PX', ttl)
           try('PUBLISH', channel, 'granted ' .. heir .. ' ' .. secret .. ' ' .. clock)
+          minted[HOLDER] = clock
           answer = 1
         end
       end
     end
-    if answer and step == 'lt' then try('PUBLISH', HOLDER, 'free') end
+    if answer and word == 'lt' then try('PUBLISH', HOLDER, 'free') end
   end
   if not answer then break end
   answers[#answers + 1] = answer
-  key, arg = key + 6, arg + words
+  key, arg = key + 5, arg + words
 end

@@ -1,20 +1,22 @@
 -- What the scripts have in common. They run on the keys of one lock (or semaphore) at a time:
---   HOLDER   a string: the owner of an exclusive lock, or '(readers)'. It is the truth: what the others say
---            of holders counts only as long as it agrees. Unused by semaphores.
---   HELD     the record of the exclusive holder
---   SHARERS  a sorted set: readers or holders of permits, by the end of their lease
---   QUEUE    a sorted set: waiters, by arrival
---   INFO     a hash: the record of each sharer and waiter; of a semaphore also the tally of its holders
+--   HOLDER   a string: the record of the exclusive holder, or '(readers)'. It decides: SHARERS counts only while it
+--            agrees. Unused by semaphores.
+--   SHARERS  a sorted set: the owners that share the lock, readers or holders of permits, by the end of their lease
+--   QUEUE    a sorted set: the records of the waiters, by arrival
+--   INFO     a hash: the record of each sharer; of a semaphore also the tally of its holders
 --   FENCE    the last fence, kept only while it is ahead of the clock
 --
 -- A record is text, so that redis-cli shows it:
---   since fence mode take of ttl ends secret channel label
--- `since` is in microseconds, `ttl` and `ends` in milliseconds; `ends` is when a place in the queue does; `secret` is new for every attempt and
--- proves a pushed grant; `channel` is what its process subscribes to, '-' if nothing; `fence` of a waiter is the least that it must get.
+--   owner mode take of ttl since fence ends secret channel label
+-- `since` is in microseconds, `ttl` and `ends` in milliseconds. `fence` of a holder is its fence, 0 if the client took
+-- the lock without a script; of a waiter, the least fence that its grant must have. `ends` is when a waiter's place
+-- expires; 0 for a holder. `secret` is new for every attempt and proves a pushed grant; '-' for a holder. `channel` is
+-- what the process of the claim subscribes to, '-' if nothing.
+-- The part before this one defines the keys, `call`, `minted`, `is_of` and `is_heard`.
 local READERS, TALLY = '(readers)', '(tally)'
--- How many ended leases and dead waiters one call removes at most, whatever the number of its commands, and how
--- many waiters one command lets in. If there are more, it sets `more`, replies that it must be called again, and other clients'
--- commands run in between.
+-- How many expired leases and dead waiters one call removes at most, regardless of the number of its commands, and how
+-- many waiters one command grants the lock to. If there are more, the script sets `more` and replies that it must be
+-- called again, so that other clients' commands can run first.
 local MAX_CLEANUP = 256
 local cleanup_left = MAX_CLEANUP
 local more = false
@@ -27,21 +29,23 @@ local function text(number)
   return string.format('%.0f', number)
 end
 
--- A record as a table; `head` and `tail` are what stands before and behind `ends`, with the blanks. All are
--- texts, because making numbers of texts and texts of numbers is most of what a script costs.
+-- A record as a table of texts: conversions between texts and numbers are a large part of a script's cost. `front` is
+-- from `mode` to `ttl`, with the blanks around it; `label` includes the blank before it.
 local function read(record)
   if not record then return nil end
-  local since, fence, head, mode, ttl, ends, tail, secret, channel = string.match(record,
-    '^(%S+) (%S+)( (%S+) %S+ %S+ (%S+) )(%S+)( (%S+) (%S+) .*)$')
-  return {since = since, fence = fence, head = head, mode = mode, ttl = ttl, ends = ends, tail = tail,
-    secret = secret, channel = channel}
+  local owner, front, mode, ttl, since, fence, ends, secret, channel, label = string.match(record,
+    '^(%S+)( (%S+) %S+ %S+ (%S+) )(%S+) (%S+) (%S+) (%S+) (%S+)( .*)$')
+  if not owner then return nil end
+  return {owner = owner, front = front, mode = mode, ttl = ttl, since = since, fence = fence, ends = ends,
+    secret = secret, channel = channel, label = label}
 end
 
-local function write(p)
-  return p.since .. ' ' .. p.fence .. p.head .. p.ends .. p.tail
+-- The record of a holder.
+local function holder_record(p)
+  return p.owner .. p.front .. p.since .. ' ' .. p.fence .. ' 0 - ' .. p.channel .. p.label
 end
 
--- Lets a key live for at least so long, and a little longer, so that it need not be said each time.
+-- Lets a key live for at least `ttl`, and a tenth longer, so that most calls need not set it again.
 local function keep(key, ttl)
   ttl = tonumber(ttl)
   if call('PTTL', key) < ttl then call('PEXPIRE', key, text(ttl + math.ceil(ttl / 10))) end
@@ -49,13 +53,13 @@ end
 
 -- How many permits a record takes, and of how many.
 local function permits(p)
-  local take, of = string.match(p.head, '^ %S+ (%S+) (%S+)')
+  local take, of = string.match(p.front, '^ %S+ (%S+) (%S+)')
   return tonumber(take), tonumber(of)
 end
 
--- The tally of a semaphore: `holders` is how many there are, `used` how many permits they have, and `limits` how
--- many of them know of how many permits. So the cost of a permit does not depend on how many are held. INFO has it as
--- text: holders, used, and pairs of a limit and its count. Forgotten at the start of each step.
+-- The tally of a semaphore: `holders` is the number of holders, `used` the number of permits they have, and `limits` how
+-- many of them assume which limit. With it, the cost of a permit does not depend on how many are held. INFO has it as
+-- text: holders, used, and pairs of a limit and its count. Reset at the start of each command.
 local tally
 
 local function add_to_tally(record, sign)
@@ -75,7 +79,7 @@ local function tally_text()
   return table.concat(words, ' ')
 end
 
--- Counts again: one of the keys has expired, which it does only after the last lease, or another client has
+-- Recounts. Needed if one of the keys has expired, which happens only after the last lease, or if another client has
 -- changed them.
 local function make_tally()
   tally = {holders = 0, used = 0, limits = {}}
@@ -116,24 +120,21 @@ local function remove_sharers(owners, is_lock)
   if tally.holders > 0 then call('HSET', INFO, TALLY, tally_text()) else call('HDEL', INFO, TALLY) end
 end
 
--- Removes the holder key of readers when the lease of the last one has ended, or it was given back.
+-- Removes the holder key of readers when the last lease has expired or was released.
 local function end_reading()
   local last = call('ZREVRANGE', SHARERS, 0, 0, 'WITHSCORES')[2]
-  if not last or tonumber(last) <= now then call('DEL', HOLDER, SHARERS) end
+  if not last or tonumber(last) <= now then call('DEL', HOLDER, SHARERS, INFO) end
 end
 
--- Removes sharers whose lease has ended, and all if the holder key does not speak of them any more.
+-- Removes sharers whose lease has expired, and all of them if the holder key is not that of readers.
 local function clear_sharers(is_lock)
   if is_lock and call('GET', HOLDER) ~= READERS then
-    local owners = call('ZRANGE', SHARERS, 0, MAX_CLEANUP - 1)
-    remove_sharers(owners, true)
-    -- The records of more than those are found by forget_the_dead. (No write without need: a server that is out of memory lets a
-    -- script write without limit after its first one.)
-    if #owners == MAX_CLEANUP then call('DEL', SHARERS) end
+    -- No write without need: a server that is out of memory lets a script write without limit after its first one.
+    if call('EXISTS', SHARERS, INFO) > 0 then call('UNLINK', SHARERS, INFO) end
     return
   end
   if not is_lock then read_tally() end
-  -- One at least, which shows whether there are more.
+  -- At least one, which shows whether there are more.
   local most = math.max(cleanup_left, 1)
   local ended = call('ZRANGEBYSCORE', SHARERS, '-inf', text(now), 'LIMIT', 0, most)
   remove_sharers(ended, is_lock)
@@ -141,7 +142,7 @@ local function clear_sharers(is_lock)
   if is_lock then end_reading() elseif #ended == most then more = true end
 end
 
--- Whether the owner has a lease among the sharers. What is left of one that has ended is removed.
+-- Whether the owner has a lease among the sharers. Removes an expired one.
 local function shares(owner, is_lock)
   local ends = call('ZSCORE', SHARERS, owner)
   if not ends then return false end
@@ -167,8 +168,8 @@ local MAX_AHEAD = 3600000000
 local END_OF_FENCES = 9007199254740992
 
 -- Keeps a fence that is ahead of the clock until the clock has passed it, but for no longer than an hour: the
--- clock may have been years ahead when it was granted. (Since Redis 7.2 a lease counts from when the script began,
--- in whole milliseconds: a little earlier than our clock.)
+-- clock may have been years ahead when the fence was granted. (Since Redis 7.2 a lease counts from the start of the script,
+-- in whole milliseconds, which is a little earlier than `us`.)
 local function remember(fence)
   if fence > us then
     local ahead = math.min(fence - us, MAX_AHEAD)
@@ -176,11 +177,18 @@ local function remember(fence)
   end
 end
 
+-- The fence that a quorum says a hold with this record has, or less: no more than half of its ttl, and an hour, ahead of
+-- the clock. A node that confirms a fence is behind it by a quarter of the ttl at most; a ticket may be forged, and the
+-- clock of another node may be wrong by years.
+local function plausible(fence, p)
+  return math.min(fence, us + math.min((p and p.ttl or 0) * 500, MAX_AHEAD))
+end
+
 -- Refuses a floor that is implausibly far ahead of the clock, unless a fence that high is known here.
 local function check_floor(floor)
   if tonumber(floor) <= us + MAX_AHEAD then return end
-  local held = string.match(call('GET', HELD) or '', '^%S+ (%S+)')
-  if tonumber(floor) > math.max(held or 0, call('GET', FENCE) or 0, minted[HOLDER] or 0) + 1 then
+  local held = read(call('GET', HOLDER))
+  if tonumber(floor) > math.max(held and held.fence or 0, call('GET', FENCE) or 0, minted[HOLDER] or 0) + 1 then
     error({err = 'FENCEAHEAD ' .. floor .. ' ' .. us_text})
   end
 end
@@ -203,64 +211,47 @@ local function mint_or_fail(mode, floor)
   return mint(mode, floor) or error({err = 'FENCEEND ' .. (call('GET', FENCE) or '0')})
 end
 
--- Writes a holder in, with a lease of its own ttl from now.
-local function hold(owner, p)
-  p.ends = '0'
+-- Records a holder, with a lease of its own ttl from now.
+local function hold(p)
+  local record = holder_record(p)
   if p.mode == 'x' then
-    call('SET', HOLDER, owner, 'PX', p.ttl)
-    call('SET', HELD, write(p), 'PX', p.ttl)
+    call('SET', HOLDER, record, 'PX', p.ttl)
     return
   end
   if p.mode == 's' and call('PTTL', HOLDER) < tonumber(p.ttl) then
     call('SET', HOLDER, READERS, 'PX', p.ttl)
   end
+  local is_new = call('ZADD', SHARERS, text(now + p.ttl), p.owner) == 1
   if p.mode == 'p' then
-    if call('ZADD', SHARERS, text(now + p.ttl), owner) == 1 then
-      tally.holders = tally.holders + 1
-    else
-      add_to_tally(call('HGET', INFO, owner), -1)
-    end
-    local record = write(p)
+    if is_new then tally.holders = tally.holders + 1 else add_to_tally(call('HGET', INFO, p.owner), -1) end
     add_to_tally(record, 1)
-    call('HSET', INFO, owner, record, TALLY, tally_text())
+    call('HSET', INFO, p.owner, record, TALLY, tally_text())
   else
-    call('ZADD', SHARERS, text(now + p.ttl), owner)
-    call('HSET', INFO, owner, write(p))
+    call('HSET', INFO, p.owner, record)
   end
   keep(SHARERS, p.ttl)
   keep(INFO, p.ttl)
 end
 
--- Publishes on a channel. If the user may not publish, the receiver finds out when it polls.
+-- Publishes on a channel. If the user may not publish, the receiver learns of it by polling.
 local function say(channel, word)
   redis.pcall('PUBLISH', channel, word)
 end
 
--- Whether a channel has a subscriber on this node, as far as that may be known. The reply of PUBLISH comes too late: a cluster
--- also carries the message to other nodes, whose subscribers it does not count.
-local function is_heard(channel)
-  local listeners = redis.pcall('PUBSUB', 'NUMSUB', channel)
-  return listeners.err or listeners[2] > 0
-end
-
--- Removes waiters from the head of the queue for as long as they are dead: their place has ended, or their
--- process is gone (`deaf` has its channel) and their turn has come (`fits` has what they want). At most so many. Answers how many.
+-- Removes waiters from the head of the queue while they are dead: their place has expired, or their process is gone
+-- (its channel is in `deaf`) and they are next (`fits` has what they want). At most `most` of them. Returns how many.
 local function drop_dead(me, deaf, fits, most)
   local dropped, size = 0, 8
   while dropped < most do
     size = math.min(size, most - dropped)
-    local owners, dead = call('ZRANGE', QUEUE, 0, size - 1), {}
-    local records = owners[1] and call('HMGET', INFO, unpack(owners))
-    for i, owner in ipairs(owners) do
-      local p = read(records[i])
+    local records, dead = call('ZRANGE', QUEUE, 0, size - 1), {}
+    for i, record in ipairs(records) do
+      local p = read(record)
       local lives = p and tonumber(p.ends) > now
-      if lives and (owner == me or not (deaf[p.channel] and fits[p.head])) then break end
-      dead[i] = owner
+      if lives and (p.owner == me or not (deaf[p.channel] and fits[p.front])) then break end
+      dead[i] = record
     end
-    if #dead > 0 then
-      call('ZREM', QUEUE, unpack(dead))
-      call('HDEL', INFO, unpack(dead))
-    end
+    if #dead > 0 then call('ZREM', QUEUE, unpack(dead)) end
     dropped = dropped + #dead
     if #dead < size then break end
     size = size * 2
@@ -268,22 +259,22 @@ local function drop_dead(me, deaf, fits, most)
   return dropped
 end
 
--- Grants the lock to the waiters at the head of the queue that fit, one after the other, and tells them. `me` need
--- not be told.
+-- Grants the lock to the waiters at the head of the queue that fit, one after the other, and notifies them, except
+-- `me`, whose own command this is.
 local function move_on(me)
   local lease, is_full
   local grants_left, deaf, fits = MAX_CLEANUP, {}, {}
   while true do
-    local owner = call('ZRANGE', QUEUE, 0, 0)[1]
-    if not owner then return end
-    local p = read(call('HGET', INFO, owner))
+    local record = call('ZRANGE', QUEUE, 0, 0)[1]
+    if not record then return end
+    local p = read(record)
     local lives = p and tonumber(p.ends) > now
     if lives and (is_full or not admits(p)) then
-      -- It looks again after a third of its ttl. If the lease before it is shorter, it must know.
-      if lease and lease < p.ttl / 3 then say(p.channel, 'look ' .. owner) end
+      -- It retries after a third of its ttl. If the lease before it is shorter, it must know.
+      if lease and lease < p.ttl / 3 then say(p.channel, 'look ' .. p.owner) end
       return
     end
-    local to_tell = lives and owner ~= me and p.channel ~= '-'
+    local to_tell = lives and p.owner ~= me and p.channel ~= '-'
     local enters = lives and (not to_tell or is_heard(p.channel))
     if (enters and grants_left or cleanup_left) <= 0 then
       local holder = call('GET', HOLDER)
@@ -291,24 +282,23 @@ local function move_on(me)
       return
     end
     if enters then
-      call('ZREM', QUEUE, owner)
-      call('HDEL', INFO, owner)
+      call('ZREM', QUEUE, record)
       local fence = mint(p.mode, p.fence)
       if fence then
         p.fence, p.since = fence, us_text
-        hold(owner, p)
+        hold(p)
         if to_tell then
-          say(p.channel, 'granted ' .. owner .. ' ' .. p.secret .. ' ' .. p.fence)
+          say(p.channel, 'granted ' .. p.owner .. ' ' .. p.secret .. ' ' .. fence)
         end
         lease, is_full = math.min(lease or p.ttl, p.ttl), p.mode == 'x'
       elseif to_tell then
-        -- It asks again, and its attempt fails.
-        say(p.channel, 'look ' .. owner)
+        -- Its next attempt fails with the reason.
+        say(p.channel, 'look ' .. p.owner)
       end
       grants_left, fits = grants_left - 1, {}
     else
-      -- Without a listener, that process is gone, and the next waiter's turn has come.
-      if lives then deaf[p.channel], fits[p.head] = true, true end
+      -- Without a subscriber, the process is gone, and the next waiter is the head.
+      if lives then deaf[p.channel], fits[p.front] = true, true end
       cleanup_left = cleanup_left - drop_dead(me, deaf, fits, cleanup_left)
     end
   end

@@ -39,7 +39,8 @@ impl Inbox {
         Self { owner, keys, background, registration: None, subscription: None }
     }
 
-    /// Registers a mailbox at the node. Called before anything is sent to it: a message may arrive before the reply.
+    /// Registers a mailbox at the node. A claim that may have to wait calls this before it sends anything: a message may
+    /// arrive before the reply.
     pub(super) fn register_at(&mut self, node: &Arc<LockNode>) {
         if self.registration.as_ref().is_some_and(|at| Arc::ptr_eq(&at.node, node)) {
             return;

@@ -9,6 +9,7 @@ use super::commands::{COMMANDS, CommandBatcher, DOWNGRADE};
 use super::notifications::Mailboxes;
 use super::peers::Peer;
 use super::renewals::{RENEW, RenewalBatcher};
+use super::uncontended::RecentContention;
 use crate::client::events::EventHandler;
 use crate::client::identity::Identity;
 use crate::client::node::{Node, Sharing};
@@ -23,6 +24,7 @@ use crate::error::translate;
 pub(crate) struct LockNode {
     client: Arc<ReconnectingClient>,
     pub(crate) mailboxes: Arc<Mailboxes>,
+    pub(crate) contention: RecentContention,
     pub(crate) commands: CommandBatcher,
     pub(crate) renewals: RenewalBatcher,
 }
@@ -38,12 +40,13 @@ impl LockNode {
         let mailboxes = Arc::<Mailboxes>::default();
         let events = Arc::new(Events { mailboxes: mailboxes.clone(), peer });
         let client = ReconnectingClient::new(settings, target, events);
+        let contention = RecentContention::default();
         let commands = CommandBatcher::new(client.clone(), sharing);
         let renewals = RenewalBatcher::new(client.clone(), sharing, min_replicas);
-        Arc::new(Self { client, mailboxes, commands, renewals })
+        Arc::new(Self { client, mailboxes, contention, commands, renewals })
     }
 
-    /// Runs a script by itself: `add` adds its keys and arguments. Also returns the session that it ran on.
+    /// Runs one script, which shares no call: `add` adds its keys and arguments. Also returns the session that it ran on.
     pub(crate) async fn run(
         &self,
         script: &Script,

@@ -1,6 +1,6 @@
 //! Messages from the server, delivered to the claims that they are for.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lockkeeper_core::{Fence, Owner};
@@ -88,12 +88,21 @@ pub(crate) struct Mailboxes {
     owners: Mutex<HashMap<Owner, Arc<Mailbox>>>,
     /// Claims that wait without a place in the queue, by channel.
     listeners: Mutex<HashMap<String, Vec<Arc<Mailbox>>>>,
+    /// The last owners without a mailbox that a message was for. A claim that takes a free lock adds its mailbox only after
+    /// the grant.
+    missed: Mutex<VecDeque<Owner>>,
 }
+
+/// How many owners are remembered that a message was missed for.
+const MAX_MISSED: usize = 256;
 
 impl Mailboxes {
     pub(crate) fn add(&self, owner: Owner) -> Arc<Mailbox> {
         let mailbox = Arc::<Mailbox>::default();
         lock(&self.owners).insert(owner, mailbox.clone());
+        if lock(&self.missed).contains(&owner) {
+            mailbox.put(Notification::Changed);
+        }
         mailbox
     }
 
@@ -155,10 +164,17 @@ impl Mailboxes {
             }
             _ => return,
         };
-        let mailbox = owner.and_then(|owner: Owner| lock(&self.owners).get(&owner).cloned());
-        if let Some(mailbox) = mailbox {
-            mailbox.put(notification);
-        }
+        let Some(owner) = owner else { return };
+        let owners = lock(&self.owners);
+        let Some(mailbox) = owners.get(&owner).cloned() else {
+            // With the owners locked: a mailbox that is added now sees it.
+            let mut missed = lock(&self.missed);
+            missed.truncate(MAX_MISSED - 1);
+            missed.push_front(owner);
+            return;
+        };
+        drop(owners);
+        mailbox.put(notification);
     }
 
     /// Notifies all claims: messages may have been lost.

@@ -1,5 +1,14 @@
 -- Precedes common.lua in a script for one lock.
 local call = redis.call
-local HOLDER, HELD, SHARERS, QUEUE, INFO, FENCE = unpack(KEYS)
--- The last fence that each lock is known to have had: the clock may not have gone on since.
+local HOLDER, SHARERS, QUEUE, INFO, FENCE = unpack(KEYS)
+-- The last known fence of the lock. The clock may not have advanced since.
 local minted = {}
+-- Whether the value of the holder key is the record of this owner.
+local function is_of(value, owner)
+  return type(value) == 'string' and string.sub(value, 1, #owner + 1) == owner .. ' '
+end
+-- Whether a channel has a subscriber on this node, or the user may not know.
+local function is_heard(channel)
+  local listeners = redis.pcall('PUBSUB', 'NUMSUB', channel)
+  return listeners.err or listeners[2] > 0
+end

@@ -4,11 +4,12 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use lockkeeper_core::coalescer::{Batch, BatchSender, Coalescer, Limits};
-use lockkeeper_core::{Fence, Owner, Result};
+use lockkeeper_core::{Fence, Mode, Owner, Result};
 use redis::{Cmd, Value};
 use tokio::runtime::Handle;
 
-use super::commands::{millis, replies, send_again};
+use super::calls;
+use super::commands::millis;
 use crate::client::node::Sharing;
 use crate::client::reconnecting::ReconnectingClient;
 use crate::client::script::{Script, script};
@@ -22,18 +23,19 @@ pub(crate) static RENEW: LazyLock<Script> = script!("renew.lua");
 const SHARED: Limits =
     Limits { max_direct: 0, max_in_flight: 1024, max_batch: 64, linger: Duration::from_millis(20) };
 /// Which keys of a lock the script uses.
-const KEYS: [usize; 4] = [0, 1, 2, 4];
+const KEYS: [usize; 3] = [0, 1, 3];
 
 /// A hold to renew.
 #[derive(Debug, Clone)]
 pub(crate) struct Renewal {
     pub(crate) keys: Keys,
     pub(crate) owner: Owner,
-    /// As in the scripts.
-    pub(crate) mode: &'static str,
+    pub(crate) mode: Mode,
     pub(crate) ttl: Duration,
-    /// The fence that the hold must have, if it comes from a ticket.
-    pub(crate) ticket: Option<Fence>,
+    /// The fence of the hold, if it is known.
+    pub(crate) fence: Option<Fence>,
+    /// Whether the fence comes from a ticket: a hold with another fence is not renewed.
+    pub(crate) has_ticket: bool,
 }
 
 /// Renews holds on one server.
@@ -68,14 +70,16 @@ impl BatchSender for RenewalSender {
     async fn send(&self, batch: &mut Batch<Self>) -> Result<Vec<Result<bool>>> {
         let session = self.client.session().await?;
         let Some(renewals) = batch.close() else { return Ok(Vec::new()) };
-        let count = renewals.len();
-        let is_held = |reply| reply == Value::Int(1);
-        let held = match session.call(Call::Evalsha, &RENEW, |call| add_all(call, renewals)).await {
-            Ok(reply) => replies(&session, reply, count, is_held)?,
-            Err(error) => send_again(&session, &RENEW, batch, error, add_all, is_held).await?,
+        let all: Vec<&Renewal> = renewals.iter().collect();
+        let replies = match session.call(Call::Evalsha, &RENEW, |call| add_all(call, &all)).await {
+            Ok(reply) => calls::split(&session, reply, all.len()),
+            Err(error) => {
+                let indices: Vec<usize> = (0..all.len()).collect();
+                calls::repeat(&session, &RENEW, batch, &indices, error, add_all).await
+            }
         };
         session.replicated(self.min_replicas).await?;
-        Ok(held)
+        Ok(replies.into_iter().map(|reply| reply.map(|held| held == Value::Int(1))).collect())
     }
 
     fn runtime(&self) -> Handle {
@@ -84,17 +88,21 @@ impl BatchSender for RenewalSender {
 }
 
 /// Adds the keys and arguments of some renewals to a call.
-fn add_all(call: &mut Cmd, renewals: &[Renewal]) {
+fn add_all(call: &mut Cmd, renewals: &[&Renewal]) {
     call.arg(renewals.len() * KEYS.len());
     for renewal in renewals {
         renewal.keys.add_to(call, &KEYS);
     }
     for renewal in renewals {
         call.arg(renewal.owner.to_string());
-        match renewal.ticket {
-            None => call.arg(renewal.mode),
-            Some(fence) => call.arg(format!("{}{fence}", renewal.mode)),
-        };
-        call.arg(millis(renewal.ttl));
+        call.arg(match (renewal.mode, renewal.has_ticket) {
+            (Mode::Exclusive, false) => "x",
+            (Mode::Exclusive, true) => "xt",
+            (Mode::Shared, false) => "s",
+            (Mode::Shared, true) => "st",
+            (Mode::Permits { .. }, false) => "p",
+            (Mode::Permits { .. }, true) => "pt",
+        });
+        call.arg(renewal.fence.map_or(0, Fence::get)).arg(millis(renewal.ttl));
     }
 }

@@ -10,11 +10,14 @@ use super::peers::Peer;
 use crate::client::script::Script;
 use crate::client::session::Session;
 use crate::client::topology::Topology;
-use crate::names::Keys;
+use crate::names::{KeyTemplate, Keys};
 
 #[derive(Debug)]
 pub(crate) struct Store {
+    /// The prefix of the keys of a fence register.
     pub(crate) prefix: Arc<str>,
+    /// The template of the keys of locks.
+    pub(crate) template: KeyTemplate,
     pub(crate) min_replicas: u32,
     pub(crate) topology: Topology<LockNode>,
     /// The place among the nodes of a quorum, for one of them.

@@ -13,10 +13,10 @@ use super::reconnecting::{ReconnectingClient, Target};
 use super::settings::Address;
 use crate::error::{ErrorClass, classify, translate, unavailable};
 
-/// How long a request waits each time for a slot that is being moved.
+/// The pause before a request is repeated while its slot is migrating.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The masters of a cluster. Each key is on the one that has its slot.
+/// The masters of a cluster. Each key is on the master of its slot.
 pub(crate) struct Cluster<N> {
     create: CreateNode<N>,
     seeds: Vec<Address>,
@@ -29,7 +29,7 @@ struct Map<N> {
     /// First and last slot, and the address of their master.
     ranges: Vec<(u16, u16, Address)>,
     nodes: HashMap<Address, Arc<N>>,
-    /// How often it was read.
+    /// How often the map was read.
     version: u64,
 }
 
@@ -77,12 +77,12 @@ impl<N: Node> Cluster<N> {
         map.nodes.entry(address.clone()).or_insert_with(create).clone()
     }
 
-    /// Returns the node to send a request to again that failed on `node`, or the error if that would not help.
+    /// Returns the node on which to retry a request that failed on `node`, or the error if a retry would not help.
     pub(super) async fn redirect(&self, node: &Arc<N>, slot: u16, error: Error) -> Result<Arc<N>> {
         let version = self.map().version;
         let Some(reply) = error.source().and_then(|source| source.downcast_ref::<RedisError>())
         else {
-            // The node could not be reached: perhaps another has taken over.
+            // The node could not be reached: a failover may have replaced it.
             self.read_map(version).await?;
             let now = self.node(slot).await?;
             return if Arc::ptr_eq(&now, node) { Err(error) } else { Ok(now) };
@@ -92,7 +92,7 @@ impl<N: Node> Cluster<N> {
                 let address = destination(reply);
                 self.read_map(version).await?;
                 if let Some(address) = address {
-                    // The node that replied knows better than the one that gave the map.
+                    // The redirect is newer than the map, which may come from another node.
                     let mut map = self.map();
                     map.ranges.retain(|range| (range.0, range.1) != (slot, slot));
                     map.ranges.insert(0, (slot, slot, address.clone()));
@@ -100,13 +100,13 @@ impl<N: Node> Cluster<N> {
                 }
                 self.node(slot).await
             }
-            // Between two nodes: neither has all keys, so neither runs a script on them.
+            // The slot is migrating: neither node has all keys, so neither runs a script on them.
             ErrorKind::Server(ServerErrorKind::TryAgain | ServerErrorKind::Ask) => {
                 tokio::time::sleep(PAUSE).await;
                 Ok(node.clone())
             }
             _ if classify(reply) == ErrorClass::Broken => {
-                // Whether the request was executed is not known: the engine repeats it, perhaps elsewhere.
+                // The server may have executed the request. The engine repeats it, perhaps on another node.
                 let _ = self.read_map(version).await;
                 Err(error)
             }
@@ -114,7 +114,7 @@ impl<N: Node> Cluster<N> {
         }
     }
 
-    /// Asks one node after the other for the map, unless another task has read it since `version`.
+    /// Reads the map from the first node that replies, unless another task has read it since `version`.
     async fn read_map(&self, version: u64) -> Result<()> {
         let _reading = self.reading.lock().await;
         let known: Vec<Address> = {
@@ -125,17 +125,17 @@ impl<N: Node> Cluster<N> {
             map.ranges.iter().map(|range| range.2.clone()).collect()
         };
         let mut failure: Option<Error> = None;
-        let mut asked = Vec::new();
+        let mut tried = Vec::new();
         for address in known.into_iter().chain(self.seeds.iter().cloned()) {
-            if asked.contains(&address) {
+            if tried.contains(&address) {
                 continue;
             }
-            asked.push(address.clone());
+            tried.push(address.clone());
             let node = self.node_at(&mut self.map(), &address);
             match read_ranges(node.client(), &address).await {
                 Ok(ranges) => {
                     let mut map = self.map();
-                    // Claims keep the nodes that they use.
+                    // Claims keep references to the nodes that they use.
                     map.nodes.retain(|at, _| ranges.iter().any(|range| range.2 == *at));
                     map.ranges = ranges;
                     map.version += 1;
@@ -144,17 +144,17 @@ impl<N: Node> Cluster<N> {
                 Err(error) => failure = Some(error),
             }
         }
-        Err(failure.unwrap_or_else(|| unavailable("no node of the cluster answers")))
+        Err(failure.unwrap_or_else(|| unavailable("no node of the cluster replies")))
     }
 }
 
-/// Reads where a slot is from the reply of a node that does not have it: `host:port`.
+/// Parses the address (`host:port`) from the redirect of a node that does not have the slot.
 fn destination(error: &RedisError) -> Option<Address> {
     let (host, port) = error.redirect_node()?.0.rsplit_once(':')?;
     let host = host.trim_start_matches('[').trim_end_matches(']');
     let port = port.parse().ok()?;
-    // A node that does not know the other's address leaves it empty: the map has it.
-    (!host.is_empty()).then(|| Address { host: host.to_owned(), port })
+    // The host is empty if the node does not know it. Then the map has the address.
+    (!host.is_empty()).then(|| Address::tcp(host, port))
 }
 
 async fn read_ranges(
@@ -169,15 +169,15 @@ async fn read_ranges(
         };
         let [host, Value::Int(port), ..] = master.as_sequence()? else { return None };
         let host: Option<String> = redis::from_redis_value(host.clone()).ok().flatten();
-        // A node that does not know its own address leaves it empty.
-        let host = host.filter(|host| !host.is_empty()).unwrap_or_else(|| from.host.clone());
+        // The host is empty if the node does not know its own address.
+        let host = host.filter(|host| !host.is_empty()).unwrap_or_else(|| from.host().to_owned());
         let port = u16::try_from(*port).ok()?;
-        let address = Address { host, port };
+        let address = Address::tcp(host, port);
         Some((u16::try_from(*first).ok()?, u16::try_from(*last).ok()?, address))
     });
     let ranges: Vec<_> = ranges.collect();
     if ranges.is_empty() {
-        return Err(unavailable(format!("{from}: the cluster has no slots assigned")));
+        return Err(unavailable(format!("{from}: the cluster has assigned no slots")));
     }
     Ok(ranges)
 }

@@ -1,13 +1,12 @@
 //! One connection: commands and their replies.
 //!
-//! The task that has a command writes it, on the thread that polls it: no other task is between a lock and the network.
-//! A task of the connection's runtime, the *read loop*, reads replies and hands them to the callers; it also writes what
-//! the network did not accept at once.
+//! The calling task writes its command directly to the socket, without a hop to another task. A task of the connection's
+//! runtime, the *read loop*, reads replies and passes them to the callers. It also writes bytes that the socket did not
+//! accept at once.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::io;
-use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,21 +19,21 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use super::io::{Reader, Writer};
-use super::resp::{self, Frame, FrameScanner, Limits};
+use super::resp::{self, Frame, FrameScanner, Limits, Pipeline};
 use super::settings::{Address, Settings};
-use super::stream;
+use super::stream::{self, Endpoint};
 use crate::error::{ErrorClass, classify, unwrapped};
 
-/// How much is read at once, at first.
+/// The initial size of the read buffer.
 const BUFFER: usize = 16 * 1024;
-/// A buffer that has grown beyond this is not kept.
+/// A read buffer that has grown beyond this is replaced when it is empty.
 const MAX_KEPT_BUFFER: usize = 16 * BUFFER;
 
 /// Receives the channel and the text of each message.
 pub(crate) type OnMessage = Box<dyn Fn(&[u8], &[u8]) + Send>;
 
-/// A connection to a server. It closes when it is dropped, or when the token `gone` is cancelled that it was opened with;
-/// if it breaks, it cancels the token itself.
+/// A connection to a server. It closes when it is dropped or when its token `gone` is cancelled. If it breaks, it cancels
+/// the token.
 pub(crate) struct Connection {
     shared: Arc<Shared>,
 }
@@ -42,35 +41,55 @@ pub(crate) struct Connection {
 struct Shared {
     state: Mutex<State>,
     gone: CancellationToken,
-    /// Until it is set, only small replies are accepted.
+    /// While false, only small replies are accepted.
     handshake_is_done: AtomicBool,
 }
 
 struct State {
-    /// `None` after it failed or the connection was closed.
+    /// `None` after a write error, and after the connection was closed.
     writer: Option<Writer>,
     is_closed: bool,
     /// Bytes that the writer has not accepted yet.
     unwritten: Vec<u8>,
     /// The callers that wait for a reply, in the order of their commands.
-    waiting: VecDeque<oneshot::Sender<RedisResult<Value>>>,
+    waiting: VecDeque<Waiting>,
     /// Wakes the read loop.
     read_loop: Waker,
 }
 
+/// A caller that waits for replies.
+enum Waiting {
+    One(oneshot::Sender<RedisResult<Value>>),
+    /// Several commands that were written at once.
+    Many {
+        missing: usize,
+        replies: Vec<Value>,
+        sender: oneshot::Sender<RedisResult<Vec<Value>>>,
+    },
+}
+
+impl Waiting {
+    fn fail(self, error: &RedisError) {
+        match self {
+            Self::One(sender) => drop(sender.send(Err(error.clone()))),
+            Self::Many { sender, .. } => drop(sender.send(Err(error.clone()))),
+        }
+    }
+}
+
 impl Connection {
-    /// Connects to the first of the host's addresses that answers, without logging in. Accepts only small replies until
-    /// [`end_handshake`](Self::end_handshake). With RESP2, a connection that receives messages takes no commands but those
-    /// about channels.
+    /// Connects to the first of the host's addresses that accepts, without logging in. Accepts only small replies until
+    /// [`end_handshake`](Self::end_handshake). With RESP2, a connection that receives messages accepts only `SUBSCRIBE`,
+    /// `UNSUBSCRIBE` and `PING`.
     pub(crate) async fn connect(
         settings: &Settings,
         address: &Address,
-        ips: &[SocketAddr],
+        endpoints: &[Endpoint],
         protocol: ProtocolVersion,
         on_message: Option<OnMessage>,
         gone: &CancellationToken,
     ) -> Result<Self> {
-        let (reader, writer) = stream::connect(settings, address, ips).await?;
+        let (reader, writer) = stream::connect(settings, address, endpoints).await?;
         let state = State {
             writer: Some(writer),
             is_closed: false,
@@ -90,23 +109,24 @@ impl Connection {
         Ok(Self { shared })
     }
 
-    /// Accepts large replies from now on. Called when the server has proved to be the right one.
+    /// Accepts large replies from now on. Called after the login and the other commands of the handshake have succeeded.
     pub(crate) fn end_handshake(&self) {
         self.shared.handshake_is_done.store(true, Ordering::Relaxed);
     }
 
     /// Sends a command and waits for its reply. An error reply is an error.
     ///
-    /// The first poll sends it. The server executes it even if the caller is dropped after that.
+    /// The first poll sends the command. The server executes it even if the future is dropped after that.
     pub(crate) async fn query(&self, command: &Cmd) -> RedisResult<Value> {
         self.send(command).await?.extract_error()
     }
 
-    /// Sends a command as [`query`](Self::query) does. An error that means that the connection is broken closes it.
+    /// Sends a command as [`query`](Self::query) does. Closes the connection on an error of class
+    /// [`Broken`](ErrorClass::Broken).
     pub(crate) async fn execute(&self, command: &Cmd) -> RedisResult<Value> {
         let reply = self.send(command).await.and_then(|reply| match reply {
             Value::ServerError(error) => Err(error.into()),
-            // A script that serves several requests returns an array; here it served one, which failed.
+            // A script for a batch of requests returns an array. Here the batch had one request, which failed.
             Value::Array(mut replies) if matches!(replies.as_slice(), [Value::ServerError(_)]) => {
                 replies.remove(0).extract_error()
             }
@@ -119,17 +139,28 @@ impl Connection {
         reply
     }
 
-    /// Sends a command and waits for its reply, with errors within the reply left in place.
+    /// Sends a command and waits for its reply. Leaves errors inside the reply in place.
     pub(crate) async fn send(&self, command: &Cmd) -> RedisResult<Value> {
         let (reply, replied) = oneshot::channel();
-        self.shared.write(command, reply)?;
+        self.shared.write(Waiting::One(reply), |bytes| command.write_packed_command(bytes))?;
+        replied.await.unwrap_or_else(|_| Err(lost()))
+    }
+
+    /// Sends several commands in one write and waits for all replies, with errors left in place.
+    ///
+    /// The first poll sends them. The server executes them even if the caller is dropped after that.
+    pub(crate) async fn send_all(&self, commands: &Pipeline) -> RedisResult<Vec<Value>> {
+        let (sender, replied) = oneshot::channel();
+        let missing = commands.count();
+        let waiting = Waiting::Many { missing, replies: Vec::with_capacity(missing), sender };
+        self.shared.write(waiting, |bytes| bytes.extend_from_slice(commands.bytes()))?;
         replied.await.unwrap_or_else(|_| Err(lost()))
     }
 }
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // It did not break: connections that share the token may go on.
+        // The connection did not break, so others with the same token stay open.
         self.shared.close(&lost(), |_| {});
     }
 }
@@ -139,16 +170,38 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self, command: &Cmd, reply: oneshot::Sender<RedisResult<Value>>) -> RedisResult<()> {
+    fn write(&self, waiting: Waiting, add: impl FnOnce(&mut Vec<u8>)) -> RedisResult<()> {
         let mut state = self.state();
         if state.writer.is_none() {
             return Err(lost());
         }
-        command.write_packed_command(&mut state.unwritten);
-        state.waiting.push_back(reply);
+        add(&mut state.unwritten);
+        state.waiting.push_back(waiting);
         let written = state.flush();
         drop(state);
         written.inspect_err(|error| self.fail(error))
+    }
+
+    /// Hands a reply to the caller that has waited longest.
+    fn reply(&self, value: Value) -> RedisResult<()> {
+        let mut state = self.state();
+        if let Some(Waiting::Many { missing, replies, .. }) = state.waiting.front_mut()
+            && *missing > 1
+        {
+            *missing -= 1;
+            replies.push(value);
+            return Ok(());
+        }
+        let waiting = state.waiting.pop_front();
+        drop(state);
+        match waiting.ok_or((ErrorKind::Parse, "a reply to no command"))? {
+            Waiting::One(sender) => drop(sender.send(Ok(value))),
+            Waiting::Many { mut replies, sender, .. } => {
+                replies.push(value);
+                drop(sender.send(Ok(replies)));
+            }
+        }
+        Ok(())
     }
 
     /// Closes the connection because it broke.
@@ -157,7 +210,7 @@ impl Shared {
     }
 
     /// Closes the connection, unless it is closed: nothing more is written, and all callers get `error`. Calls `before`
-    /// with the token before they do.
+    /// with the token before that.
     fn close(&self, error: &RedisError, before: impl FnOnce(&CancellationToken)) {
         let mut state = self.state();
         if std::mem::replace(&mut state.is_closed, true) {
@@ -169,16 +222,16 @@ impl Shared {
         drop(state);
         drop(writer);
         before(&self.gone);
-        for reply in waiting {
-            let _ = reply.send(Err(error.clone()));
+        for waiting in waiting {
+            waiting.fail(error);
         }
         read_loop.wake();
     }
 }
 
 impl State {
-    /// Writes as much as the network accepts; the read loop wakes when it accepts more. After an error nothing is written
-    /// any more.
+    /// Writes as much as the socket accepts, and registers the read loop to be woken when it accepts more. After an error
+    /// nothing more is written.
     fn flush(&mut self) -> RedisResult<()> {
         let Some(mut writer) = self.writer.take() else { return Err(lost()) };
         let mut context = Context::from_waker(&self.read_loop);
@@ -191,7 +244,7 @@ impl State {
             }
         }
         self.unwritten.drain(..done);
-        // A TLS stream has a buffer of its own.
+        // For TLS streams, which buffer.
         let _ = Pin::new(&mut writer).poll_flush(&mut context)?;
         self.writer = Some(writer);
         Ok(())
@@ -219,7 +272,7 @@ impl ReadLoop {
         self.shared.fail(&error);
     }
 
-    /// Reads as long as there are bytes. Ready when the connection broke.
+    /// Reads and dispatches frames until the socket has no more bytes. Ready when the connection is broken.
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<RedisError> {
         let mut state = self.shared.state();
         if !state.read_loop.will_wake(context.waker()) {
@@ -241,19 +294,19 @@ impl ReadLoop {
 }
 
 impl Drop for ReadLoop {
-    /// Its runtime may end before it does.
+    /// Fails the callers if the runtime ends and drops this task.
     fn drop(&mut self) {
         self.shared.fail(&lost());
     }
 }
 
-/// Bytes that were read and have not been dispatched.
+/// Bytes that were read and not yet dispatched.
 struct ReadBuffer {
     bytes: Vec<u8>,
     filled: usize,
     /// How far the first frame has been scanned.
     scanner: FrameScanner,
-    /// Whether arrays may be messages.
+    /// Whether arrays may be messages (RESP2).
     is_subscribed: bool,
     on_message: Option<OnMessage>,
 }
@@ -270,7 +323,7 @@ impl ReadBuffer {
         Poll::Ready(if count == 0 { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(()) })
     }
 
-    /// Hands every complete frame to its receiver.
+    /// Passes every complete frame to its receiver.
     fn dispatch(&mut self, shared: &Shared) -> RedisResult<()> {
         let mut done = 0;
         let is_ready = shared.handshake_is_done.load(Ordering::Relaxed);
@@ -280,11 +333,7 @@ impl ReadBuffer {
             self.scanner = FrameScanner::default();
             done += length;
             match frame {
-                Frame::Reply(value) => {
-                    let reply = shared.state().waiting.pop_front();
-                    let reply = reply.ok_or((ErrorKind::Parse, "a reply to no command"))?;
-                    let _ = reply.send(Ok(value));
-                }
+                Frame::Reply(value) => shared.reply(value)?,
                 Frame::Message { channel, message } => {
                     if let Some(on_message) = &self.on_message {
                         on_message(&channel, &message);

@@ -1,6 +1,5 @@
-//! The first commands on a connection: log in, check the role, subscribe, load scripts, identify.
+//! The handshake of a connection: log in, check the role, subscribe, load scripts, identify the server.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,17 +12,18 @@ use tokio_util::sync::CancellationToken;
 use super::connection::{Connection, OnMessage};
 use super::events::EventHandler;
 use super::identity::{Identity, Uptime};
-use super::script::Script;
+use super::script::{Script, is_unknown_script};
 use super::settings::{Address, Protocol, Settings};
+use super::stream::Endpoint;
 use crate::error::{ErrorClass, classify, translate, unavailable};
 
-/// Where messages from the server arrive.
+/// The connection on which messages from the server arrive.
 pub(super) enum PushChannel {
-    /// On the connection for commands.
+    /// The connection for commands.
     Shared,
-    /// On a second connection, with RESP2.
+    /// A second connection, with RESP2.
     Second(Connection),
-    /// Nowhere: the server, or a proxy before it, lets no messages through.
+    /// None: the server, or a proxy in front of it, refuses subscriptions.
     None,
 }
 
@@ -31,33 +31,35 @@ pub(super) enum PushChannel {
 pub(crate) async fn open_plain(
     settings: &Settings,
     address: &Address,
-    ips: &[SocketAddr],
+    endpoints: &[Endpoint],
 ) -> Result<Connection> {
-    open(settings, address, ips, ProtocolVersion::RESP2, None, &CancellationToken::new()).await
+    open(settings, address, endpoints, ProtocolVersion::RESP2, None, &CancellationToken::new())
+        .await
 }
 
 /// Connects and logs in.
 async fn open(
     settings: &Settings,
     address: &Address,
-    ips: &[SocketAddr],
+    endpoints: &[Endpoint],
     protocol: ProtocolVersion,
     on_message: Option<OnMessage>,
     gone: &CancellationToken,
 ) -> Result<Connection> {
-    let opened = Connection::connect(settings, address, ips, protocol, on_message, gone);
+    let opened = Connection::connect(settings, address, endpoints, protocol, on_message, gone);
     let connection = opened.await?;
     log_in(&connection, settings, protocol).await.map_err(translate)?;
     Ok(connection)
 }
 
-/// Connects to a server and logs in, with a second connection for messages if the server speaks only RESP2.
+/// Connects to a server and logs in. Opens a second connection for messages if the server supports only RESP2.
 pub(super) async fn connect(
     settings: &Settings,
     address: &Address,
-    ip: SocketAddr,
+    endpoint: &Endpoint,
     handler: &Arc<dyn EventHandler>,
 ) -> Result<(Connection, Option<Connection>, CancellationToken)> {
+    let endpoints = std::slice::from_ref(endpoint);
     let on_message = || -> Option<OnMessage> {
         let handler = handler.clone();
         Some(Box::new(move |channel, message| handler.message(channel, message)))
@@ -65,7 +67,8 @@ pub(super) async fn connect(
     if settings.protocol == Protocol::Any {
         let (protocol, gone) = (ProtocolVersion::RESP3, CancellationToken::new());
         let opened =
-            Connection::connect(settings, address, &[ip], protocol, on_message(), &gone).await?;
+            Connection::connect(settings, address, endpoints, protocol, on_message(), &gone)
+                .await?;
         match log_in(&opened, settings, protocol).await {
             Ok(()) => return Ok((opened, None, gone)),
             Err(error) if lacks_resp3(&error) => {}
@@ -73,8 +76,8 @@ pub(super) async fn connect(
         }
     }
     let (protocol, gone) = (ProtocolVersion::RESP2, CancellationToken::new());
-    let commands = open(settings, address, &[ip], protocol, None, &gone).await?;
-    let messages = open(settings, address, &[ip], protocol, on_message(), &gone).await?;
+    let commands = open(settings, address, endpoints, protocol, None, &gone).await?;
+    let messages = open(settings, address, endpoints, protocol, on_message(), &gone).await?;
     Ok((commands, Some(messages), gone))
 }
 
@@ -102,20 +105,20 @@ async fn log_in(
     Ok(())
 }
 
-/// Unifies what servers of different versions reply to a wrong password. A server that does not know AUTH quotes the
-/// command, so its text is left out.
+/// Unifies the replies of different server versions to a wrong password. Drops the text of a server that does not know
+/// AUTH, because it quotes the command.
 fn login_error(error: RedisError) -> RedisError {
     let text = error.to_string().to_ascii_lowercase();
     if text.contains("unknown command") {
-        return (ErrorKind::AuthenticationFailed, "the server does not know AUTH").into();
+        return (ErrorKind::AuthenticationFailed, "the server does not support AUTH").into();
     }
     if error.code() == Some("ERR") && text.contains("password") {
-        return (ErrorKind::AuthenticationFailed, "the password was refused").into();
+        return (ErrorKind::AuthenticationFailed, "the password was rejected").into();
     }
     error
 }
 
-/// Removes the password from a reply to the login: a proxy that refuses a command may quote it.
+/// Removes the password from the reply to a login. A proxy that rejects a command may quote it.
 fn without_password(error: RedisError, password: Option<&str>) -> RedisError {
     let (Some(password), Some(detail)) = (password, error.detail()) else { return error };
     if password.is_empty() || !detail.contains(password) {
@@ -125,11 +128,11 @@ fn without_password(error: RedisError, password: Option<&str>) -> RedisError {
     let reply = format!("-{code} {}\r\n", detail.replace(password, "***"));
     match redis::parse_redis_value(reply.as_bytes()).map(Value::extract_error) {
         Ok(Err(error)) => error,
-        _ => (ErrorKind::AuthenticationFailed, "the login was refused").into(),
+        _ => (ErrorKind::AuthenticationFailed, "the login was rejected").into(),
     }
 }
 
-/// Whether a server, or a proxy before it, speaks only RESP2.
+/// Returns whether the error of `HELLO 3` means that the server, or a proxy in front of it, supports only RESP2.
 fn lacks_resp3(error: &RedisError) -> bool {
     error.code() == Some("NOPROTO")
         || error.to_string().to_ascii_lowercase().contains("unknown command")
@@ -146,8 +149,8 @@ pub(super) async fn subscribe(
     Ok(messages.map_or(PushChannel::Shared, PushChannel::Second))
 }
 
-/// Refuses a replica, which would refuse every lock, and a server that wants a password. (Where ROLE is not allowed, the
-/// first lock fails.)
+/// Returns an error for a replica, which would refuse every lock, and for a server that requires a password. If the user
+/// may not run ROLE, a replica is detected by the first lock instead.
 pub(super) async fn refuse_replica(commands: &Connection) -> Result<()> {
     let role = match commands.query(&redis::cmd("ROLE")).await {
         Ok(role) => role,
@@ -159,36 +162,46 @@ pub(super) async fn refuse_replica(commands: &Connection) -> Result<()> {
         matches!(word, Some(Value::BulkString(word)) if word == b"slave" || word == b"replica");
     if is_replica {
         return Err(unavailable(
-            "the server is a read-only replica: give the address of the master, or use \
+            "the server is a read-only replica: use the address of the master, or \
              redis+sentinel://",
         ));
     }
     Ok(())
 }
 
-/// Loads scripts. Where SCRIPT LOAD is refused, EVAL may be allowed, so only a broken connection is an error.
+/// Loads scripts, and checks that the user may run them: a lock is taken without a script, but cannot be released without
+/// one. Where SCRIPT LOAD is refused, EVAL may be allowed.
 pub(super) async fn load(commands: &Connection, scripts: Vec<&'static Script>) -> Result<()> {
     let load = async |script: &'static Script| {
         commands.query(redis::cmd("SCRIPT").arg("LOAD").arg(script.code)).await
     };
-    for loaded in join_all(scripts.into_iter().map(load)).await {
+    for loaded in join_all(scripts.iter().copied().map(load)).await {
         if let Err(error) = loaded
             && classify(&error) == ErrorClass::Broken
         {
             return Err(translate(error));
         }
     }
-    Ok(())
+    let Some(script) = scripts.first() else { return Ok(()) };
+    // Without keys it does nothing.
+    let mut run = redis::cmd("EVALSHA");
+    let ran = match commands.query(run.arg(&script.hash).arg(0)).await {
+        Err(error) if is_unknown_script(&error) => {
+            commands.query(redis::cmd("EVAL").arg(script.code).arg(0)).await
+        }
+        ran => ran,
+    };
+    ran.map(drop).map_err(translate)
 }
 
-/// Asks which server this is, which client we are there, and for how long it has been up.
+/// Queries the run id of the server, the id of this client on it, and its uptime.
 pub(super) async fn identify(
     commands: &Connection,
     address: &Address,
 ) -> (Identity, Option<Uptime>) {
     let (mut client, mut info) = (redis::cmd("CLIENT"), redis::cmd("INFO"));
-    let asked = join(commands.query(client.arg("ID")), commands.query(info.arg("server")));
-    let (client, info) = asked.await;
+    let (client, info) =
+        join(commands.query(client.arg("ID")), commands.query(info.arg("server"))).await;
     let client = match client {
         Ok(Value::Int(client)) => Some(client),
         _ => None,
@@ -199,8 +212,8 @@ pub(super) async fn identify(
         line.map(str::trim)
     };
     let run = field("run_id:").map(str::to_owned);
-    // The server subtracts the second in which it started from the present one. So it says 1 a moment after its start,
-    // if its clock shows another second then: up to one more than it has been up.
+    // The server subtracts the second of its start from the current second. So it may report 1 just after its start: up
+    // to one second more than it has been up.
     let seconds = field("uptime_in_seconds:").and_then(|seconds| seconds.parse::<u64>().ok());
     let at = Instant::now();
     let uptime = seconds.map(|seconds| {

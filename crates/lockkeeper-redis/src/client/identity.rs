@@ -1,4 +1,4 @@
-//! Which server a session is on.
+//! The identity of a session and its server.
 
 use std::time::Duration;
 
@@ -12,10 +12,11 @@ pub(crate) struct Identity {
     pub(super) address: Address,
     /// The run id of the server, which changes when it restarts.
     pub(super) run: Option<String>,
+    /// The client id of the session (`CLIENT ID`).
     pub(super) client: Option<i64>,
 }
 
-/// How long a server had been up at least when it was asked, and when its reply came.
+/// The minimum uptime that a server reported, and when its reply arrived.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Uptime {
     pub(super) reported: Duration,
@@ -23,7 +24,7 @@ pub(super) struct Uptime {
 }
 
 impl Identity {
-    /// The run id of the server.
+    /// Returns the run id of the server.
     pub(crate) fn run(&self) -> Option<&str> {
         self.run.as_deref()
     }
@@ -34,7 +35,7 @@ impl Identity {
 
     #[cfg(test)]
     pub(crate) fn of(host: &str, run: Option<&str>) -> Self {
-        let address = Address { host: host.to_owned(), port: 6379 };
+        let address = Address::tcp(host, 6379);
         Self { address, run: run.map(str::to_owned), client: None }
     }
 }

@@ -1,8 +1,8 @@
-//! A build without TLS: `tls.rs` without its feature.
+//! Replaces `tls.rs` in a build without the feature `tls`.
 
 use std::path::PathBuf;
 
-use lockkeeper_core::Result;
+use lockkeeper_core::{Error, Result};
 use tokio::net::TcpStream;
 
 use super::io::{Reader, Writer};
@@ -12,9 +12,9 @@ use crate::error::config as config_error;
 pub(crate) struct Tls;
 
 impl Tls {
-    /// Refuses: the configuration of a build without TLS must not ask for it.
+    /// Returns an error: this build does not support TLS.
     pub(crate) fn new(_: Option<PathBuf>) -> Result<Self> {
-        Err(config_error("this build has no TLS: enable the feature \"redis-tls\" of lockkeeper"))
+        Err(no_tls())
     }
 
     #[expect(clippy::unused_self, reason = "as in tls.rs")]
@@ -23,6 +23,12 @@ impl Tls {
         _: &str,
         _: TcpStream,
     ) -> std::future::Ready<Result<(Reader, Writer)>> {
-        std::future::ready(Err(config_error("this build has no TLS")))
+        std::future::ready(Err(config_error(
+            "this build has no TLS: enable the feature \"redis-tls\" of lockkeeper",
+        )))
     }
+}
+
+fn no_tls() -> Error {
+    config_error("this build has no TLS: enable the feature \"redis-tls\" of lockkeeper")
 }

@@ -1,4 +1,4 @@
-//! What the lock layer keeps for each server.
+//! The lock layer's view of a server.
 
 use std::sync::Arc;
 
@@ -6,22 +6,22 @@ use lockkeeper_core::coalescer::Limits;
 
 use super::reconnecting::{ReconnectingClient, Target};
 
-/// A server as the lock layer sees it.
+/// The state that the lock layer keeps for each server.
 pub(crate) trait Node: Send + Sync + 'static {
     fn client(&self) -> &Arc<ReconnectingClient>;
 }
 
-/// Which requests may share a call on a server.
+/// Which requests may share a call (one batch) on a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sharing {
-    /// Those of all keys.
+    /// Requests of all keys.
     AllKeys,
-    /// None: keys in different slots of a cluster cannot be used by one command.
+    /// No requests: on a cluster, one command cannot use keys of different slots.
     None,
 }
 
 impl Sharing {
-    /// The limits of requests: `shared`, or that every caller sends its own.
+    /// Returns the limits for batching: `shared`, or limits with which every request is sent on its own.
     pub(crate) fn limits(self, shared: Limits) -> Limits {
         match self {
             Self::AllKeys => shared,

@@ -1,4 +1,4 @@
-//! A client of one server, which replaces its session when that breaks.
+//! A client of one server that reconnects when its session breaks.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -16,9 +16,9 @@ use super::session::{Opening, Session};
 use super::settings::{Address, Settings};
 use crate::error::unavailable;
 
-/// The shortest pause between two attempts to connect: a server that refuses is not asked in a loop.
+/// The minimum pause between two attempts to connect.
 const MIN_PAUSE: Duration = Duration::from_millis(50);
-/// The longest pause between two attempts to reconnect for the sake of messages.
+/// The maximum pause between two attempts to reconnect in the background.
 const MAX_PAUSE: Duration = Duration::from_secs(2);
 
 /// A client of one server.
@@ -27,17 +27,17 @@ pub(crate) struct ReconnectingClient {
     target: Target,
     handler: Arc<dyn EventHandler>,
     current: Mutex<Option<Arc<Session>>>,
-    /// Locked by the task that connects; the others wait for it.
+    /// Locked by the task that connects. Other tasks wait for it.
     connecting: tokio::sync::Mutex<Connecting>,
-    /// How many attempts to connect have failed.
+    /// The number of failed attempts to connect.
     failures: AtomicU64,
 }
 
-/// Where the server is.
+/// How to find the server.
 #[derive(Debug, Clone)]
 pub(crate) enum Target {
     Fixed(Address),
-    /// The master that the sentinels name.
+    /// The master that the sentinels report.
     Sentinel {
         sentinels: Vec<Address>,
         master: String,
@@ -46,7 +46,7 @@ pub(crate) enum Target {
 
 #[derive(Default)]
 struct Connecting {
-    /// The last session.
+    /// The previous session.
     before: Option<Identity>,
     failure: Option<(Instant, Error)>,
 }
@@ -75,23 +75,29 @@ impl ReconnectingClient {
         self.slot().as_ref().filter(|session| !session.gone().is_cancelled()).cloned()
     }
 
+    /// Whether the server's clock can be read without a script, and has reached a time in microseconds, as far as is known.
+    pub(crate) fn clock_has_reached(&self, time: u64) -> bool {
+        let session = self.current();
+        session.is_some_and(|it| it.clock().is_plain() && it.clock().now() >= time)
+    }
+
     /// The runtime for tasks that depend on the session: if it hangs, they would hang anyway.
     pub(crate) fn runtime(&self) -> Handle {
         self.current().map_or_else(Handle::current, |session| session.runtime().clone())
     }
 
-    /// Returns the session, or opens one if there is none.
+    /// Returns the current session, or opens a new one.
     pub(crate) async fn session(self: &Arc<Self>) -> Result<Arc<Session>> {
         if let Some(session) = self.current() {
             return Ok(session);
         }
         let seen = self.failures.load(Ordering::Relaxed);
-        // In a task of its own: the caller may not be polled for a while, and others wait for the same session.
+        // In a separate task: other callers wait for the same session while this one may not be polled.
         let opened = tokio::spawn(self.clone().open_session(seen)).await;
         opened.unwrap_or_else(|_| Err(unavailable("the connection is lost")))
     }
 
-    /// Opens a session, unless another task has done so or has failed to since there were `seen` failures.
+    /// Opens a session, unless another task has opened one, or has failed to since the caller counted `seen` failures.
     async fn open_session(self: Arc<Self>, seen: u64) -> Result<Arc<Session>> {
         let mut connecting = self.connecting.lock().await;
         if let Some(session) = self.current() {
@@ -150,12 +156,12 @@ impl std::fmt::Debug for ReconnectingClient {
     }
 }
 
-/// Pings the server at intervals. When the session is gone, opens another while messages are expected.
+/// Pings the server at intervals. When the session is gone, reconnects if messages are expected.
 fn watch(client: Weak<ReconnectingClient>, session: Arc<Session>) -> BoxFuture<'static, ()> {
-    // A session lives in the runtime that opened it, as this task does: when the runtime ends, so does the session, even
-    // if this task was never polled.
+    // When the runtime ends, it drops this task, and the guard marks the session as gone, even if the task was never
+    // polled.
     let end = session.gone().clone().drop_guard();
-    // Boxed, because opening a session spawns this again.
+    // Boxed, because opening a session spawns this future again.
     Box::pin(ping_and_reconnect(client, session, end))
 }
 
@@ -180,15 +186,15 @@ async fn ping_and_reconnect(
     drop((end, session));
     let mut pause = MIN_PAUSE;
     loop {
-        // Upgraded only while it connects, so that a store without users is dropped.
+        // Upgraded only while it connects, so that an unused store is dropped.
         let Some(client) = client.upgrade().filter(|client| client.handler.expects_messages())
         else {
             return;
         };
         match client.session().await {
-            // It has a task of its own that watches it.
+            // The new session has its own `watch` task.
             Ok(_) => return,
-            Err(error) => tracing::debug!(%error, "reconnecting"),
+            Err(error) => tracing::debug!(%error, ?pause, "reconnect failed, retrying"),
         }
         drop(client);
         tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64() / 2.0)).await;

@@ -1,4 +1,4 @@
-//! `WAIT`: writes that replicas have to acknowledge.
+//! `WAIT`: acknowledgement of writes by replicas.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,15 +11,15 @@ use tokio::runtime::Handle;
 use super::connection::Connection;
 use crate::error::{translate, unavailable};
 
-/// How long replicas have to acknowledge.
+/// The timeout for acknowledgements.
 const MAX_WAIT: Duration = Duration::from_secs(1);
 
-/// While the server waits for its replicas it executes no other command of the connection, so callers that write in the
-/// meantime share the next `WAIT`.
+/// While the server executes a `WAIT`, it executes no other command of the connection. Callers that write in the meantime
+/// share the next `WAIT`.
 const LIMITS: Limits =
     Limits { max_direct: 1, max_in_flight: 1, max_batch: usize::MAX, linger: Duration::ZERO };
 
-/// Sends `WAIT` for all that was written on a connection. A request is the number of replicas that must acknowledge.
+/// Sends `WAIT` for all writes on a connection. A request is the number of replicas that must acknowledge.
 pub(super) struct ReplicaWait {
     commands: Arc<Connection>,
     runtime: Handle,
@@ -45,7 +45,8 @@ impl BatchSender for ReplicaWait {
                 return Ok(());
             }
             Err(unavailable(format!(
-                "{count} of {needed} replicas acknowledged it within {MAX_WAIT:?}: it does not count"
+                "{count} of {needed} replicas acknowledged the write within {MAX_WAIT:?}: check that \
+                 the replicas run, or lower min_replicas"
             )))
         };
         Ok(needed.iter().map(answer).collect())

@@ -1,113 +1,113 @@
-//! RESP frames, from bytes to values. The parser of the redis crate is used only for rare kinds of values: for the replies
-//! of a lock it took longer than all other work on them.
+//! RESP: frames are scanned and parsed, commands are written. Rare kinds of values are left to the parser of the redis crate.
+
+use std::io::Write as _;
 
 use redis::{ErrorKind, RedisError, RedisResult, Value};
 
-/// How deep values may be nested. Replies to our scripts are nested three deep.
+/// The maximum nesting of values. Replies to the scripts have a nesting of three.
 const MAX_DEPTH: usize = 32;
-/// A value that is incomplete.
-const SHORT: &str = "a value without its end";
+/// The error for a value that is incomplete.
+const INCOMPLETE: &str = "an incomplete value";
 
 /// A complete value that a server sent.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Frame {
-    /// The reply to the oldest command that has none yet.
+    /// The reply to the oldest pending command.
     Reply(Value),
     /// A message on a channel.
     Message { channel: Vec<u8>, message: Vec<u8> },
-    /// A push of a kind that was not asked for.
+    /// A push of another kind.
     Other,
 }
 
 type Parsed<T> = Result<T, &'static str>;
 
-fn garbage(what: &'static str) -> RedisError {
+fn invalid(what: &'static str) -> RedisError {
     RedisError::from((ErrorKind::Parse, what))
 }
 
-/// How large a value may be, with all that it contains. A larger one ends the connection.
+/// The maximum size of a value, including nested values. A larger one closes the connection.
 ///
-/// A server, or what answers in its place, must not be able to fill this process's memory.
+/// Limits protect the memory of this process from a broken or malicious server.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
     pub(crate) bytes: usize,
     pub(crate) values: usize,
-    /// The longest line: a simple string, an error, a number.
+    /// The maximum length of a line: a simple string, an error, a number.
     pub(crate) line: usize,
 }
 
 impl Limits {
-    /// Until the handshake is done. Its longest replies are those to `HELLO`, which lists modules, to
-    /// `INFO server` and to `ROLE`, which lists replicas: some 3 KiB.
+    /// The limits during the handshake. Its longest replies are those to `HELLO`, which lists modules, to
+    /// `INFO server`, and to `ROLE`, which lists replicas: about 3 KiB.
     pub(crate) const HANDSHAKE: Self = Self { bytes: 16 << 10, values: 1 << 10, line: 4 << 10 };
-    /// After the handshake. Inspection of a lock with 100,000 waiters takes some 20 MiB in 300,000 values.
+    /// The limits after the handshake. Inspection of a lock with 100,000 waiters returns about 20 MiB in 300,000 values.
     pub(crate) const READY: Self = Self { bytes: 64 << 20, values: 1 << 20, line: 64 << 10 };
 
     fn check(self, bytes: usize, values: usize, line: usize) -> RedisResult<()> {
         let what = if bytes > self.bytes {
             "the reply exceeds the size limit"
         } else if values > self.values {
-            "the reply exceeds the limit of values"
+            "the reply exceeds the limit on the number of values"
         } else if line > self.line {
             "a line of the reply exceeds the size limit"
         } else {
             return Ok(());
         };
-        Err(garbage(what))
+        Err(invalid(what))
     }
 }
 
-/// Finds where a value ends. It resumes where the last scan stopped, so a long value that arrives in many pieces is scanned
-/// once.
+/// Finds the end of a value. Each call resumes where the last one stopped, so that a value that arrives in pieces is
+/// scanned once.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct FrameScanner {
     at: usize,
-    /// How many values are expected.
+    /// The number of values that are still expected.
     open: usize,
-    /// How many values have begun.
-    begun: usize,
+    /// The number of values that have been scanned.
+    scanned: usize,
 }
 
 impl Default for FrameScanner {
     fn default() -> Self {
-        Self { at: 0, open: 1, begun: 0 }
+        Self { at: 0, open: 1, scanned: 0 }
     }
 }
 
 impl FrameScanner {
-    /// Returns the length of the value that the bytes begin with; `None` if it is incomplete.
+    /// Returns the length of the value at the start of the bytes, or `None` if it is incomplete.
     ///
-    /// Lengths and counts are checked against the limits when they are announced, before their content arrives.
+    /// Lengths and counts are checked against the limits as soon as they are read, before their content arrives.
     pub(crate) fn end(&mut self, bytes: &[u8], limits: Limits) -> RedisResult<Option<usize>> {
         while self.open > 0 {
             let Some(kind) = bytes.get(self.at) else { return Ok(None) };
             let mut reader = Reader { bytes, at: self.at + 1 };
-            let Some(line) = reader.line().map_err(garbage)? else {
+            let Some(line) = reader.line().map_err(invalid)? else {
                 limits.check(bytes.len(), 0, bytes.len() - self.at)?;
                 return Ok(None);
             };
-            let count = || number(line).map(usize::try_from).map_err(garbage);
+            let count = || number(line).map(usize::try_from).map_err(invalid);
             let (more, skip) = match kind {
                 b'$' | b'!' | b'=' => (0, count()?.map_or(0, |length| length.saturating_add(2))),
                 b'*' | b'~' | b'>' => (count()?.unwrap_or(0), 0),
                 b'%' | b'|' => (count()?.unwrap_or(0).saturating_mul(2), 0),
                 b':' | b'_' | b'+' | b'-' | b',' | b'#' | b'(' => (0, 0),
-                _ => return Err(garbage("no value begins like that")),
+                _ => return Err(invalid("an unknown type of value")),
             };
-            // Attributes come before the value that they are of.
+            // Attributes precede the value that they belong to.
             self.open = self.open.saturating_add(more) - usize::from(*kind != b'|');
             self.at = reader.at.saturating_add(skip);
-            self.begun += 1;
-            limits.check(self.at, self.open.saturating_add(self.begun), line.len())?;
+            self.scanned += 1;
+            limits.check(self.at, self.open.saturating_add(self.scanned), line.len())?;
         }
         Ok(Some(self.at).filter(|end| *end <= bytes.len()))
     }
 }
 
-/// Parses the bytes of one complete value. With RESP2, messages are ordinary arrays: `is_subscribed` says that
-/// they are to be expected.
+/// Parses the bytes of one complete value. `is_subscribed` tells whether an array may be a message, as with RESP2.
 pub(crate) fn parse(bytes: &[u8], is_subscribed: bool) -> RedisResult<Frame> {
-    Reader { bytes, at: 0 }.frame(is_subscribed).map_err(garbage)
+    Reader { bytes, at: 0 }.frame(is_subscribed).map_err(invalid)
 }
 
 struct Reader<'a> {
@@ -143,65 +143,65 @@ impl<'a> Reader<'a> {
 
     fn value(&mut self, depth: usize) -> Parsed<Value> {
         if depth > MAX_DEPTH {
-            return Err("values nested too deeply");
+            return Err("the nesting of values exceeds the limit");
         }
         let start = self.at;
-        let kind = *self.bytes.get(start).ok_or(SHORT)?;
+        let kind = *self.bytes.get(start).ok_or(INCOMPLETE)?;
         self.at += 1;
         Ok(match kind {
-            b':' => Value::Int(number(self.line()?.ok_or(SHORT)?)?),
+            b':' => Value::Int(number(self.line()?.ok_or(INCOMPLETE)?)?),
             b'$' => self.blob()?.map_or(Value::Nil, |bytes| Value::BulkString(bytes.to_vec())),
             b'*' => self.items(1, depth)?.map_or(Value::Nil, Value::Array),
             b'~' => self.items(1, depth)?.map_or(Value::Nil, Value::Set),
             b'%' => Value::Map(pairs(self.items(2, depth)?.unwrap_or_default())),
             b'_' => {
-                self.line()?.ok_or(SHORT)?;
+                self.line()?.ok_or(INCOMPLETE)?;
                 Value::Nil
             }
-            // Attributes come with a reply and are not used.
+            // Attributes of a reply are ignored.
             b'|' => {
                 self.items(2, depth)?;
                 self.value(depth + 1)?
             }
             b'+' | b'-' | b',' | b'#' | b'(' => {
-                self.line()?.ok_or(SHORT)?;
+                self.line()?.ok_or(INCOMPLETE)?;
                 self.parse_by_crate(start)?
             }
             b'!' | b'=' => {
                 self.blob()?;
                 self.parse_by_crate(start)?
             }
-            _ => return Err("no value begins like that"),
+            _ => return Err("an unknown type of value"),
         })
     }
 
-    /// Reads the rest of the line; `None` if it is incomplete.
+    /// Reads the rest of the line. Returns `None` if it is incomplete.
     fn line(&mut self) -> Parsed<Option<&'a [u8]>> {
         let rest = &self.bytes[self.at..];
         let Some(end) = rest.iter().position(|byte| *byte == b'\n') else { return Ok(None) };
         self.at += end + 1;
-        rest[..end].strip_suffix(b"\r").map(Some).ok_or("a line that ends too early")
+        rest[..end].strip_suffix(b"\r").map(Some).ok_or("a line without a carriage return")
     }
 
-    /// Reads bytes that are preceded by their number; `None` if that is negative.
+    /// Reads bytes that are preceded by their length. Returns `None` if the length is negative (null).
     fn blob(&mut self) -> Parsed<Option<&'a [u8]>> {
-        let Ok(length) = usize::try_from(number(self.line()?.ok_or(SHORT)?)?) else {
+        let Ok(length) = usize::try_from(number(self.line()?.ok_or(INCOMPLETE)?)?) else {
             return Ok(None);
         };
         let rest = &self.bytes[self.at..];
         let end = length.saturating_add(2);
         self.at = self.at.saturating_add(end);
-        let text = rest.get(..end).ok_or(SHORT)?.strip_suffix(b"\r\n");
-        text.map(Some).ok_or("a text that goes on after its end")
+        let text = rest.get(..end).ok_or(INCOMPLETE)?.strip_suffix(b"\r\n");
+        text.map(Some).ok_or("a bulk string that is longer than its length")
     }
 
-    /// Reads `each` values as often as the number before them says; `None` if that is negative.
+    /// Reads a count and `each` values per count. Returns `None` if the count is negative (null).
     fn items(&mut self, each: usize, depth: usize) -> Parsed<Option<Vec<Value>>> {
-        let Ok(count) = usize::try_from(number(self.line()?.ok_or(SHORT)?)?) else {
+        let Ok(count) = usize::try_from(number(self.line()?.ok_or(INCOMPLETE)?)?) else {
             return Ok(None);
         };
         let count = count.checked_mul(each).ok_or("too many values")?;
-        // Each value takes at least three bytes: what is announced may never arrive.
+        // Each value takes at least three bytes. The count alone must not reserve memory.
         let mut items = Vec::with_capacity(count.min((self.bytes.len() - self.at) / 3));
         for _ in 0..count {
             items.push(self.value(depth + 1)?);
@@ -211,7 +211,7 @@ impl<'a> Reader<'a> {
 
     fn parse_by_crate(&self, start: usize) -> Parsed<Value> {
         let value = redis::parse_redis_value(&self.bytes[start..self.at]);
-        value.map_err(|_| "a value that makes no sense")
+        value.map_err(|_| "an invalid value")
     }
 }
 
@@ -232,7 +232,57 @@ fn pairs(items: Vec<Value>) -> Vec<(Value, Value)> {
 
 fn number(line: &[u8]) -> Parsed<i64> {
     let number = std::str::from_utf8(line).ok().and_then(|line| line.parse().ok());
-    number.ok_or("a number that is none")
+    number.ok_or("an invalid number")
+}
+
+/// Several commands in one write. Their replies arrive in the same order.
+#[derive(Debug, Default)]
+pub(crate) struct Pipeline {
+    bytes: Vec<u8>,
+    count: usize,
+}
+
+impl Pipeline {
+    /// Adds a command.
+    pub(crate) fn add(&mut self, words: &[&[u8]]) {
+        self.begin(words.len());
+        for word in words {
+            self.word(word);
+        }
+    }
+
+    /// Adds a command of the redis crate.
+    pub(crate) fn add_command(&mut self, command: &redis::Cmd) {
+        self.count += 1;
+        command.write_packed_command(&mut self.bytes);
+    }
+
+    /// Starts a command of so many words, each of which is then added by [`word`](Self::word).
+    pub(crate) fn begin(&mut self, words: usize) {
+        self.count += 1;
+        self.length(b'*', words);
+    }
+
+    /// Adds the next word of a command.
+    pub(crate) fn word(&mut self, word: &[u8]) {
+        self.length(b'$', word.len());
+        self.bytes.extend_from_slice(word);
+        self.bytes.extend_from_slice(b"\r\n");
+    }
+
+    fn length(&mut self, kind: u8, length: usize) {
+        // Writing to a vector does not fail.
+        let _ = write!(self.bytes, "{}{length}\r\n", char::from(kind));
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// How many replies to expect.
+    pub(super) fn count(&self) -> usize {
+        self.count
+    }
 }
 
 #[cfg(test)]
@@ -252,8 +302,8 @@ mod tests {
         [format!("{kind}{}\r\n", text.len()).as_bytes(), text, b"\r\n"].concat()
     }
 
-    /// A value as a server writes it.
-    fn written() -> impl Strategy<Value = Vec<u8>> {
+    /// A random value in the encoding of a server.
+    fn encoded() -> impl Strategy<Value = Vec<u8>> {
         let line = |kind: &'static str, text: &'static str| {
             text.prop_map(move |text| format!("{kind}{text}\r\n").into_bytes())
         };
@@ -291,13 +341,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn values_are_what_the_crate_says_they_are(bytes in written()) {
+        fn values_equal_those_of_the_redis_crate(bytes in encoded()) {
             prop_assert_eq!(reply(&bytes), redis::parse_redis_value(&bytes).unwrap());
         }
 
         #[test]
-        fn a_value_is_unfinished_until_its_last_byte_and_ends_there(one in written(), two in written()) {
-            // With all bytes before it seen one by one, and with none.
+        fn a_value_is_incomplete_until_its_last_byte_and_ends_there(one in encoded(), two in encoded()) {
+            // With a scanner that sees the bytes one by one, and with a new one.
             let mut scanner = FrameScanner::default();
             for end in 0..one.len() {
                 prop_assert_eq!(scanner.end(&one[..end], Limits::READY).unwrap(), None);
@@ -309,14 +359,14 @@ mod tests {
         }
 
         #[test]
-        fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..60)) {
+        fn no_input_makes_the_parser_panic(bytes in proptest::collection::vec(any::<u8>(), 0..60)) {
             let _ = parse(&bytes, true);
             let _ = FrameScanner::default().end(&bytes, Limits::READY);
         }
 
         #[test]
-        fn no_damaged_value_makes_it_panic(
-            bytes in written(), at in any::<prop::sample::Index>(), byte in any::<u8>(),
+        fn no_corrupted_value_makes_the_parser_panic(
+            bytes in encoded(), at in any::<prop::sample::Index>(), byte in any::<u8>(),
         ) {
             let mut bytes = bytes;
             let at = at.index(bytes.len());
@@ -327,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_announced_takes_no_room_before_it_comes() {
+    fn a_large_count_reserves_no_memory_before_its_content_arrives() {
         for bytes in ["*1000000\r\n", "%500000\r\n:1\r\n", "$60000000\r\n"] {
             assert_eq!(FrameScanner::default().end(bytes.as_bytes(), Limits::READY).unwrap(), None);
             assert!(parse(bytes.as_bytes(), false).is_err());
@@ -339,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn garbage_is_an_error() {
+    fn invalid_input_is_an_error() {
         let deep = "*1\r\n".repeat(40);
         for bytes in ["HTTP/1.1 400\r\n", "$2\r\nabc\r\n", ":x\r\n", ":1\n", "*x\r\n", &deep] {
             let error = parse(bytes.as_bytes(), false).unwrap_err();
@@ -354,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn attributes_are_left_out() {
+    fn attributes_are_ignored() {
         let bytes = b"|1\r\n+a\r\n:1\r\n:2\r\n";
         assert_eq!(reply(bytes), Value::Int(2));
         assert_eq!(FrameScanner::default().end(bytes, Limits::READY).unwrap(), Some(bytes.len()));
@@ -372,5 +422,16 @@ mod tests {
         assert!(matches!(frame(&format!(">{subscribed}"), false), Frame::Reply(_)));
         assert!(matches!(frame(&format!("*{subscribed}"), true), Frame::Reply(_)));
         assert_eq!(frame(">2\r\n$10\r\ninvalidate\r\n*0\r\n", false), Frame::Other);
+    }
+
+    #[test]
+    fn commands_are_written_as_the_redis_crate_writes_them() {
+        let mut pipeline = Pipeline::default();
+        pipeline.add(&[b"SET", b"a key", b"\xff\r\n", b"NX"]);
+        pipeline.add(&[b"TIME"]);
+        let set = redis::cmd("SET").arg("a key").arg(b"\xff\r\n").arg("NX").get_packed_command();
+        let time = redis::cmd("TIME").get_packed_command();
+        assert_eq!(pipeline.bytes(), [set, time].concat());
+        assert_eq!(pipeline.count(), 2);
     }
 }

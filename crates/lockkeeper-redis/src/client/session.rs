@@ -1,13 +1,12 @@
 //! A session on one server: logged in, subscribed, with its scripts loaded.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join;
 use lockkeeper_core::coalescer::Coalescer;
 use lockkeeper_core::{Error, ErrorKind, Result};
-use redis::{Cmd, RedisError, RedisResult, ServerErrorKind, Value};
+use redis::{Cmd, RedisError, RedisResult, Value};
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
@@ -16,22 +15,25 @@ use super::events::EventHandler;
 use super::handshake::{self, PushChannel};
 use super::identity::{Identity, Uptime};
 use super::replication::{self, ReplicaWait};
-use super::script::Script;
+use super::resp::Pipeline;
+use super::script::{Script, is_unknown_script};
+use super::server_clock::ServerClock;
 use super::settings::{Address, Settings};
-use super::stream;
-use crate::error::{ErrorClass, at, classify, translate, unavailable};
+use super::stream::{self, Endpoint};
+use crate::error::{ErrorClass, at, classify, translate, unavailable, unwrapped};
 
-/// A session, until it is [`gone`](Self::gone).
+/// A session on a server, usable until it is [`gone`](Self::gone).
 pub(crate) struct Session {
     commands: Arc<Connection>,
     pushes: PushChannel,
-    /// The channel that messages for this process are published on. It is new for each session, so it has no subscriber
-    /// when this session is gone.
+    /// The channel for messages to this process. Each session has a new one, so it has no subscriber after the session
+    /// is gone.
     channel: String,
     identity: Identity,
     uptime: Option<Uptime>,
-    /// Which of the host's addresses it is connected to.
-    ip: SocketAddr,
+    clock: ServerClock,
+    /// What it is connected to.
+    endpoint: Endpoint,
     gone: CancellationToken,
     /// The runtime of its read loop.
     runtime: Handle,
@@ -42,8 +44,8 @@ pub(crate) struct Session {
 pub(crate) struct Opening<'a> {
     pub(crate) settings: &'a Settings,
     pub(crate) address: &'a Address,
-    /// A session that was given up: it is ended on the server first, so that no command that was sent there and not yet
-    /// read can take effect after a command of the new one.
+    /// The previous session. It is killed on the server before the new session is used, so that a command still buffered
+    /// there cannot execute after a command of the new session.
     pub(crate) before: Option<&'a Identity>,
     pub(crate) handler: &'a Arc<dyn EventHandler>,
 }
@@ -58,38 +60,41 @@ impl Opening<'_> {
             .map_err(|error| at(self.address, &error))
     }
 
-    /// Connects to the first of a host's addresses, in their order, that is a master.
+    /// Connects to the addresses of a host in turn, and returns a session on the first that is a master.
     ///
-    /// A name may resolve to a master and its replicas. The first to answer may be a replica, and a different one each time.
-    async fn open_master(&self, ips: &[SocketAddr]) -> Result<Session> {
-        // An address that does not answer leaves time for the others.
-        let within =
-            self.settings.connect_timeout / u32::try_from(ips.len()).unwrap_or(u32::MAX).max(1);
-        let mut failed: Vec<(SocketAddr, Error)> = Vec::new();
-        for ip in ips {
-            let error = match tokio::time::timeout(within, self.open_at(*ip)).await {
+    /// A name may resolve to a master and its replicas, and the order may differ each time.
+    async fn open_master(&self, endpoints: &[Endpoint]) -> Result<Session> {
+        // Divided, so that an address that does not reply leaves time for the others.
+        let within = self.settings.connect_timeout
+            / u32::try_from(endpoints.len()).unwrap_or(u32::MAX).max(1);
+        let mut failed: Vec<(&Endpoint, Error)> = Vec::new();
+        for endpoint in endpoints {
+            let error = match tokio::time::timeout(within, self.open_at(endpoint)).await {
                 Ok(Ok(session)) => return Ok(session),
                 Ok(Err(error)) => error,
                 Err(_) => unavailable(format!("no answer within {within:?}")),
             };
-            if ips.len() == 1 {
+            if endpoints.len() == 1 {
                 return Err(error);
             }
-            failed.push((*ip, error));
+            failed.push((endpoint, error));
         }
-        // A refused login is what the user can fix.
+        // An error that the user can fix, such as a rejected login, decides the kind.
         let kind =
             failed.iter().map(|(_, error)| error.kind()).find(|kind| *kind == ErrorKind::Config);
-        let each: Vec<String> = failed.iter().map(|(ip, error)| format!("{ip}: {error}")).collect();
+        let each: Vec<String> =
+            failed.iter().map(|(endpoint, error)| format!("{endpoint}: {error}")).collect();
         let message =
             format!("none of its {} addresses is a master: {}", each.len(), each.join("; "));
         Err(Error::new(kind.unwrap_or(ErrorKind::Unavailable), message))
     }
 
-    async fn open_at(&self, ip: SocketAddr) -> Result<Session> {
+    async fn open_at(&self, endpoint: &Endpoint) -> Result<Session> {
         let Self { settings, address, before, handler } = *self;
-        let (commands, messages, gone) = handshake::connect(settings, address, ip, handler).await?;
-        // Before the scripts: a server that wants a password closes the connection when it gets a long script.
+        let (commands, messages, gone) =
+            handshake::connect(settings, address, endpoint, handler).await?;
+        // Before the scripts: a server that requires a password closes the connection on an argument above 16 KiB
+        // (github.com/redis/redis/pull/9588).
         handshake::refuse_replica(&commands).await?;
         let channel = format!("{}:wake:{:016x}", settings.channel_prefix, fastrand::u64(..));
         let pushes = match handshake::subscribe(&commands, messages, &channel).await {
@@ -99,7 +104,7 @@ impl Opening<'_> {
             }
             Err(error) => {
                 let error = translate(error);
-                tracing::warn!(%address, %error, "no messages from this server: waiters will poll");
+                tracing::warn!(%address, %error, "cannot subscribe to messages: waiters will poll");
                 PushChannel::None
             }
         };
@@ -116,21 +121,34 @@ impl Opening<'_> {
             && before.run == identity.run
         {
             let mut kill = redis::cmd("CLIENT");
-            // An error reply says that it is refused or that the session is not there: nothing more can be done.
+            // An error reply is ignored: the session does not exist any more, or the user may not kill it.
             commands.send(kill.arg("KILL").arg("ID").arg(client)).await.map_err(translate)?;
         }
+        let clock = ServerClock::read(&commands).await.map_err(translate)?;
         commands.end_handshake();
         if let PushChannel::Second(messages) = &pushes {
             messages.end_handshake();
         }
         let (commands, runtime) = (Arc::new(commands), Handle::current());
         let replication = replication::coalescer(&commands, &runtime);
-        Ok(Session { commands, pushes, channel, identity, uptime, ip, gone, runtime, replication })
+        let session = Session {
+            commands,
+            pushes,
+            channel,
+            identity,
+            uptime,
+            clock,
+            endpoint: endpoint.clone(),
+            gone,
+            runtime,
+            replication,
+        };
+        Ok(session)
     }
 }
 
 impl Session {
-    /// The channel to publish messages for this process on; `-` if they would not arrive.
+    /// Returns the channel for messages to this process; `-` if they would not arrive.
     pub(crate) fn channel(&self) -> &str {
         match self.pushes {
             PushChannel::None => "-",
@@ -142,7 +160,7 @@ impl Session {
         !matches!(self.pushes, PushChannel::None)
     }
 
-    /// Whether messages arrive on a second connection.
+    /// Returns whether messages arrive on a second connection.
     pub(crate) fn has_second_connection(&self) -> bool {
         matches!(self.pushes, PushChannel::Second(_))
     }
@@ -151,30 +169,63 @@ impl Session {
         &self.identity
     }
 
-    /// How long the server has been up at least, if it reported that. A restart ends the session, so one reply is valid for its
-    /// whole life.
+    /// Returns the minimum uptime of the server, if it reported one. A restart ends the session, so one reply is enough.
     pub(crate) fn uptime(&self) -> Option<Duration> {
         self.uptime.map(|uptime| uptime.reported + uptime.at.elapsed())
     }
 
-    /// Which of the host's addresses it is connected to.
-    pub(crate) fn ip(&self) -> SocketAddr {
-        self.ip
+    /// Returns what it is connected to: one of the host's addresses, or the socket.
+    pub(crate) fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
     }
 
-    /// The runtime that reads its connections.
+    /// Returns the runtime of its read loop.
     pub(crate) fn runtime(&self) -> &Handle {
         &self.runtime
     }
 
-    /// Cancelled when the session can no longer be used.
+    /// Returns the token that is cancelled when the session can no longer be used.
     pub(crate) fn gone(&self) -> &CancellationToken {
         &self.gone
     }
 
-    /// Sends a command and waits for its reply. If that shows that the connection is broken, the session is gone.
+    /// Sends a command and waits for its reply. The session is gone after an error of class
+    /// [`Broken`](ErrorClass::Broken).
     pub(crate) async fn send(&self, command: &Cmd) -> RedisResult<Value> {
         self.commands.execute(command).await
+    }
+
+    /// Sends several commands in one write and waits for all replies. [`checked`](Self::checked) turns error replies into
+    /// errors.
+    pub(crate) async fn send_all(&self, commands: &Pipeline) -> RedisResult<Vec<Value>> {
+        self.commands.send_all(commands).await
+    }
+
+    /// Turns an error reply into an error. If it shows that the connection is broken, the session is gone.
+    pub(crate) fn checked(&self, reply: Value) -> Result<Value> {
+        reply.extract_error().map_err(|error| translate(self.noted(error)))
+    }
+
+    /// Turns an error in place of a reply into an error, as [`checked`](Self::checked) does, and leaves errors within it in
+    /// place.
+    pub(crate) fn unchecked(&self, reply: Value) -> RedisResult<Value> {
+        match reply {
+            Value::ServerError(error) => Err(self.noted(error.into())),
+            reply => Ok(reply),
+        }
+    }
+
+    fn noted(&self, error: RedisError) -> RedisError {
+        let error = unwrapped(error);
+        if classify(&error) == ErrorClass::Broken {
+            self.gone.cancel();
+        }
+        error
+    }
+
+    /// The server's clock.
+    pub(crate) fn clock(&self) -> &ServerClock {
+        &self.clock
     }
 
     /// Runs a script: `add` adds its keys and arguments.
@@ -200,7 +251,7 @@ impl Session {
         self.send(&command).await
     }
 
-    /// Waits until so many replicas have acknowledged what was written in this session.
+    /// Waits until this many replicas have acknowledged the writes of this session.
     pub(crate) async fn replicated(&self, replicas: u32) -> Result<()> {
         if replicas == 0 { Ok(()) } else { self.replication.send(replicas).await }
     }
@@ -223,10 +274,12 @@ impl Session {
         connection.query(redis::cmd(command).arg(channel)).await.map(drop)
     }
 
-    /// Whether the server answers a ping.
+    /// Pings the server and returns whether it replies in time.
     pub(crate) async fn is_alive(&self, within: Duration) -> bool {
         let pings = async {
-            self.send(&redis::cmd("PING")).await?;
+            // Not PING: the reply also corrects the estimate of the server's clock.
+            let sent = tokio::time::Instant::now();
+            self.clock.sample(&self.send(&self.clock.command()).await?, sent);
             if let PushChannel::Second(messages) = &self.pushes {
                 messages.query(&redis::cmd("PING")).await?;
             }
@@ -234,7 +287,7 @@ impl Session {
         };
         match tokio::time::timeout(within, pings).await {
             Ok(Ok(())) => true,
-            // A refusal is an answer.
+            // An error reply is a reply.
             Ok(Err(error)) => classify(&error) == ErrorClass::Refused,
             Err(_) => false,
         }
@@ -253,22 +306,19 @@ impl std::fmt::Debug for Session {
     }
 }
 
-/// How a script is named in a call.
+/// How to call a script.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Call {
-    /// By its hash: the server should know it.
+    /// By its hash, which the server must know.
     Evalsha,
-    /// By its code, which makes it known.
+    /// By its code. The server caches it.
     Eval,
-}
-
-/// Whether the server does not know a script: it restarted, or its scripts were flushed.
-pub(crate) fn is_unknown_script(error: &RedisError) -> bool {
-    error.kind() == ServerErrorKind::NoScript.into()
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
+
     use lockkeeper_testkit::server::RedisServer;
     use lockkeeper_testkit::wait::soon;
 
@@ -276,18 +326,19 @@ mod tests {
     use crate::client::events::NoEvents;
     use crate::config::Config;
 
-    /// Opens a connection to a host with these addresses.
+    /// Opens a session on a host with these addresses.
     async fn open(ips: &[SocketAddr], options: &str) -> Result<Session> {
+        let endpoints: Vec<_> = ips.iter().copied().map(Endpoint::Ip).collect();
         let config = Config::from_url(&format!("redis://name/?{options}")).unwrap();
-        let address = Address { host: "name".into(), port: 6379 };
+        let address = Address::tcp("name", 6379);
         let handler: Arc<dyn EventHandler> = Arc::new(NoEvents);
         let settings = &config.client;
         let opening = Opening { settings, address: &address, before: None, handler: &handler };
-        soon("an answer", opening.open_master(ips)).await
+        soon("a session", opening.open_master(&endpoints)).await
     }
 
     #[tokio::test]
-    async fn a_name_with_several_addresses_leads_to_the_master() {
+    async fn of_several_addresses_the_master_is_used() {
         let master = RedisServer::start_or_panic();
         let replicas =
             [(); 2].map(|()| RedisServer::builder().replica_of(&master).start_or_panic());
@@ -297,7 +348,7 @@ mod tests {
             for ips in [[one, two, master.addr()], [closed, master.addr(), one]] {
                 for _ in 0..3 {
                     let session = open(&ips, options).await.unwrap();
-                    assert_eq!(session.ip(), master.addr());
+                    assert_eq!(*session.endpoint(), Endpoint::Ip(master.addr()));
                     assert!(session.receives_messages());
                 }
             }
@@ -310,11 +361,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_address_that_never_answers_leaves_time_for_the_others() {
+    async fn an_address_that_never_replies_leaves_time_for_the_others() {
         let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let master = RedisServer::start_or_panic();
         let ips = [silent.local_addr().unwrap(), master.addr()];
         let session = open(&ips, "connect_timeout=2s").await.unwrap();
-        assert_eq!(session.ip(), master.addr());
+        assert_eq!(*session.endpoint(), Endpoint::Ip(master.addr()));
     }
 }

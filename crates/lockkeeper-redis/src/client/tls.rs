@@ -1,4 +1,4 @@
-//! TLS: certificates are read and parsed once for many connections, on a blocking thread.
+//! TLS. CA certificates are cached, and read on a blocking thread.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use tokio_rustls::TlsConnector;
 use super::io::{Reader, Writer};
 use crate::error::{config as config_error, io, unavailable};
 
-/// How long certificates that were read serve new connections. Replaced files take effect after that.
+/// The maximum age of cached certificates. A replaced file takes effect after that, for new connections.
 const MAX_AGE: Duration = Duration::from_secs(5 * 60);
 
-/// The encryption of all connections of a configuration and its clones.
+/// The TLS settings and the certificate cache of a configuration and its clones.
 #[derive(Clone)]
 pub(crate) struct Tls {
     ca_file: Option<PathBuf>,
@@ -36,7 +36,7 @@ impl Tls {
     }
 
     async fn client(&self) -> Result<Arc<ClientConfig>> {
-        // One connection reads the files; the others wait for it.
+        // One connection reads the files. Others wait for it.
         let mut cached = self.cached.lock().await;
         if let Some(Cached { client, read }) = &*cached
             && read.elapsed() < MAX_AGE
@@ -60,7 +60,7 @@ impl Tls {
     }
 }
 
-/// Certificates and host names are always verified.
+/// Creates a TLS configuration that always verifies certificates and host names.
 fn make_client(ca_file: Option<&Path>) -> Result<ClientConfig> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let client = ClientConfig::builder_with_provider(provider)
@@ -71,8 +71,8 @@ fn make_client(ca_file: Option<&Path>) -> Result<ClientConfig> {
     Ok(client)
 }
 
-/// Returns the roots of the CA file, or else those of the operating system. Without any root every server certificate
-/// is refused.
+/// Returns the root certificates of the CA file, or those of the operating system if there is no file. Without any root,
+/// every server certificate is rejected.
 fn roots(ca_file: Option<&Path>) -> Result<RootCertStore> {
     let mut roots = RootCertStore::empty();
     let Some(path) = ca_file else {
@@ -86,5 +86,5 @@ fn roots(ca_file: Option<&Path>) -> Result<RootCertStore> {
         let certificate = certificate.map_err(|error| bad(&error))?;
         roots.add(certificate).map_err(|error| bad(&error))?;
     }
-    if roots.is_empty() { Err(bad(&"it has none")) } else { Ok(roots) }
+    if roots.is_empty() { Err(bad(&"it contains no certificate")) } else { Ok(roots) }
 }

@@ -1,4 +1,4 @@
-//! Which server has a key: one server, or one of a cluster. Decided here and nowhere else.
+//! Finds the server that has a key: the only one, or one of a cluster.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::settings::Servers;
 use crate::error::unavailable;
 use crate::names::Keys;
 
-/// How often a request follows a slot that has moved, or waits for one that is being moved.
+/// The maximum number of redirects of a request, including pauses for a slot that is migrating.
 const MAX_HOPS: usize = 6;
 
 /// The servers of a store.
@@ -33,7 +33,7 @@ impl<N: Node> Topology<N> {
         Self(Kind::Single(create(target, Sharing::AllKeys)))
     }
 
-    /// Finds the node that has some keys.
+    /// Finds the node that has these keys.
     pub(crate) async fn route(&self, keys: &Keys) -> Result<Route<'_, N>> {
         match &self.0 {
             Kind::Single(node) => Ok(Route::Single(node)),
@@ -63,14 +63,14 @@ impl<N> std::fmt::Debug for Topology<N> {
     }
 }
 
-/// The way of a request to the node that has its keys, over redirects.
+/// The route of a request to the node that has its keys. Follows redirects.
 pub(crate) enum Route<'a, N> {
     Single(&'a Arc<N>),
     Cluster { node: Arc<N>, cluster: &'a Cluster<N>, slot: u16, hops: usize },
 }
 
 impl<N: Node> Route<'_, N> {
-    /// The node to send the request to.
+    /// Returns the node to send the request to.
     pub(crate) fn node(&self) -> &Arc<N> {
         match self {
             Self::Single(node) => node,
@@ -88,12 +88,12 @@ impl<N: Node> Route<'_, N> {
         }
     }
 
-    /// Finds out where to send a request again that failed. Returns the error if that would not help.
+    /// Finds the node on which to retry a failed request. Returns the error if a retry would not help.
     pub(crate) async fn redirect(&mut self, error: Error) -> Result<()> {
         let Self::Cluster { node, cluster, slot, hops } = self else { return Err(error) };
         *hops += 1;
         if *hops == MAX_HOPS {
-            return Err(unavailable("the slot of the lock is being moved to another node"));
+            return Err(unavailable("the cluster is migrating the lock's slot: try again later"));
         }
         // Boxed, because it is rare and every request would reserve memory for it.
         *node = Box::pin(cluster.redirect(node, *slot, error)).await?;

@@ -1,4 +1,4 @@
-//! URLs with lists of hosts.
+//! Parser for URLs with lists of hosts, which the `url` crate does not support.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::error::config;
 /// The longest timeout.
 pub(super) const MAX_TIMEOUT: Duration = Duration::from_secs(3600);
 
-/// Reads the number of a database; 0 if there is none.
+/// Parses the number of a database. Returns 0 if the URL has none.
 pub(super) fn database_number(database: Option<&&str>) -> Result<i64> {
     let Some(number) = database.filter(|number| !number.is_empty()) else { return Ok(0) };
     let number = number.parse().ok().filter(|number| *number >= 0);
@@ -20,7 +20,7 @@ pub(super) fn database_number(database: Option<&&str>) -> Result<i64> {
     })
 }
 
-/// The parts of a URL. `url::Url` knows no list of hosts.
+/// The parts of a URL, still percent-encoded.
 pub(super) struct Parts<'a> {
     pub(super) scheme: String,
     pub(super) credentials: Option<&'a str>,
@@ -45,7 +45,7 @@ impl<'a> Parts<'a> {
         };
         let options = query.split('&').filter(|option| !option.is_empty());
         let options = options.map(|option| {
-            // Not repeated in the message: it may be the rest of a password with a "?" in it.
+            // The message does not quote the text: it may be the rest of a password that contains a "?".
             option.split_once('=').ok_or_else(|| config("an option in the URL has no value: write \"?name=value\", and %3F for a \"?\" in a password"))
         });
         Ok(Self {
@@ -61,9 +61,9 @@ impl<'a> Parts<'a> {
         let text = self.hosts[which];
         let (host, port) = match text.strip_prefix('[') {
             Some(rest) => {
-                let (host, after) = rest
-                    .split_once(']')
-                    .ok_or_else(|| config("a host starts with \"[\" and has no \"]\""))?;
+                let (host, after) = rest.split_once(']').ok_or_else(|| {
+                    config("a host in the URL starts with \"[\" and lacks the \"]\"")
+                })?;
                 (host, after.strip_prefix(':').or(after.is_empty().then_some("")))
             }
             None => match text.split_once(':') {
@@ -76,18 +76,36 @@ impl<'a> Parts<'a> {
             Some(port) => port.parse().ok().filter(|port| *port != 0),
             None => None,
         };
-        // The text is not repeated: with a "/" in a password it may be a part of that.
+        // The message does not quote the text: it may be part of a password that contains a "/".
         let port = port.ok_or_else(|| {
-            config("the port in the URL is no number from 1 to 65535 (or a password has a \"/\", \"?\" or \"@\" that is not percent-encoded)")
+            config("the port in the URL is not a number from 1 to 65535 (or a password has a \"/\", \"?\" or \"@\" that is not percent-encoded)")
         })?;
         if host.is_empty() {
-            return Err(config("the URL names no host, as in \"redis://127.0.0.1:6379/\""));
+            return Err(config("the URL has no host: write it as in \"redis://127.0.0.1:6379/\""));
         }
-        Ok(Address { host: decode(host)?, port })
+        Ok(Address::tcp(decode(host)?, port))
     }
 
     pub(super) fn addresses(&self, default_port: u16) -> Result<Vec<Address>> {
         (0..self.hosts.len()).map(|which| self.address(which, default_port)).collect()
+    }
+
+    /// Returns the path of a Unix socket. The URL has no host.
+    pub(super) fn socket(&self) -> Result<Address> {
+        // The message does not quote the host: it may be part of a password that contains a "/".
+        if self.hosts != [""] {
+            return Err(config(
+                "redis+unix:// takes a path and no host: write three slashes, as in \"redis+unix:///run/redis.sock\" \
+                 (and %2F for a \"/\" in a password)",
+            ));
+        }
+        let path = format!("/{}", decode(&self.path.join("/"))?);
+        if path.ends_with('/') || path.contains('\0') {
+            return Err(config(
+                "redis+unix:// needs the path of a socket, as in \"redis+unix:///run/redis.sock\"",
+            ));
+        }
+        Ok(Address::Unix(path.into()))
     }
 
     pub(super) fn credentials(&self) -> Result<(Option<String>, Option<String>)> {
@@ -102,7 +120,7 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// Decodes `%41` to `A`. The decoder itself passes on a `%` that no two hexadecimal digits follow.
+/// Decodes `%41` to `A`. Rejects a `%` without two hexadecimal digits, which the decoder would keep.
 pub(super) fn decode(text: &str) -> Result<String> {
     let is_encoded = |after: &str| {
         after
@@ -116,7 +134,9 @@ pub(super) fn decode(text: &str) -> Result<String> {
         ));
     }
     let decoded = percent_decode_str(text).decode_utf8();
-    decoded.map(Into::into).map_err(|_| config("something percent-encoded in the URL is not UTF-8"))
+    decoded
+        .map(Into::into)
+        .map_err(|_| config("the URL has a percent-encoded part that is not UTF-8"))
 }
 
 pub(super) fn time(text: &str) -> Option<Duration> {
@@ -131,6 +151,8 @@ pub(super) fn time(text: &str) -> Option<Duration> {
 
 pub(super) fn duration(option: &str, text: &str) -> Result<Duration> {
     time(text).filter(|duration| !duration.is_zero() && *duration <= MAX_TIMEOUT).ok_or_else(|| {
-        config(format!("{option} is a time of at most an hour, as in \"500ms\" or \"3s\""))
+        config(format!(
+            "{option} must be above zero and at most an hour, as in \"500ms\" or \"3s\""
+        ))
     })
 }

@@ -1,4 +1,4 @@
-//! Replicas: what a failover to one of them would make unsafe.
+//! Checks replicas for problems that make a failover unsafe.
 
 use std::collections::HashMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -13,40 +13,40 @@ use crate::client::{handshake, stream};
 use crate::config::Config;
 use crate::error::unavailable;
 
-/// How far the clocks of master and replica may be apart. A planned failover takes about that long, and after it the
-/// next fence is that of the replica's clock.
+/// The largest difference between the clocks of master and replica that is not reported. After a failover, fences come
+/// from the replica's clock; a planned failover takes about this long, so a smaller difference does not lower them.
 const MAX_DIFFERENCE: Duration = Duration::from_millis(100);
 
-/// A server's clock compared with the one here: by how many microseconds it is ahead, at least and at most.
+/// Bounds for how far a server's clock is ahead of the local clock, in microseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Clock {
-    least: i128,
-    most: i128,
+    min: i128,
+    max: i128,
 }
 
 impl Clock {
-    /// Reads it. The answer was made between the moment before the request was sent and the one after it came.
+    /// Reads a server's clock. The server did so between the local times before the request and after the reply.
     pub(super) async fn read(server: &Connection) -> Option<Self> {
         let before = now()?;
         let time = server.query(&redis::cmd("TIME")).await.ok()?;
         let (seconds, micros): (u32, u32) = from_redis_value(time).ok()?;
         let (time, after) = (i128::from(seconds) * 1_000_000 + i128::from(micros), now()?);
-        Some(Self { least: time - after, most: time - before })
+        Some(Self { min: time - after, max: time - before })
     }
 
     #[cfg(test)]
     pub(super) fn ahead(micros: i128) -> Self {
-        Self { least: micros, most: micros }
+        Self { min: micros, max: micros }
     }
 
-    /// How far it is from the one here, at least.
+    /// Returns the smallest possible difference from the local clock.
     pub(super) fn apart(self) -> Duration {
-        micros(self.least.max(-self.most).max(0))
+        micros(self.min.max(-self.max).max(0))
     }
 
-    /// How far it is ahead of another, at least.
+    /// Returns how far it is ahead of another clock, at least.
     fn ahead_of(self, other: Self) -> Duration {
-        micros((self.least - other.most).max(0))
+        micros((self.min - other.max).max(0))
     }
 }
 
@@ -59,50 +59,49 @@ fn micros(micros: i128) -> Duration {
     u64::try_from(micros).map_or(Duration::MAX, Duration::from_micros)
 }
 
-/// A replica, as far as it could be asked.
+/// A replica and its reply.
 pub(super) struct Replica {
     address: Address,
-    answer: Result<Answer>,
+    reply: Result<Reply>,
 }
 
-struct Answer {
+struct Reply {
     clock: Option<Clock>,
-    /// Sentinel promotes no replica of priority 0.
-    is_promoted: bool,
+    /// Sentinel does not promote a replica of priority 0.
+    is_promotable: bool,
 }
 
-/// Asks the replicas that a master's `INFO` names, with the login of the URL.
-pub(super) async fn ask_all(config: &Config, info: &HashMap<String, String>) -> Vec<Replica> {
+/// Queries the replicas that a master's `INFO` lists, with the credentials of the URL.
+pub(super) async fn query_all(config: &Config, info: &HashMap<String, String>) -> Vec<Replica> {
     let addresses = (0..).map_while(|number| info.get(&format!("slave{number}")));
-    let asked = addresses.filter_map(|line| address(line)).map(async |address| {
-        let asked =
-            tokio::time::timeout(config.client.connect_timeout, ask(config, &address)).await;
-        let answer = asked.unwrap_or_else(|_| Err(unavailable("no answer in time")));
-        Replica { address, answer }
+    let replicas = addresses.filter_map(|line| address(line)).map(async |address| {
+        let reply = tokio::time::timeout(config.client.connect_timeout, query(config, &address));
+        let reply = reply.await.unwrap_or_else(|_| Err(unavailable("no answer in time")));
+        Replica { address, reply }
     });
-    join_all(asked).await
+    join_all(replicas).await
 }
 
-/// Where a replica is, in a line such as `ip=10.0.0.7,port=6379,state=online,offset=14,lag=0`.
+/// Parses the address of a replica from a line such as `ip=10.0.0.7,port=6379,state=online,offset=14,lag=0`.
 fn address(line: &str) -> Option<Address> {
     let field = |name: &str| {
         line.split(',').find_map(|field| field.split_once('=').filter(|pair| pair.0 == name))
     };
-    Some(Address { host: field("ip")?.1.to_owned(), port: field("port")?.1.parse().ok()? })
+    Some(Address::tcp(field("ip")?.1, field("port")?.1.parse().ok()?))
 }
 
-async fn ask(config: &Config, address: &Address) -> Result<Answer> {
-    let ips = stream::resolve(address).await?;
-    let server = handshake::open_plain(&config.client, address, &ips).await?;
+async fn query(config: &Config, address: &Address) -> Result<Reply> {
+    let endpoints = stream::resolve(address).await?;
+    let server = handshake::open_plain(&config.client, address, &endpoints).await?;
     server.end_handshake();
     let mut info = redis::cmd("INFO");
     let info = server.query(info.arg("replication")).await.ok();
     let info = info.and_then(|info| from_redis_value::<String>(info).ok()).unwrap_or_default();
-    let is_promoted = !info.lines().any(|line| line.trim_end() == "slave_priority:0");
-    Ok(Answer { clock: Clock::read(&server).await, is_promoted })
+    let is_promotable = !info.lines().any(|line| line.trim_end() == "slave_priority:0");
+    Ok(Reply { clock: Clock::read(&server).await, is_promotable })
 }
 
-/// Whether grants wait for all replicas that may be promoted. `count` is how many are connected.
+/// Checks that grants wait for all replicas that may be promoted. `count` replicas are connected.
 pub(super) fn acknowledged(count: u32, replicas: &[Replica], config: &Config) -> Finding {
     let wanted = config.min_replicas;
     if count < wanted {
@@ -112,20 +111,20 @@ pub(super) fn acknowledged(count: u32, replicas: &[Replica], config: &Config) ->
         );
     }
     if count == 0 {
-        return Finding::ok("no replicas, so no failover that could forget a grant");
+        return Finding::ok("no replicas, so no failover that could lose a grant");
     }
-    // Nodes of a cluster do not look at the priority.
+    // A cluster ignores the priority.
     let is_cluster = matches!(config.servers, Servers::Cluster(_));
-    let is_promoted = |replica: &&Replica| {
-        is_cluster || replica.answer.as_ref().map_or(true, |answer| answer.is_promoted)
+    let is_promotable = |replica: &&Replica| {
+        is_cluster || replica.reply.as_ref().map_or(true, |reply| reply.is_promotable)
     };
-    let kept_back = replicas.len() - replicas.iter().filter(is_promoted).count();
-    let promoted = count.saturating_sub(u32::try_from(kept_back).unwrap_or(u32::MAX));
-    let which = match kept_back {
+    let excluded = replicas.len() - replicas.iter().filter(is_promotable).count();
+    let promotable = count.saturating_sub(u32::try_from(excluded).unwrap_or(u32::MAX));
+    let which = match excluded {
         0 => format!("{count} replicas"),
-        _ => format!("{count} replicas, {promoted} of which may be promoted"),
+        _ => format!("{count} replicas, {promotable} of which may be promoted"),
     };
-    if promoted <= wanted {
+    if promotable <= wanted {
         return Finding::ok(format!("{which}, and grants wait for {wanted} of them"));
     }
     let setting = if is_cluster { "cluster-replica-no-failover yes" } else { "replica-priority 0" };
@@ -136,14 +135,14 @@ pub(super) fn acknowledged(count: u32, replicas: &[Replica], config: &Config) ->
     Finding::warn(
         format!("{which}, and {waits}"),
         format!(
-            "a failover to one that has not acknowledged a grant forgets it: put \
-             ?min_replicas={promoted} into the URL, or give replicas that must not be promoted \
+            "a failover to a replica that has not acknowledged a grant loses it: add \
+             ?min_replicas={promotable} to the URL, or exclude replicas from promotion with \
              {setting}"
         ),
     )
 }
 
-/// Whether fences go on rising if a replica is promoted. `master` is the master's clock.
+/// Checks that fences keep rising if a replica is promoted. `master` is the master's clock.
 pub(super) fn clocks(master: Option<Clock>, replicas: &[Replica]) -> Vec<Finding> {
     let Some(master) = master.filter(|_| !replicas.is_empty()) else { return Vec::new() };
     let findings: Vec<Finding> =
@@ -154,9 +153,9 @@ pub(super) fn clocks(master: Option<Clock>, replicas: &[Replica]) -> Vec<Finding
     findings
 }
 
-fn clock(master: Clock, Replica { address, answer }: &Replica) -> Option<Finding> {
-    let clock = match answer {
-        Ok(answer) => answer.clock.ok_or_else(|| "TIME is refused".to_owned()),
+fn clock(master: Clock, Replica { address, reply }: &Replica) -> Option<Finding> {
+    let clock = match reply {
+        Ok(reply) => reply.clock.ok_or_else(|| "TIME is refused".to_owned()),
         Err(error) => Err(error.to_string()),
     };
     let clock = match clock {
@@ -164,7 +163,7 @@ fn clock(master: Clock, Replica { address, answer }: &Replica) -> Option<Finding
         Err(why) => {
             return Some(Finding::warn(
                 format!("the clock of its replica {address} cannot be read: {why}"),
-                "see that the replica runs, that the login of the URL is right there, and that NTP sets its clock",
+                "check that the replica runs, that it accepts the credentials of the URL, and that NTP sets its clock",
             ));
         }
     };
@@ -173,16 +172,16 @@ fn clock(master: Clock, Replica { address, answer }: &Replica) -> Option<Finding
         (
             behind,
             "behind",
-            "after a failover to it fences may fall by that much, and leases last longer",
+            "after a failover to it, fences may fall by that much, and leases last longer",
         )
     } else if ahead > MAX_DIFFERENCE {
-        (ahead, "ahead of", "after a failover to it leases end earlier by that much")
+        (ahead, "ahead of", "after a failover to it, leases end earlier by that much")
     } else {
         return None;
     };
     Some(Finding::warn(
         format!("the clock of its replica {address} is {apart:.1?} {direction} its own"),
-        format!("{consequence}: let NTP set both"),
+        format!("{consequence}: synchronise both with NTP"),
     ))
 }
 
@@ -192,18 +191,18 @@ mod tests {
 
     #[test]
     fn only_certain_differences_between_clocks_are_reported() {
-        let here = Clock { least: -40, most: 60 };
-        assert_eq!(here.apart(), Duration::ZERO);
-        let ahead = Clock { least: 200_000, most: 300_000 };
+        let same = Clock { min: -40, max: 60 };
+        assert_eq!(same.apart(), Duration::ZERO);
+        let ahead = Clock { min: 200_000, max: 300_000 };
         assert_eq!(ahead.apart(), Duration::from_millis(200));
-        let behind = Clock { least: -300_000, most: -200_000 };
+        let behind = Clock { min: -300_000, max: -200_000 };
         assert_eq!(behind.apart(), Duration::from_millis(200));
         assert_eq!(ahead.ahead_of(behind), Duration::from_millis(400));
         assert_eq!(behind.ahead_of(ahead), Duration::ZERO);
     }
 
     #[test]
-    fn the_advice_for_replicas_that_are_not_waited_for_is_that_of_the_topology() {
+    fn the_advice_on_unacknowledged_replicas_fits_the_topology() {
         for (url, setting) in [
             ("redis+sentinel://h/m", "replica-priority 0"),
             ("redis+cluster://h", "cluster-replica-no-failover yes"),
@@ -215,9 +214,9 @@ mod tests {
     }
 
     #[test]
-    fn a_replica_is_where_its_master_says() {
+    fn the_address_of_a_replica_is_read_from_info() {
         let found = address("ip=::1,port=6380,state=online,offset=14,lag=0").unwrap();
-        assert_eq!((found.host.as_str(), found.port), ("::1", 6380));
+        assert_eq!(found, Address::tcp("::1", 6380));
         assert!(address("ip=10.0.0.7").is_none());
     }
 }

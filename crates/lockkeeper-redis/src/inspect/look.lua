@@ -1,17 +1,14 @@
--- Shows who holds and who waits, and changes nothing. Returns {now in ms, holder, its remaining lease in
--- ms, its record, sharers, waiters}; of each sharer its owner, the end of its lease and its record, of each
--- waiter its owner and its record, in the order of the queue.
+-- Shows who holds and who waits, and changes nothing. Returns {now in ms, value of the holder key, its remaining lease in
+-- ms, sharers, waiters}; of each sharer the end of its lease and its record, of each waiter its record, in the order of the
+-- queue.
+--   KEYS: see common.lua
 local call = redis.call
 local clock = call('TIME')
-local sharers, waiters = {}, {}
-local ends = call('ZRANGE', KEYS[3], 0, -1, 'WITHSCORES')
+local sharers = {}
+local ends = call('ZRANGE', KEYS[2], 0, -1, 'WITHSCORES')
 for i = 1, #ends, 2 do
-  local record = call('HGET', KEYS[5], ends[i])
-  if record then sharers[#sharers + 1] = {ends[i], ends[i + 1], record} end
-end
-for _, owner in ipairs(call('ZRANGE', KEYS[4], 0, -1)) do
-  local record = call('HGET', KEYS[5], owner)
-  if record then waiters[#waiters + 1] = {owner, record} end
+  local record = call('HGET', KEYS[4], ends[i])
+  if record then sharers[#sharers + 1] = {ends[i + 1], record} end
 end
 local now = string.format('%.0f', math.floor((clock[1] * 1000000 + clock[2]) / 1000))
-return {now, call('GET', KEYS[1]), call('PTTL', KEYS[1]), call('GET', KEYS[2]), sharers, waiters}
+return {now, call('GET', KEYS[1]), call('PTTL', KEYS[1]), sharers, call('ZRANGE', KEYS[3], 0, -1)}

@@ -1,4 +1,4 @@
-//! What these tests share.
+//! Helpers for these tests.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -15,7 +15,7 @@ use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 use tokio::task::JoinHandle;
 
-/// A ttl that no test outlives: what happens does not happen because a lease has ended.
+/// A TTL that no test outlives, so that no lease expires.
 pub(crate) const LONG: Duration = Duration::from_secs(600);
 
 pub(crate) fn secs(seconds: u64) -> Duration {
@@ -26,7 +26,7 @@ pub(crate) fn millis(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-/// A keeper with a connection of its own. With short timeouts a busy machine may need a second try.
+/// Opens a keeper with a separate connection. Retries, because short timeouts may expire on a busy machine.
 pub(crate) async fn keeper(url: &str) -> Keeper {
     let connecting = async {
         loop {
@@ -44,7 +44,7 @@ pub(crate) async fn close(keeper: &Keeper) {
     soon("all releases", keeper.close()).await;
 }
 
-/// Locks, however often the store cannot be reached on the way.
+/// Locks, and retries while the store is unavailable.
 pub(crate) async fn lock(mutex: &Mutex) -> Guard {
     loop {
         match mutex.lock().await {
@@ -55,12 +55,12 @@ pub(crate) async fn lock(mutex: &Mutex) -> Guard {
     }
 }
 
-/// Somebody who waits, in a task of its own.
+/// Spawns a task that waits for the lock.
 pub(crate) fn waiting(mutex: Mutex) -> JoinHandle<Guard> {
     tokio::spawn(async move { lock(&mutex).await })
 }
 
-/// Somebody who waits, holds for a moment and gives back, and notes it.
+/// Spawns a task that waits for the lock, holds it for 2 ms, records the hold and releases.
 pub(crate) fn passing(mutex: Mutex, history: &History) -> JoinHandle<()> {
     let history = history.clone();
     tokio::spawn(async move {
@@ -68,64 +68,64 @@ pub(crate) fn passing(mutex: Mutex, history: &History) -> JoinHandle<()> {
         let open = history.begin(guard.name(), guard.owner(), guard.mode(), guard.fence());
         tokio::time::sleep(millis(2)).await;
         open.end();
-        // Where the answer is lost, the release is sent again in the background.
+        // If the reply is lost, the release is retried in the background.
         let _ = guard.release().await;
     })
 }
 
-/// The key of a mutex.
+/// Returns the key of a mutex.
 pub(crate) fn key(name: &str) -> String {
     format!("lockkeeper:{{{name}}}")
 }
 
-/// Waits until so many stand in the queue.
+/// Waits until the queue has this many waiters.
 pub(crate) async fn until_queued(server: &RedisServer, name: &str, count: usize) {
     let (key, count) = (format!("{}:q", key(name)), count.to_string());
-    eventually(&format!("{count} wait"), async || server.command(&["ZCARD", &key]) == count).await;
+    eventually(&format!("{count} waiters"), async || server.command(&["ZCARD", &key]) == count)
+        .await;
 }
 
-/// Waits until so many stand in the queue, and the server can tell each of them when its turn comes.
+/// Waits until the queue has this many waiters, and each of them is subscribed to its channel.
 pub(crate) async fn until_all_hear(server: &RedisServer, name: &str, count: usize) {
-    let (queue, info) = (format!("{}:q", key(name)), format!("{}:i", key(name)));
+    let queue = format!("{}:q", key(name));
     eventually(&format!("{count} hear"), async || {
-        let owners = server.command(&["ZRANGE", &queue, "0", "-1"]);
-        let hears = |owner: &str| {
-            let record = server.command(&["HGET", &info, owner]);
+        let records = server.command(&["ZRANGE", &queue, "0", "-1"]);
+        let hears = |record: &str| {
             let channel = record.split(' ').find(|word| word.contains(":wake:"));
             channel.is_some_and(|channel| {
                 server.command(&["PUBSUB", "NUMSUB", channel]).ends_with("\n1")
             })
         };
-        owners.lines().count() == count && owners.lines().all(hears)
+        records.lines().count() == count && records.lines().all(hears)
     })
     .await;
 }
 
-/// Waits until so many processes listen.
-pub(crate) async fn until_listening(server: &RedisServer, count: usize) {
-    eventually(&format!("{count} listen"), async || {
+/// Waits until this many sessions are subscribed.
+pub(crate) async fn until_subscribers(server: &RedisServer, count: usize) {
+    eventually(&format!("{count} subscribers"), async || {
         server.command(&["PUBSUB", "CHANNELS", "*:wake:*"]).lines().count() == count
     })
     .await;
 }
 
-/// Waits until the server has no key any more.
+/// Waits until the server has no keys.
 pub(crate) async fn until_empty(server: &RedisServer) {
     eventually("no key is left", async || server.command(&["DBSIZE"]) == "0").await;
 }
 
-/// A cable to each node, and the `redlock://` address, without options, for a client behind them.
-pub(crate) async fn cables(servers: &RedlockNodes) -> (Vec<Proxy>, String) {
-    let mut cables = Vec::new();
+/// Starts a proxy for each node. Returns the proxies and their `redlock://` URL without options.
+pub(crate) async fn proxies(servers: &RedlockNodes) -> (Vec<Proxy>, String) {
+    let mut proxies = Vec::new();
     for node in servers.nodes() {
-        cables.push(Proxy::start(node.addr()).await.unwrap());
+        proxies.push(Proxy::start(node.addr()).await.unwrap());
     }
-    let addresses: Vec<_> = cables.iter().map(|cable| cable.addr().to_string()).collect();
+    let addresses: Vec<_> = proxies.iter().map(|proxy| proxy.addr().to_string()).collect();
     let url = format!("redlock://{}", addresses.join(","));
-    (cables, url)
+    (proxies, url)
 }
 
-/// The example beside the tests, which cargo builds with them.
+/// Returns the path of the example `redis_helper`, which cargo builds with the tests.
 fn helper() -> PathBuf {
     let mut path = std::env::current_exe().unwrap();
     path.pop();
@@ -133,7 +133,7 @@ fn helper() -> PathBuf {
     path.join("examples/redis_helper")
 }
 
-/// A process that takes locks. Killed when dropped.
+/// A helper process that acquires locks. Dropping it kills the process.
 pub(crate) struct Process {
     child: Child,
     lines: Lines<BufReader<ChildStdout>>,
@@ -143,35 +143,35 @@ impl Process {
     pub(crate) fn start(url: &str, name: &str, ttl: Duration, task: &[&str]) -> Self {
         let mut command = Command::new(helper());
         command.arg(url).arg(name).arg(ttl.as_millis().to_string()).args(task);
-        // What it complains of is what is done to it.
+        // Its errors are expected: tests make it fail.
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = command.kill_on_drop(true).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         Self { child, lines }
     }
 
-    /// Its next line; `None` if it has ended.
+    /// Returns its next line; `None` after its end.
     pub(crate) async fn next_line(&mut self) -> Option<String> {
         self.lines.next_line().await.unwrap()
     }
 
-    /// The rest of its next line, which starts with this word.
+    /// Reads its next line, which must start with this word, and returns the rest.
     pub(crate) async fn expect(&mut self, word: &str) -> String {
         let line = soon("the helper's next line", self.next_line()).await;
         let rest = line.as_deref().and_then(|line| line.strip_prefix(word));
-        rest.unwrap_or_else(|| panic!("the helper said {line:?} and not {word:?}"))
+        rest.unwrap_or_else(|| panic!("the helper printed {line:?} instead of {word:?}"))
             .trim()
             .to_owned()
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
-        // One that has ended by itself needs no signal.
+        // A process that has exited has no id.
         if let Some(pid) = self.child.id().and_then(|pid| Pid::from_raw(pid.cast_signed())) {
             kill_process(pid, signal).unwrap();
         }
     }
 
-    /// Ends its standard input, which tells it to end.
+    /// Closes its standard input, which makes it release and exit.
     pub(crate) fn end_input(&mut self) {
         drop(self.child.stdin.take());
     }

@@ -1,4 +1,4 @@
-//! Connections that are cut, dead without a word, slow, or ended by the server.
+//! Connections that are cut, frozen, slow, or closed by the server.
 
 use std::time::Duration;
 
@@ -10,30 +10,30 @@ use lockkeeper_testkit::wait::{eventually, soon};
 
 use crate::common::{
     LONG, close, keeper, key, lock, millis, passing, secs, until_all_hear, until_empty,
-    until_listening, until_queued, waiting,
+    until_queued, until_subscribers, waiting,
 };
 
-/// A server, a keeper that is near it, and one behind a cable.
-struct Cable {
+/// A server with a directly connected keeper (`near`), and a keeper behind a proxy (`far`).
+struct Setup {
     server: RedisServer,
     near: Keeper,
     proxy: Proxy,
     far: Keeper,
 }
 
-/// `options` are for the one behind the cable, such as `?protocol=resp2`.
-async fn cable(options: &str) -> Cable {
+/// `options` are those of the keeper behind the proxy, such as `?protocol=resp2`.
+async fn set_up(options: &str) -> Setup {
     let server = RedisServer::start_or_panic();
     let proxy = Proxy::start(server.addr()).await.unwrap();
     let near = keeper(&server.url()).await;
     let far = keeper(&format!("redis://{}/{options}", proxy.addr())).await;
-    Cable { server, near, proxy, far }
+    Setup { server, near, proxy, far }
 }
 
-/// Gives up a silent server after a second.
-const HASTY: &str = "?command_timeout=1s&connect_timeout=1s";
+/// Closes a connection to a silent server after a second.
+const SHORT_TIMEOUTS: &str = "?command_timeout=1s&connect_timeout=1s";
 
-impl Cable {
+impl Setup {
     async fn done(self) {
         close(&self.near).await;
         close(&self.far).await;
@@ -42,17 +42,17 @@ impl Cable {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_waiter_finds_what_it_was_handed_while_nothing_reached_it() {
+async fn a_waiter_gets_a_grant_that_was_published_while_its_network_was_down() {
     for protocol in ["resp3", "resp2"] {
         for cut in [false, true] {
-            let all = cable(&format!("?protocol={protocol}")).await;
+            let all = set_up(&format!("?protocol={protocol}")).await;
             let guard = all.near.mutex("a").lock().await.unwrap();
             let waiter = waiting(all.far.mutex("a"));
             until_queued(&all.server, "a", 1).await;
             all.proxy.freeze();
             guard.release().await.unwrap();
             let exists = all.server.command(&["EXISTS", &key("a")]);
-            assert_eq!(exists, "1", "the server does not know that nobody hears");
+            assert_eq!(exists, "1", "the server believes that the waiter is connected");
             if cut {
                 all.proxy.cut();
             }
@@ -65,84 +65,84 @@ async fn a_waiter_finds_what_it_was_handed_while_nothing_reached_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_waiter_gives_up_a_dead_connection_and_finds_what_it_was_handed() {
-    let all = cable(HASTY).await;
+async fn a_waiter_replaces_a_dead_connection_and_gets_the_grant_it_missed() {
+    let all = set_up(SHORT_TIMEOUTS).await;
     let guard = all.near.mutex("a").lock().await.unwrap();
     let waiter = waiting(all.far.mutex("a"));
     until_queued(&all.server, "a", 1).await;
     all.proxy.freeze();
     guard.release().await.unwrap();
-    // Longer than it bears the silence.
+    // Longer than the command timeout.
     tokio::time::sleep(millis(2500)).await;
     all.proxy.heal();
-    // A release that meets a connection on its way is sent again in the background.
+    // Dropped: a release that fails on a broken connection is retried in the background.
     drop(soon("the waiter", waiter).await.unwrap());
     all.done().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_waiter_that_was_cut_off_for_a_moment_keeps_its_place() {
+async fn a_waiter_that_reconnects_keeps_its_position() {
     for options in ["", "?protocol=resp2"] {
-        let all = cable(options).await;
+        let all = set_up(options).await;
         let guard = all.near.mutex("a").lock().await.unwrap();
         let first = waiting(all.far.mutex("a"));
         until_queued(&all.server, "a", 1).await;
-        // An answer behind its own: one that does not know that it waits would ask anew when cut off.
+        // The reply to this arrives after the reply to the waiter's attempt: the client knows that it is queued.
+        // Otherwise it would repeat the attempt after the cut.
         all.far.inspect().unwrap().show("a").await.unwrap();
         let second = waiting(all.near.mutex("a"));
         until_queued(&all.server, "a", 2).await;
         for _ in 0..3 {
             all.proxy.cut();
-            // Until the server has noticed, it takes the old connection for alive.
-            until_listening(&all.server, 1).await;
+            // Until the server notices the cut, it considers the old connection alive.
+            until_subscribers(&all.server, 1).await;
             all.proxy.heal();
             until_all_hear(&all.server, "a", 2).await;
         }
         guard.release().await.unwrap();
-        let guard = soon("the one that was cut off", first).await.unwrap();
+        let guard = soon("the waiter that was cut off", first).await.unwrap();
         assert!(!second.is_finished());
         guard.release().await.unwrap();
-        soon("the second", second).await.unwrap().release().await.unwrap();
+        soon("the second waiter", second).await.unwrap().release().await.unwrap();
         all.done().await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_holder_that_is_cut_off_for_less_than_its_lease_is_at_risk_and_recovers() {
+async fn a_holder_disconnected_for_less_than_its_lease_is_at_risk_and_recovers() {
     for frozen in [false, true] {
-        let all = cable(HASTY).await;
+        let all = set_up(SHORT_TIMEOUTS).await;
         let guard = lock(&all.far.mutex("a")).await;
         if frozen {
             all.proxy.freeze();
         } else {
             all.proxy.cut();
         }
-        let error = soon("an answer", guard.extend(LONG)).await.unwrap_err();
+        let error = soon("an error", guard.extend(LONG)).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
         assert_eq!(guard.state(), State::AtRisk);
         assert!(guard.is_held());
         all.proxy.heal();
-        eventually("it holds again", async || guard.state() == State::Held).await;
+        eventually("the state Held", async || guard.state() == State::Held).await;
         drop(guard);
         all.done().await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_holder_that_is_cut_off_for_longer_than_its_lease_reports_the_loss_before_another_enters()
-{
+async fn a_holder_disconnected_for_longer_than_its_lease_is_lost_before_the_next_grant() {
     for frozen in [false, true] {
-        let all = cable(HASTY).await;
+        let all = set_up(SHORT_TIMEOUTS).await;
         let guard = lock(&all.far.mutex("a").ttl(millis(1500))).await;
         if frozen {
             all.proxy.freeze();
         } else {
             all.proxy.cut();
         }
-        let next = soon("the next", all.near.mutex("a").lock()).await.unwrap();
-        assert!(!guard.is_held(), "two hold");
+        let next = soon("the next holder", all.near.mutex("a").lock()).await.unwrap();
+        assert!(!guard.is_held(), "two holders");
         assert!(next.fence() > guard.fence());
-        soon("it is told", guard.lost()).await;
+        soon("the loss", guard.lost()).await;
         assert_eq!(guard.state(), State::Lost);
         all.proxy.heal();
         drop(guard);
@@ -155,7 +155,7 @@ async fn a_holder_that_is_cut_off_for_longer_than_its_lease_reports_the_loss_bef
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn holders_and_waiters_outlive_connections_that_the_server_ends() {
+async fn holds_and_queue_entries_survive_connections_that_the_server_closes() {
     for options in ["", "?protocol=resp2"] {
         let server = RedisServer::start_or_panic();
         let one = keeper(&format!("{}{options}", server.url())).await;
@@ -172,12 +172,12 @@ async fn holders_and_waiters_outlive_connections_that_the_server_ends() {
                 server.command(&["CLIENT", "KILL", "TYPE", kind]);
             }
             if round % 2 == 0 {
-                // Every other time they are ended once more before all have come back.
+                // In the other rounds, connections are killed again before all clients have reconnected.
                 until_all_hear(&server, "a", 6).await;
             }
         }
-        eventually("it holds", async || guard.state() == State::Held).await;
-        eventually("it can extend", async || guard.extend(LONG).await.is_ok()).await;
+        eventually("the state Held", async || guard.state() == State::Held).await;
+        eventually("an extension", async || guard.extend(LONG).await.is_ok()).await;
         until_all_hear(&server, "a", 6).await;
         open.end();
         guard.release().await.unwrap();
@@ -192,22 +192,22 @@ async fn holders_and_waiters_outlive_connections_that_the_server_ends() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_attempt_whose_answer_was_lost_leaves_nothing() {
-    let all = cable("").await;
+async fn an_attempt_whose_reply_is_lost_leaves_no_key() {
+    let all = set_up("").await;
     all.proxy.delay(secs(1));
     let attempt = tokio::spawn({
         let mutex = all.far.mutex("a");
         async move { mutex.lock().await }
     });
-    eventually("it is granted", async || all.server.command(&["EXISTS", &key("a")]) == "1").await;
-    // The answer is still on its way.
+    eventually("a grant", async || all.server.command(&["EXISTS", &key("a")]) == "1").await;
+    // The reply is still in flight.
     all.proxy.cut();
-    let answer = soon("an error", attempt).await.unwrap();
-    // On a machine that was busy for a second, the answer was there before.
-    if let Err(error) = &answer {
+    let result = soon("an error", attempt).await.unwrap();
+    // On a machine that was busy for a second, the reply may have arrived.
+    if let Err(error) = &result {
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     }
-    drop(answer);
+    drop(result);
     all.proxy.delay(Duration::ZERO);
     all.proxy.heal();
     until_empty(&all.server).await;
@@ -215,9 +215,9 @@ async fn an_attempt_whose_answer_was_lost_leaves_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_attempt_that_comes_late_on_a_connection_given_up_has_no_effect() {
-    let all = cable(HASTY).await;
-    // From now on the connection is slow, so slow that it is given up; the next one is not.
+async fn a_delayed_attempt_on_an_abandoned_connection_has_no_effect() {
+    let all = set_up(SHORT_TIMEOUTS).await;
+    // This connection is so slow that the client abandons it. The next one is not slow.
     all.proxy.delay(secs(6));
     let sent = tokio::time::Instant::now();
     let attempt = tokio::spawn({
@@ -226,13 +226,13 @@ async fn an_attempt_that_comes_late_on_a_connection_given_up_has_no_effect() {
     });
     tokio::time::sleep(millis(200)).await;
     all.proxy.delay(Duration::ZERO);
-    let answer = soon("an answer", attempt).await.unwrap();
-    if let Err(error) = &answer {
+    let result = soon("a result", attempt).await.unwrap();
+    if let Err(error) = &result {
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     }
-    drop(answer);
+    drop(result);
     close(&all.far).await;
     until_empty(&all.server).await;
     tokio::time::sleep_until(sent + secs(7)).await;
-    assert_eq!(all.server.command(&["DBSIZE"]), "0", "it came after its release");
+    assert_eq!(all.server.command(&["DBSIZE"]), "0", "the attempt took effect after its release");
 }

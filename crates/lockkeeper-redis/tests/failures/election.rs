@@ -1,4 +1,4 @@
-//! Leaders that are killed and stopped, in processes of their own.
+//! Elections among processes that are killed and stopped.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use rustix::process::Signal;
 
 use crate::common::{Process, close, keeper, secs, until_empty, until_queued};
 
-/// Short, because leaders die here, and longer than a busy machine keeps a process waiting.
+/// Short, because leaders are killed here, but longer than a busy machine delays a process.
 const TTL: Duration = Duration::from_secs(2);
 const LOCK: &str = "election/service";
 
@@ -18,7 +18,7 @@ fn candidate(server: &RedisServer, task: &str) -> Process {
     Process::start(&server.url(), "service", TTL, &[task])
 }
 
-/// The next leader that is another than the last.
+/// Waits for a leader with another term than the last.
 async fn next_term(observe: &mut Observe, last: Option<Fence>) -> Fence {
     soon("a leader", async {
         loop {
@@ -31,13 +31,13 @@ async fn next_term(observe: &mut Observe, last: Option<Fence>) -> Fence {
     .await
 }
 
-/// Kills a process and notes its time in office, and what it said of it since.
-async fn end_of(mut process: Process, hold: Hold, history: &History) {
+/// Kills a leader and records its term, with the end that it printed, if any.
+async fn kill_and_record(mut process: Process, hold: Hold, history: &History) {
     process.kill9().await;
     let killed = history::now();
     let own = History::new();
     own.add(hold);
-    while let Some(line) = soon("its last words", process.next_line()).await {
+    while let Some(line) = soon("its last lines", process.next_line()).await {
         let (_, hold) = line.split_once(' ').unwrap();
         own.add(hold.parse().unwrap());
     }
@@ -45,10 +45,9 @@ async fn end_of(mut process: Process, hold: Hold, history: &History) {
     own.holds().into_iter().for_each(|hold| history.add(hold));
 }
 
-/// The leader is always the next to be killed or stopped: terms rise, and what each of them took for its
-/// time in office is disjoint from the others'.
+/// In each round the current leader is killed or stopped. Terms rise, and the recorded leaderships do not overlap.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_leads_at_a_time_whether_leaders_are_killed_or_stopped() {
+async fn leaderships_do_not_overlap_when_leaders_are_killed_or_stopped() {
     let server = RedisServer::start_or_panic();
     let keeper = keeper(&server.url()).await;
     let history = History::new();
@@ -62,16 +61,16 @@ async fn one_leads_at_a_time_whether_leaders_are_killed_or_stopped() {
         let mut next = candidate(&server, "lead");
         next.expect("campaigns").await;
         if round % 2 == 0 {
-            end_of(leader, hold, &history).await;
+            kill_and_record(leader, hold, &history).await;
         } else {
             leader.signal(Signal::STOP);
             let mut observe = keeper.election("service").observe().unwrap();
             next_term(&mut observe, last).await;
-            // It wakes up, and knows that it leads no more.
+            // When it continues, it detects that it is no longer the leader.
             leader.signal(Signal::CONT);
             let led: Hold = leader.expect("led").await.parse().unwrap();
             assert_eq!(led.fence, last);
-            end_of(leader, led, &history).await;
+            kill_and_record(leader, led, &history).await;
         }
         leader = next;
     }
@@ -81,13 +80,13 @@ async fn one_leads_at_a_time_whether_leaders_are_killed_or_stopped() {
     history.add(leader.expect("led").await.parse().unwrap());
     leader.expect("resigned").await;
     let summary = history.assert_clean();
-    assert!(summary.holds >= 5 && summary.most_at_once == 1, "{summary:?}");
+    assert!(summary.holds >= 5 && summary.max_concurrent == 1, "{summary:?}");
     close(&keeper).await;
     until_empty(&server).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stopped_leader_finds_its_work_dropped_and_campaigns_again() {
+async fn a_stopped_leader_drops_its_work_when_it_continues_and_campaigns_again() {
     let server = RedisServer::start_or_panic();
     let keeper = keeper(&server.url()).await;
     let mut observe = keeper.election("service").observe().unwrap();
@@ -107,7 +106,7 @@ async fn a_stopped_leader_finds_its_work_dropped_and_campaigns_again() {
     second.kill9().await;
     let again: u64 = first.expect("works").await.parse().unwrap();
     assert!(again > next.parse().unwrap());
-    // It ends in good order: the work first, then the leadership.
+    // Ends in order: the work first, then the leadership.
     first.end_input();
     assert_eq!(first.expect("stopped").await, again.to_string());
     close(&keeper).await;
@@ -115,18 +114,18 @@ async fn a_stopped_leader_finds_its_work_dropped_and_campaigns_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_is_gone_for_a_while_ends_no_candidate() {
+async fn a_candidate_survives_a_restart_of_the_server() {
     let mut server = RedisServer::start_or_panic();
     let mut process = candidate(&server, "work");
     let term: u64 = process.expect("works").await.parse().unwrap();
     server.kill9();
-    // Its lease ends while nobody answers.
+    // Its lease expires while the server is down.
     assert_eq!(process.expect("stopped").await, term.to_string());
     server.restart().unwrap();
     let again: u64 = process.expect("works").await.parse().unwrap();
     assert!(again > term);
     process.end_input();
     process.expect("stopped").await;
-    soon("its end", async { while process.next_line().await.is_some() {} }).await;
+    soon("its exit", async { while process.next_line().await.is_some() {} }).await;
     tokio::time::timeout(secs(30), until_empty(&server)).await.unwrap();
 }

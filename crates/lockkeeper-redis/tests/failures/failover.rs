@@ -1,4 +1,4 @@
-//! A master that dies under Sentinel, and a node of a cluster.
+//! Failover of a master under Sentinel, and failure and migration in a cluster.
 
 use std::time::{Duration, Instant};
 
@@ -12,25 +12,25 @@ use crate::common::{
     waiting,
 };
 
-/// Longer than sentinels on a busy machine take to agree.
-async fn in_the_end<T>(what: &str, future: impl Future<Output = T>) -> T {
+/// Awaits a future for longer than a failover takes on a busy machine.
+async fn after_failover<T>(what: &str, future: impl Future<Output = T>) -> T {
     let output = tokio::time::timeout(secs(90), future).await;
     output.unwrap_or_else(|_| panic!("{what}: not within 90 s"))
 }
 
-/// Waits until the replica has what the master has of a lock.
+/// Waits until the replica has the same state of a lock as the master.
 async fn until_replicated(servers: &RedisSentinel, name: &str) {
     let (holder, queue) = (key(name), format!("{}:q", key(name)));
-    let look = |server: &RedisServer| {
+    let state = |server: &RedisServer| {
         let queue = server.command(&["ZRANGE", &queue, "0", "-1"]);
         (server.command(&["GET", &holder]), queue)
     };
     let (master, replica) = (servers.master(), servers.replica());
-    eventually("it is replicated", async || look(master) == look(replica)).await;
+    eventually("replication", async || state(master) == state(replica)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clients_find_the_new_master_and_guards_report_the_truth() {
+async fn after_a_failover_replicated_locks_are_held_and_expired_ones_are_lost() {
     let mut servers = RedisSentinel::start_or_panic();
     let (one, other) = (keeper(&servers.url()).await, keeper(&servers.url()).await);
     let history = History::new();
@@ -40,26 +40,26 @@ async fn clients_find_the_new_master_and_guards_report_the_truth() {
         .map(|i| passing(if i % 2 == 0 { &one } else { &other }.mutex("a"), &history))
         .collect();
     until_queued(servers.master(), "a", 4).await;
-    // Its lease does not last until there is a new master.
+    // Its lease expires before there is a new master.
     let short = lock(&one.mutex("b").ttl(secs(1))).await;
     until_replicated(&servers, "a").await;
 
     servers.kill_master();
     let killed = Instant::now();
-    in_the_end("the short one is told", short.lost()).await;
+    after_failover("the loss of the short lease", short.lost()).await;
     assert!(!short.is_held());
-    in_the_end("there is service", lock(&other.mutex("c"))).await.release().await.unwrap();
-    eprintln!("{:?} without service", killed.elapsed());
-    in_the_end("the holder is well", async {
+    after_failover("a new lock", lock(&other.mutex("c"))).await.release().await.unwrap();
+    eprintln!("unavailable for {:?}", killed.elapsed());
+    after_failover("an extension", async {
         while guard.extend(LONG).await.is_err() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     })
     .await;
-    assert_eq!(guard.state(), State::Held, "the new master had it");
-    assert!(!waiters.iter().any(tokio::task::JoinHandle::is_finished), "two hold");
+    assert_eq!(guard.state(), State::Held, "the new master has the lock");
+    assert!(!waiters.iter().any(tokio::task::JoinHandle::is_finished), "two holders");
 
-    // Not every sentinel may name it yet.
+    // By index: not every sentinel may report the new master yet.
     let [_, master] = &*servers.servers_mut();
     until_all_hear(master, "a", 4).await;
     open.end();
@@ -76,18 +76,18 @@ async fn clients_find_the_new_master_and_guards_report_the_truth() {
     until_empty(master).await;
 }
 
-/// A name whose lock is on the node with these slots.
+/// Returns a name whose lock is in this range of slots.
 fn name_on(node: &RedisServer, (first, last): (u32, u32)) -> String {
     let mut names = (0..).map(|i| format!("name-{i}"));
-    let is_there = |name: &String| {
+    let is_in_range = |name: &String| {
         let slot = node.command(&["CLUSTER", "KEYSLOT", &key(name)]);
         (first..=last).contains(&slot.parse().unwrap())
     };
-    names.find(is_there).unwrap()
+    names.find(is_in_range).unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_dead_node_of_a_cluster_takes_only_its_own_locks_with_it() {
+async fn a_dead_node_of_a_cluster_affects_only_its_own_locks() {
     let mut cluster = RedisCluster::start_or_panic();
     for node in cluster.nodes() {
         node.command(&["CONFIG", "SET", "cluster-require-full-coverage", "no"]);
@@ -107,7 +107,7 @@ async fn a_dead_node_of_a_cluster_takes_only_its_own_locks_with_it() {
 
     let error = soon("an error", keeper.mutex(dead_name.clone()).lock()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
-    soon("its holder is told", dead.lost()).await;
+    soon("the loss", dead.lost()).await;
     for (guard, waiter) in held {
         guard.extend(LONG).await.unwrap();
         guard.release().await.unwrap();
@@ -116,7 +116,7 @@ async fn a_dead_node_of_a_cluster_takes_only_its_own_locks_with_it() {
 
     cluster.nodes_mut()[0].restart().unwrap();
     cluster.wait_until_ok().unwrap();
-    let again = soon("it is back", lock(&keeper.mutex(dead_name))).await;
+    let again = soon("a lock on the restarted node", lock(&keeper.mutex(dead_name))).await;
     assert!(again.fence() > dead.fence());
     drop((again, dead));
     close(&keeper).await;
@@ -124,7 +124,7 @@ async fn a_dead_node_of_a_cluster_takes_only_its_own_locks_with_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hold_is_followed_to_the_node_that_its_slot_moves_to() {
+async fn a_hold_survives_the_migration_of_its_slot() {
     let cluster = RedisCluster::start_or_panic();
     let [from, to, _] = cluster.nodes() else { panic!("{cluster:?}") };
     let name = name_on(from, (0, 5460));
@@ -147,7 +147,7 @@ async fn a_hold_is_followed_to_the_node_that_its_slot_moves_to() {
     assert!(keeper.mutex(name.clone()).try_lock().await.unwrap().is_none());
     assert_eq!(to.command(&["EXISTS", &key(&name)]), "1");
     assert_eq!(guard.release().await.unwrap(), ReleaseOutcome::Released);
-    soon("the next", keeper.mutex(name).lock()).await.unwrap().release().await.unwrap();
+    soon("the next holder", keeper.mutex(name).lock()).await.unwrap().release().await.unwrap();
     close(&keeper).await;
     eventually("no key is left", async || cluster.dbsize() == 0).await;
 }

@@ -1,4 +1,4 @@
-//! What happens to locks on Redis when processes, connections and servers fail. All of them are real.
+//! Locks on Redis when processes, connections and servers fail.
 #![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 
 mod common;
@@ -7,6 +7,7 @@ mod election;
 mod failover;
 mod processes;
 mod redlock;
+mod redlock_fences;
 mod servers;
 mod torture;
 mod votes;

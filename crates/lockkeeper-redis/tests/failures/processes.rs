@@ -8,20 +8,20 @@ use lockkeeper_testkit::server::RedisServer;
 use lockkeeper_testkit::wait::{eventually, soon};
 
 use crate::common::{
-    LONG, Process, close, keeper, key, millis, secs, until_all_hear, until_empty, until_listening,
-    until_queued, waiting,
+    LONG, Process, close, keeper, key, millis, secs, until_all_hear, until_empty, until_queued,
+    until_subscribers, waiting,
 };
 
-/// Who holds by now, and when at the earliest the lease ends if nobody renews it.
+/// Returns the current holder, and the earliest end of its lease without a renewal.
 fn lease(server: &RedisServer, name: &str) -> (String, Instant) {
     let before = Instant::now();
     let script = "return {redis.call('GET', KEYS[1]), redis.call('PTTL', KEYS[1])}";
-    let answer = server.command(&["EVAL", script, "1", &key(name)]);
-    let (owner, left) = answer.split_once('\n').unwrap();
+    let reply = server.command(&["EVAL", script, "1", &key(name)]);
+    let (owner, left) = reply.split_once('\n').unwrap();
     (owner.to_owned(), before + millis(left.parse().unwrap_or(0)))
 }
 
-/// Kills a holder; the next has the lock when the lease of the dead one has ended, and not before.
+/// Kills a holder. The next waiter acquires the lock when the dead holder's lease has ended, and not before.
 async fn a_waiter_takes_over_from_a_killed_holder(
     holder_ttl: Duration,
     waiter_ttl: Duration,
@@ -40,9 +40,9 @@ async fn a_waiter_takes_over_from_a_killed_holder(
     let mutex = near.mutex("a").ttl(waiter_ttl);
     let waiter = tokio::spawn(async move { (mutex.lock().await.unwrap(), Instant::now()) });
     let queue = format!("{}:q", key("a"));
-    eventually("it waits", async || {
+    eventually("a waiter", async || {
         let waits = server.command(&["ZCARD", &queue]) == (queued + 1).to_string();
-        // On a machine that was busy for so long the holder had lost it by itself.
+        // On a very busy machine the holder may have lost the lock already.
         waits || waiter.is_finished()
     })
     .await;
@@ -51,14 +51,14 @@ async fn a_waiter_takes_over_from_a_killed_holder(
     }
     holder.kill9().await;
     let (owner, ends) = lease(&server, "a");
-    let (guard, entered) = soon("the waiter", waiter).await.unwrap();
+    let (guard, acquired) = soon("the waiter", waiter).await.unwrap();
     assert!(guard.fence() > fence);
-    // On a machine that was busy for so long the lease had ended before.
+    // On a very busy machine the lease may have ended before it was read.
     if owner != guard.owner().to_string() {
-        // The server counts in milliseconds, on a clock that may be set a little.
-        assert!(entered + millis(50) >= ends, "entered {:?} too early", ends - entered);
-        let late = entered.saturating_duration_since(ends);
-        eprintln!("ttl {holder_ttl:?}, waiter's {waiter_ttl:?}: {late:?} after the lease's end");
+        // The server counts in milliseconds, on a clock that may be adjusted a little.
+        assert!(acquired + millis(50) >= ends, "acquired {:?} too early", ends - acquired);
+        let late = acquired.saturating_duration_since(ends);
+        eprintln!("TTL {holder_ttl:?}, waiter's {waiter_ttl:?}: {late:?} after the lease's end");
     }
     guard.release().await.unwrap();
     close(&near).await;
@@ -66,22 +66,22 @@ async fn a_waiter_takes_over_from_a_killed_holder(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_killed_holder_is_followed_when_its_lease_ends() {
+async fn a_waiter_acquires_when_the_lease_of_a_killed_holder_ends() {
     a_waiter_takes_over_from_a_killed_holder(secs(2), secs(2), false).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_killed_holder_with_a_short_ttl_is_followed_by_one_with_a_long_ttl() {
+async fn a_waiter_with_a_long_ttl_follows_a_killed_holder_with_a_short_ttl() {
     a_waiter_takes_over_from_a_killed_holder(millis(1500), LONG, false).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_killed_holder_with_a_longer_ttl_is_followed_by_one_with_a_short_ttl() {
+async fn a_waiter_with_a_short_ttl_follows_a_killed_holder_with_a_longer_ttl() {
     a_waiter_takes_over_from_a_killed_holder(secs(3), secs(1), false).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_dead_head_of_the_queue_behind_a_dead_holder_is_skipped() {
+async fn a_dead_waiter_at_the_head_of_the_queue_is_skipped_after_a_dead_holder() {
     a_waiter_takes_over_from_a_killed_holder(secs(5), LONG, true).await;
 }
 
@@ -100,17 +100,17 @@ async fn killed_waiters_are_skipped_by_the_next_release() {
     for process in &mut dead {
         process.kill9().await;
     }
-    // Until the server has read the ends of their connections, it takes them for alive.
-    until_listening(&server, 1).await;
+    // Until the server has read the close of their connections, it considers them alive.
+    until_subscribers(&server, 1).await;
     guard.release().await.unwrap();
-    let next = soon("the one behind", behind).await.unwrap();
+    let next = soon("the next waiter", behind).await.unwrap();
     next.release().await.unwrap();
     close(&near).await;
     until_empty(&server).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_waiter_whose_connection_the_server_ended_is_skipped_and_comes_back() {
+async fn a_waiter_whose_connection_the_server_closed_is_skipped_and_queues_again() {
     for options in ["", "?protocol=resp2"] {
         let server = RedisServer::start_or_panic();
         let near = keeper(&server.url()).await;
@@ -122,18 +122,18 @@ async fn a_waiter_whose_connection_the_server_ended_is_skipped_and_comes_back() 
         until_queued(&server, "a", 1).await;
         let behind = waiting(near.mutex("a"));
         until_queued(&server, "a", 2).await;
-        // It cannot come back before we let it.
+        // It cannot reconnect before `heal`.
         proxy.freeze();
         for client in clients(&server).iter().filter(|client| !before.contains(client)) {
             server.command(&["CLIENT", "KILL", "ID", client]);
         }
-        until_listening(&server, 1).await;
+        until_subscribers(&server, 1).await;
         guard.release().await.unwrap();
-        let next = soon("the one behind", behind).await.unwrap();
+        let next = soon("the next waiter", behind).await.unwrap();
         proxy.heal();
         until_all_hear(&server, "a", 1).await;
         next.release().await.unwrap();
-        let last = soon("the one that was away", away).await.unwrap();
+        let last = soon("the disconnected waiter", away).await.unwrap();
         last.release().await.unwrap();
         close(&near).await;
         close(&far).await;
@@ -141,7 +141,7 @@ async fn a_waiter_whose_connection_the_server_ended_is_skipped_and_comes_back() 
     }
 }
 
-/// The ids of all connections, but for the one that asks.
+/// Returns the ids of all connections except that of this command.
 fn clients(server: &RedisServer) -> Vec<String> {
     let list = server.command(&["CLIENT", "LIST"]);
     let clients = list.lines().filter(|line| !line.contains("cmd=client|list"));

@@ -1,4 +1,4 @@
-//! Locks of a majority of five independent nodes, of which some fail.
+//! Redlock on five nodes, some of which fail.
 
 use std::time::{Duration, Instant};
 
@@ -8,12 +8,12 @@ use lockkeeper_testkit::history::History;
 use lockkeeper_testkit::server::{RedisServer, RedlockNodes};
 use lockkeeper_testkit::wait::{eventually, soon};
 
-use crate::common::{LONG, cables, close, key, millis, passing, secs, until_empty};
+use crate::common::{LONG, close, key, millis, passing, proxies, secs, until_empty};
 
-/// Longer than everything that is not waited for may take.
+/// A node timeout that no test reaches: a test that waited for it would fail.
 const NEVER: Duration = Duration::from_secs(20);
 
-/// A keeper that awaits a node's answer for so long if there is no majority without it.
+/// Opens a keeper that waits this long for a node if there is no majority without it.
 async fn keeper_at(url: &str, node_timeout: Duration) -> Keeper {
     let nodes = Config::redlock_from_url(url).unwrap();
     let quorum = soon("a majority", redlock(nodes)).await.unwrap();
@@ -30,12 +30,12 @@ async fn until_all_empty(servers: &RedlockNodes) {
     }
 }
 
-/// How many nodes have a holder.
+/// Returns the number of nodes that have a holder.
 fn holders(nodes: &[RedisServer], name: &str) -> usize {
     nodes.iter().filter(|node| node.command(&["EXISTS", &key(name)]) == "1").count()
 }
 
-/// Fifty locks of each kind. One that waited for a node would take longer than all may.
+/// Acquires fifty locks of each kind. Waiting for one node would take longer than all of them may.
 async fn fifty_locks_each(keeper: &Keeper) {
     let start = Instant::now();
     for i in 0..50 {
@@ -50,7 +50,7 @@ async fn fifty_locks_each(keeper: &Keeper) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_nodes_that_hang_or_are_dead_cost_nothing() {
+async fn locks_do_not_wait_for_two_nodes_that_hang_or_are_dead() {
     let mut servers = RedlockNodes::start_or_panic(5);
     let keeper = keeper(&servers).await;
     servers.nodes()[0].stop();
@@ -58,7 +58,7 @@ async fn two_nodes_that_hang_or_are_dead_cost_nothing() {
     fifty_locks_each(&keeper).await;
     servers.nodes()[0].cont();
     servers.nodes()[3].cont();
-    // What was sent to them while they hung is given back.
+    // The grants of attempts that were sent while they hung are released.
     close(&keeper).await;
     until_all_empty(&servers).await;
 
@@ -76,7 +76,7 @@ async fn two_nodes_that_hang_or_are_dead_cost_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn three_nodes_down_is_an_error_in_bounded_time_and_leaves_nothing() {
+async fn with_three_nodes_down_an_attempt_fails_in_bounded_time_and_leaves_no_key() {
     let mut servers = RedlockNodes::start_or_panic(5);
     let keeper = keeper_at(&servers.url(), secs(1)).await;
     for node in &servers.nodes()[..3] {
@@ -97,7 +97,7 @@ async fn three_nodes_down_is_an_error_in_bounded_time_and_leaves_nothing() {
     for node in &mut servers.nodes_mut()[..3] {
         node.restart().unwrap();
     }
-    let guard = soon("it works again", crate::common::lock(&keeper.mutex("a"))).await;
+    let guard = soon("a lock", crate::common::lock(&keeper.mutex("a"))).await;
     drop(guard);
     close(&keeper).await;
     until_all_empty(&servers).await;
@@ -116,12 +116,12 @@ async fn uncontended_locks_leave_no_key_on_any_node() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hold_outlives_a_minority_that_dies_and_one_that_comes_back_empty() {
+async fn a_hold_survives_a_minority_that_dies_and_restarts_empty() {
     let mut servers = RedlockNodes::start_or_panic(5);
     let (keeper, other) = (keeper(&servers).await, keeper(&servers).await);
     let guard = keeper.mutex("a").lock().await.unwrap();
     let reader = keeper.rw_lock("b").read().await.unwrap();
-    // At once: the answers of the last two may still be on their way.
+    // At once: replies of the slowest two nodes may still be in flight.
     servers.nodes_mut()[0].kill9();
     servers.nodes_mut()[1].kill9();
     for dead in [true, false] {
@@ -147,19 +147,19 @@ async fn an_extension_needs_a_true_majority_and_a_failed_one_releases_nothing() 
     let servers = RedlockNodes::start_or_panic(5);
     let keeper = keeper_at(&servers.url(), secs(1)).await;
     let guard = crate::common::lock(&keeper.mutex("a")).await;
-    eventually("all have it", async || holders(servers.nodes(), "a") == 5).await;
+    eventually("a grant on all nodes", async || holders(servers.nodes(), "a") == 5).await;
     for node in &servers.nodes()[2..] {
         node.stop();
     }
-    let error = soon("an answer", guard.extend(LONG)).await.unwrap_err();
+    let error = soon("an error", guard.extend(LONG)).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     assert_eq!(guard.state(), State::AtRisk);
-    assert!(guard.is_held(), "its lease has not ended");
+    assert!(guard.is_held(), "lost before its lease ended");
     for node in &servers.nodes()[2..] {
         node.cont();
     }
-    assert_eq!(holders(servers.nodes(), "a"), 5, "nothing was released");
-    eventually("it can extend", async || guard.extend(LONG).await.is_ok()).await;
+    assert_eq!(holders(servers.nodes(), "a"), 5, "the failed extension released a node");
+    eventually("an extension", async || guard.extend(LONG).await.is_ok()).await;
     assert_eq!(guard.state(), State::Held);
     drop(guard);
     close(&keeper).await;
@@ -167,13 +167,13 @@ async fn an_extension_needs_a_true_majority_and_a_failed_one_releases_nothing() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn validity_is_what_is_left_of_the_ttl_and_a_grant_without_any_is_none() {
+async fn the_validity_of_a_grant_excludes_the_time_of_the_attempt_and_must_be_positive() {
     let servers = RedlockNodes::start_or_panic(5);
-    let (cables, url) = cables(&servers).await;
+    let (proxies, url) = proxies(&servers).await;
     let url = format!("{url}?min_uptime=0s");
     let keeper = keeper_at(&url, NEVER).await;
-    // A majority is not to be had without one of the slow ones.
-    let slow = |delay| cables[..3].iter().for_each(|cable| cable.delay(delay));
+    // Every majority includes a slow node.
+    let slow = |delay| proxies[..3].iter().for_each(|proxy| proxy.delay(delay));
     slow(millis(150));
     let start = Instant::now();
     let guard = keeper.mutex("a").ttl(secs(60)).lock().await.unwrap();
@@ -181,7 +181,7 @@ async fn validity_is_what_is_left_of_the_ttl_and_a_grant_without_any_is_none() {
     assert!(elapsed >= millis(300), "{elapsed:?}");
     let (ttl, drift) = (secs(60), millis(600 + 2));
     assert!(guard.remaining().unwrap() + drift + millis(300) <= ttl);
-    // The nodes were not asked at `start` exactly, but 300 ms before the end at the latest.
+    // The attempt was sent after `start`, and at least 300 ms before its end.
     let ends = guard.expires_at().unwrap() + drift + millis(300);
     assert!(ends <= start + ttl + elapsed, "{:?}", ends.duration_since(start));
 
@@ -194,9 +194,9 @@ async fn validity_is_what_is_left_of_the_ttl_and_a_grant_without_any_is_none() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn fences_rise_whichever_majority_gives_them() {
+async fn fences_rise_across_all_majorities() {
     let servers = RedlockNodes::start_or_panic(5);
-    // A majority has given a fence that is far ahead of the clock.
+    // A majority stores a fence that is far ahead of the clock.
     let clock = servers.nodes()[0].command(&["TIME"]);
     let seconds: u64 = clock.lines().next().unwrap().parse().unwrap();
     let ahead = (seconds + 3600) * 1_000_000;
@@ -205,22 +205,22 @@ async fn fences_rise_whichever_majority_gives_them() {
         node.command(&["SET", &fence, &ahead.to_string(), "EX", "3600"]);
     }
     let mut last = Fence::new(ahead);
-    let (cables, url) = cables(&servers).await;
+    let (proxies, url) = proxies(&servers).await;
     let url = format!("{url}?min_uptime=0s");
     for round in 0..10 {
-        // Each majority has but one or two nodes in common with the one before.
-        let away = [&cables[round * 2 % 5], &cables[(round * 2 + 1) % 5]];
-        for cable in away {
-            cable.cut();
+        // Each majority shares only one or two nodes with the previous one.
+        let away = [&proxies[round * 2 % 5], &proxies[(round * 2 + 1) % 5]];
+        for proxy in away {
+            proxy.cut();
         }
-        // A new keeper remembers no fence.
+        // A new keeper has no floor.
         let keeper = keeper_at(&url, NEVER).await;
         let guard = keeper.mutex("a").lock().await.unwrap();
         assert!(guard.fence() > last, "round {round}: {:?} after {last:?}", guard.fence());
         last = guard.fence();
         guard.release().await.unwrap();
-        for cable in away {
-            cable.heal();
+        for proxy in away {
+            proxy.heal();
         }
         close(&keeper).await;
     }
@@ -243,7 +243,7 @@ async fn fences_rise_over_restarts() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn those_who_contend_are_woken_by_releases_and_never_hold_together() {
+async fn contending_tasks_are_woken_by_releases_and_never_overlap() {
     let servers = RedlockNodes::start_or_panic(5);
     let (one, other) = (keeper(&servers).await, keeper(&servers).await);
     let history = History::new();
@@ -256,7 +256,7 @@ async fn those_who_contend_are_woken_by_releases_and_never_hold_together() {
         open.end();
         guard.release().await.unwrap();
         for task in tasks {
-            // No lease ends in this time.
+            // No lease expires in this time.
             soon("a task", task).await.unwrap();
         }
     }
@@ -267,7 +267,7 @@ async fn those_who_contend_are_woken_by_releases_and_never_hold_together() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn it_opens_with_a_minority_down_and_takes_them_in_when_they_come() {
+async fn redlock_opens_with_a_minority_down_and_uses_it_when_it_is_up() {
     let mut servers = RedlockNodes::start_or_panic(5);
     servers.nodes_mut()[0].kill9();
     servers.nodes()[1].stop();
@@ -277,12 +277,12 @@ async fn it_opens_with_a_minority_down_and_takes_them_in_when_they_come() {
     servers.nodes()[1].cont();
     servers.nodes_mut()[2].kill9();
     servers.nodes_mut()[3].kill9();
-    let guard = soon("the others are there", crate::common::lock(&keeper.mutex("a"))).await;
+    let guard = soon("a lock", crate::common::lock(&keeper.mutex("a"))).await;
     guard.release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn it_does_not_open_without_a_majority_or_with_a_node_twice() {
+async fn redlock_does_not_open_without_a_majority_or_with_a_duplicate_node() {
     let mut servers = RedlockNodes::start_or_panic(5);
     for hangs in [true, false] {
         for node in &mut servers.nodes_mut()[..3] {

@@ -1,4 +1,4 @@
-//! Servers that stop, restart, forget and are busy.
+//! Servers that hang, restart, lose data or are busy.
 
 use lockkeeper_core::{ErrorKind, State};
 use lockkeeper_testkit::history::History;
@@ -11,7 +11,7 @@ use crate::common::{
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_hangs_costs_the_lease_in_time_and_nothing_after() {
+async fn while_the_server_hangs_short_leases_are_lost_and_long_ones_survive() {
     let server = RedisServer::start_or_panic();
     let keeper =
         keeper(&format!("{}?command_timeout=500ms&connect_timeout=500ms", server.url())).await;
@@ -20,14 +20,14 @@ async fn a_server_that_hangs_costs_the_lease_in_time_and_nothing_after() {
     let waiter = waiting(keeper.mutex("b"));
     until_queued(&server, "b", 1).await;
     server.stop();
-    soon("the loss is told", short.lost()).await;
+    soon("the loss", short.lost()).await;
     assert!(!short.is_held() && long.is_held());
     let error = soon("an error", keeper.mutex("c").lock()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     server.cont();
-    let next = soon("it can be had again", lock(&keeper.mutex("a"))).await;
+    let next = soon("the next holder", lock(&keeper.mutex("a"))).await;
     assert!(next.fence() > short.fence());
-    eventually("the long lease is well", async || long.extend(LONG).await.is_ok()).await;
+    eventually("an extension", async || long.extend(LONG).await.is_ok()).await;
     assert_eq!(long.state(), State::Held);
     drop((short, next, long));
     drop(soon("the waiter", waiter).await.unwrap());
@@ -36,7 +36,7 @@ async fn a_server_that_hangs_costs_the_lease_in_time_and_nothing_after() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_attempt_that_a_stopped_server_has_not_read_leaves_nothing() {
+async fn an_attempt_that_a_stopped_server_has_not_read_leaves_no_key() {
     let server = RedisServer::start_or_panic();
     let keeper =
         keeper(&format!("{}?command_timeout=500ms&connect_timeout=500ms", server.url())).await;
@@ -46,7 +46,7 @@ async fn an_attempt_that_a_stopped_server_has_not_read_leaves_nothing() {
     server.cont();
     close(&keeper).await;
     until_empty(&server).await;
-    // Nothing that it had not read comes after that.
+    // No unread command takes effect after that.
     tokio::time::sleep(millis(500)).await;
     assert_eq!(server.command(&["DBSIZE"]), "0");
 }
@@ -61,7 +61,7 @@ async fn a_server_that_is_busy_for_longer_than_the_command_timeout_loses_no_wait
     until_queued(&server, "a", 1).await;
     server.command(&["DEBUG", "SLEEP", "1.5"]);
     until_all_hear(&server, "a", 1).await;
-    eventually("it can extend", async || guard.extend(LONG).await.is_ok()).await;
+    eventually("an extension", async || guard.extend(LONG).await.is_ok()).await;
     assert_eq!(guard.state(), State::Held);
     drop(guard);
     drop(soon("the waiter", waiter).await.unwrap());
@@ -70,7 +70,7 @@ async fn a_server_that_is_busy_for_longer_than_the_command_timeout_loses_no_wait
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_restarts_empty_is_noticed_and_no_claim_hangs() {
+async fn when_the_server_restarts_empty_holders_are_lost_and_waiters_acquire() {
     let mut server = RedisServer::start_or_panic();
     let (one, other) = (keeper(&server.url()).await, keeper(&server.url()).await);
     let guard = one.mutex("a").lock().await.unwrap();
@@ -82,8 +82,8 @@ async fn a_server_that_restarts_empty_is_noticed_and_no_claim_hangs() {
     until_queued(&server, "a", 4).await;
     server.kill9();
     server.restart().unwrap();
-    soon("the holder is told", guard.lost()).await;
-    soon("the reader is told", reader.lost()).await;
+    soon("the holder's loss", guard.lost()).await;
+    soon("the reader's loss", reader.lost()).await;
     for waiter in waiters {
         soon("a waiter", waiter).await.unwrap();
     }
@@ -97,7 +97,7 @@ async fn a_server_that_restarts_empty_is_noticed_and_no_claim_hangs() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_is_flushed_is_noticed_and_no_claim_hangs() {
+async fn when_the_server_is_flushed_holders_are_lost_and_waiters_acquire() {
     let server = RedisServer::start_or_panic();
     let keeper = keeper(&server.url()).await.ttl(secs(6));
     let guard = keeper.mutex("a").lock().await.unwrap();
@@ -105,7 +105,7 @@ async fn a_server_that_is_flushed_is_noticed_and_no_claim_hangs() {
     let waiters: Vec<_> = (0..4).map(|_| passing(keeper.mutex("a"), &history)).collect();
     until_queued(&server, "a", 4).await;
     server.command(&["FLUSHALL"]);
-    soon("the holder is told", guard.lost()).await;
+    soon("the holder's loss", guard.lost()).await;
     for waiter in waiters {
         soon("a waiter", waiter).await.unwrap();
     }
@@ -118,27 +118,27 @@ async fn a_server_that_is_flushed_is_noticed_and_no_claim_hangs() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_forgets_its_scripts_is_taught_them_again() {
+async fn scripts_are_loaded_again_after_a_script_flush() {
     let server = RedisServer::start_or_panic();
     let keeper = keeper(&server.url()).await;
-    let forget = || server.command(&["SCRIPT", "FLUSH"]);
-    forget();
+    let flush = || server.command(&["SCRIPT", "FLUSH"]);
+    flush();
     let guard = keeper.mutex("a").lock().await.unwrap();
-    forget();
+    flush();
     let waiter = waiting(keeper.mutex("a"));
     until_queued(&server, "a", 1).await;
-    forget();
+    flush();
     guard.extend(LONG).await.unwrap();
-    forget();
+    flush();
     guard.release().await.unwrap();
     let next = soon("the waiter", waiter).await.unwrap();
-    forget();
+    flush();
     next.downgrade().await.unwrap();
-    forget();
+    flush();
     assert_eq!(keeper.inspect().unwrap().list("").await.unwrap().len(), 1);
-    forget();
+    flush();
     assert_eq!(keeper.inspect().unwrap().break_lock("a").await.unwrap(), 1);
-    soon("it is told", next.lost()).await;
+    soon("the loss", next.lost()).await;
     assert_eq!(server.command(&["EXISTS", &key("a")]), "0");
     drop(next);
     close(&keeper).await;

@@ -1,8 +1,8 @@
-//! Requests that share calls: what happens to the others if one is dropped, refused or not polled.
+//! Batched requests: a request that is dropped, refused or not polled does not affect the others.
 
 use futures_util::future::join_all;
 use lockkeeper_core::{Attempt, Backend, Background, Claim, ClaimSpec, ErrorKind, Keeper, Name};
-use lockkeeper_core::{Guard, ReleaseOutcome, Renewal};
+use lockkeeper_core::{Guard, Mode, ReleaseOutcome, Renewal};
 use lockkeeper_redis::{Config, Redis};
 use lockkeeper_testkit::server::RedisServer;
 use lockkeeper_testkit::wait::soon;
@@ -20,21 +20,32 @@ fn claim(store: &Redis, name: &str) -> Box<dyn Claim> {
     store.claim(ClaimSpec::new(Name::new(name).unwrap(), secs(60), background)).unwrap()
 }
 
-/// How many requests are sent by their callers; later ones go through the batch task.
-const MAX_DIRECT: usize = 8;
+/// A claim that uses a script for every attempt.
+fn reader(store: &Redis, name: &str) -> Box<dyn Claim> {
+    let background = Background::new(tokio::runtime::Handle::current());
+    let mut spec = ClaimSpec::new(Name::new(name).unwrap(), secs(60), background);
+    spec.mode = Mode::Shared;
+    store.claim(spec).unwrap()
+}
 
-/// Lets all tasks of a runtime with one thread go as far as they can.
+/// How many requests are sent by their callers; later ones go through the batch task.
+const MAX_DIRECT: usize = 1;
+
+/// Lets the other tasks of a single-threaded runtime run until they wait.
 async fn others_run() {
     for _ in 0..20 {
         tokio::task::yield_now().await;
     }
 }
 
-/// Claims whose attempts are in flight as long as the server is stopped, each in a call of its own.
+/// Claims whose attempts are in flight while the server is stopped, each in a separate call.
 macro_rules! in_flight {
     ($attempts:ident, $store:expr, $count:expr) => {
+        in_flight!($attempts, $store, $count, claim);
+    };
+    ($attempts:ident, $store:expr, $count:expr, $claim:ident) => {
         let mut claims: Vec<_> =
-            (0..$count).map(|number| claim($store, &format!("in flight/{number}"))).collect();
+            (0..$count).map(|number| $claim($store, &format!("in flight/{number}"))).collect();
         let mut $attempts: Vec<_> = claims.iter_mut().map(|claim| claim.attempt(None)).collect();
         for attempt in &mut $attempts {
             assert!(futures_util::poll!(attempt).is_pending());
@@ -55,15 +66,15 @@ async fn an_attempt_that_is_dropped_before_it_is_sent_is_never_sent() {
     others_run().await;
     drop(attempt);
     server.cont();
-    for answer in soon("those in flight", join_all(attempts)).await {
+    for answer in soon("the attempts in flight", join_all(attempts)).await {
         assert!(matches!(answer.unwrap(), Attempt::Granted(_)));
     }
-    soon("one more", claim(&store, "after").attempt(None)).await.unwrap();
+    soon("another attempt", claim(&store, "after").attempt(None)).await.unwrap();
     assert_eq!(number(&server, &["EXISTS", &key("dropped")]), 0);
     lock(&keeper, "dropped").await.release().await.unwrap();
 }
 
-/// While few calls are in flight no request waits for their replies.
+/// While few calls are in flight, a request does not wait for their replies.
 #[tokio::test]
 async fn an_attempt_is_sent_while_another_is_in_flight() {
     let (server, _) = server().await;
@@ -74,38 +85,38 @@ async fn an_attempt_is_sent_while_another_is_in_flight() {
     let mut attempt = sent.attempt(None);
     assert!(futures_util::poll!(&mut attempt).is_pending());
     others_run().await;
-    // If it waited still, it would never be sent.
+    // If it were still waiting, it would never be sent.
     drop(attempt);
     server.cont();
-    soon("those in flight", join_all(attempts)).await;
-    soon("one more", claim(&store, "after").attempt(None)).await.unwrap();
+    soon("the attempts in flight", join_all(attempts)).await;
+    soon("another attempt", claim(&store, "after").attempt(None)).await.unwrap();
     assert_eq!(number(&server, &["EXISTS", &key("sent")]), 1);
 }
 
-/// Its claim may have been released in the meantime, by a call that the server did know.
+/// Its claim may have been released in the meantime, by a script that the server did know.
 #[tokio::test]
-async fn an_attempt_that_is_dropped_is_not_sent_again_to_a_server_that_forgot_the_scripts() {
+async fn a_drops_is_not_resent_after_a_script_flush() {
     let (server, _) = server().await;
     let store = store(&server).await;
     server.command(&["SCRIPT", "FLUSH"]);
     server.stop();
-    in_flight!(attempts, &store, MAX_DIRECT);
-    let (mut kept, mut dropped) = (claim(&store, "kept"), claim(&store, "dropped"));
+    in_flight!(attempts, &store, MAX_DIRECT, reader);
+    let (mut kept, mut dropped) = (reader(&store, "kept"), reader(&store, "dropped"));
     let (mut keeps, mut drops) = (kept.attempt(None), dropped.attempt(None));
     assert!(futures_util::poll!(&mut keeps).is_pending());
     assert!(futures_util::poll!(&mut drops).is_pending());
     others_run().await;
     drop(drops);
     server.cont();
-    soon("the first", join_all(attempts)).await;
-    let answer = soon("the one that is kept", keeps).await.unwrap();
+    soon("the attempts in flight", join_all(attempts)).await;
+    let answer = soon("the kept attempt", keeps).await.unwrap();
     assert!(matches!(answer, Attempt::Granted(_)));
-    soon("one more", claim(&store, "after").attempt(None)).await.unwrap();
+    soon("another attempt", claim(&store, "after").attempt(None)).await.unwrap();
     assert_eq!(number(&server, &["EXISTS", &key("kept")]), 1);
     assert_eq!(number(&server, &["EXISTS", &key("dropped")]), 0);
 }
 
-/// Held locks, to be given back at once with something in their midst.
+/// Acquires locks, to release them concurrently with another request among them.
 async fn held(keeper: &Keeper) -> Vec<Guard> {
     let attempts = (0..20).map(|number| {
         let mutex = keeper.mutex(format!("ok/{number}"));
@@ -121,7 +132,7 @@ async fn all_released(guards: Vec<Guard>) {
 }
 
 #[tokio::test]
-async fn a_name_that_the_user_may_not_lock_is_refused_alone() {
+async fn a_forbidden_name_fails_only_its_own_request() {
     let server = RedisServer::start_or_panic();
     let rules = ["on", ">secret", "~lockkeeper:{ok/*", "&*", "+@all"];
     server.command(&[&["ACL", "SETUSER", "ann"], &rules[..]].concat());
@@ -137,7 +148,7 @@ async fn a_name_that_the_user_may_not_lock_is_refused_alone() {
 
 /// Otherwise all locks whose renewals share a call with it would be lost.
 #[tokio::test]
-async fn a_name_that_the_user_may_no_longer_use_is_not_renewed_and_the_others_are() {
+async fn a_name_that_becomes_forbidden_fails_only_its_own_renewal() {
     let server = RedisServer::start_or_panic();
     server.command(&["ACL", "SETUSER", "ann", "on", ">secret", "~*", "&*", "+@all"]);
     let url = format!("redis://ann:secret@127.0.0.1:{}/", server.port());
@@ -167,36 +178,36 @@ async fn a_key_of_a_wrong_type_fails_only_the_attempt_that_uses_it() {
     let other = keeper.mutex("other");
     let ((), refused, ()) =
         tokio::join!(all_released(guards), other.try_lock(), all_released(rest));
-    check(&refused.unwrap_err(), ErrorKind::Config, "used for something else");
+    check(&refused.unwrap_err(), ErrorKind::Config, "used by another program");
     server.command(&["DEL", &key("other")]);
     nothing_left(&keeper, &server).await;
 }
 
 #[tokio::test]
-async fn a_replica_is_left_also_if_what_it_refuses_shares_a_call() {
+async fn the_client_reconnects_if_a_replica_refuses_a_batched_request() {
     let (server, _) = server().await;
     let store = store(&server).await;
-    // Of a server that does not exist, so that it does not begin to load anything.
+    // The master does not exist, so the replica does not start to load data.
     server.command(&["REPLICAOF", "127.0.0.1", "1"]);
-    // The answers of those that their callers send are not read.
+    // The replies to direct requests are not read.
     in_flight!(_attempts, &store, MAX_DIRECT);
     let (mut one, mut two) = (claim(&store, "one"), claim(&store, "two"));
     let (one, two) =
-        soon("refusals", async { tokio::join!(one.attempt(None), two.attempt(None)) }).await;
+        soon("the errors", async { tokio::join!(one.attempt(None), two.attempt(None)) }).await;
     for refused in [one, two] {
         check(&refused.unwrap_err(), ErrorKind::Unavailable, "read-only replica");
     }
-    // So the next one connects, and its error names the address.
-    let refused = soon("a refusal", claim(&store, "next").attempt(None)).await.unwrap_err();
+    // The next one connects again, so its error names the address.
+    let refused = soon("an error", claim(&store, "next").attempt(None)).await.unwrap_err();
     check(&refused, ErrorKind::Unavailable, &format!("127.0.0.1:{}: ", server.port()));
 }
 
 #[tokio::test]
-async fn an_attempt_that_is_not_polled_while_it_connects_delays_no_other() {
+async fn an_attempt_that_is_not_polled_while_it_connects_does_not_delay_others() {
     let (server, keeper) = server().await;
     lock(&keeper, "a").await.release().await.unwrap();
     server.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
-    // It has noticed by then, or there is nothing to see here.
+    // By then the client has usually noticed. If not, the test passes without testing anything.
     tokio::time::sleep(std::time::Duration::from_millis(200)).await;
     server.stop();
     let mutex = keeper.mutex("left");
@@ -205,24 +216,23 @@ async fn an_attempt_that_is_not_polled_while_it_connects_delays_no_other() {
     others_run().await;
     server.cont();
     lock(&keeper, "other").await.release().await.unwrap();
-    soon("the one that was left", left).await.unwrap().release().await.unwrap();
+    soon("the attempt that was not polled", left).await.unwrap().release().await.unwrap();
     nothing_left(&keeper, &server).await;
 }
 
-/// A runtime with one thread runs only while a thread blocks on it.
+/// A single-threaded runtime runs only inside `block_on`.
 #[test]
-fn a_runtime_that_does_not_run_delays_no_other_with_the_same_store() {
+fn a_suspended_runtime_does_not_delay_others_with_the_same_store() {
     let server = RedisServer::start_or_panic();
     let first = Runtime::new().unwrap();
     let store = first.block_on(store(&server));
-    let still = Builder::new_current_thread().enable_all().build().unwrap();
-    let entered = still.enter();
-    let mut claims: Vec<_> =
-        (0..MAX_DIRECT + 4).map(|number| claim(&store, &format!("{number}"))).collect();
+    let suspended = Builder::new_current_thread().enable_all().build().unwrap();
+    let entered = suspended.enter();
+    let mut claims: Vec<_> = (0..8).map(|number| claim(&store, &format!("{number}"))).collect();
     drop(entered);
     let mut attempts: Vec<_> = claims.iter_mut().map(|claim| claim.attempt(None)).collect();
     server.stop();
-    still.block_on(async {
+    suspended.block_on(async {
         for attempt in &mut attempts {
             assert!(futures_util::poll!(attempt).is_pending());
         }
@@ -232,7 +242,7 @@ fn a_runtime_that_does_not_run_delays_no_other_with_the_same_store() {
         let keeper = Keeper::new(store);
         lock(&keeper, "a").await.release().await.unwrap();
     });
-    for answer in still.block_on(join_all(attempts)) {
+    for answer in suspended.block_on(join_all(attempts)) {
         assert!(matches!(answer.unwrap(), Attempt::Granted(_)));
     }
 }
@@ -250,11 +260,11 @@ fn queued_attempts_fail_when_the_runtime_of_the_connection_ends() {
         let mut attempts: Vec<_> = claims.iter_mut().map(|claim| claim.attempt(None)).collect();
         for attempt in &mut attempts {
             assert!(futures_util::poll!(attempt).is_pending());
-            // So that most find calls in flight.
+            // So that most are batched because calls are in flight.
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
         }
         first.shutdown_background();
-        // Their task is gone: they fail, or are sent again.
+        // The task that sends batches is gone: they fail or are sent again.
         server.cont();
         for answer in soon("the attempts", join_all(attempts)).await {
             if let Err(error) = answer {
@@ -262,7 +272,7 @@ fn queued_attempts_fail_when_the_runtime_of_the_connection_ends() {
             }
         }
         let again = claims.iter_mut().map(|claim| claim.attempt(None));
-        for answer in soon("asked again", join_all(again)).await {
+        for answer in soon("the repeated attempts", join_all(again)).await {
             assert!(matches!(answer.unwrap(), Attempt::Granted(_)));
         }
     });

@@ -1,4 +1,4 @@
-//! The clocks of clients play no part.
+//! Locks do not depend on the clocks of clients.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -10,7 +10,7 @@ use tokio::process::{Child, ChildStdout, Command};
 
 use crate::common::{key, lock, nothing_left, number, queued, secs, server};
 
-/// The Rust files of a folder and the folders in it.
+/// Returns the Rust files below a folder.
 fn sources(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let (folders, files): (Vec<_>, Vec<_>) = entries.partition(|path| path.is_dir());
@@ -19,10 +19,10 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn no_wall_clock_is_read() {
+fn the_source_does_not_read_the_wall_clock() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut files = sources(&folder);
-    // The diagnosis compares the clock of a server with ours; no lock depends on that.
+    // The diagnosis compares the clocks of servers with the local one.
     files.retain(|path| !path.starts_with(folder.join("diagnose")));
     assert!(files.len() >= 25, "{files:?}");
     for path in files {
@@ -33,7 +33,7 @@ fn no_wall_clock_is_read() {
     }
 }
 
-/// A process that takes locks, an hour ahead.
+/// A helper process whose clock is an hour ahead.
 struct Ahead {
     child: Child,
     lines: Lines<BufReader<ChildStdout>>,
@@ -52,23 +52,23 @@ impl Ahead {
         Self { child, lines }
     }
 
-    async fn says(&mut self) -> String {
+    async fn next_line(&mut self) -> String {
         soon("the helper's next line", self.lines.next_line()).await.unwrap().unwrap()
     }
 
     async fn held(&mut self) -> u64 {
-        let line = self.says().await;
+        let line = self.next_line().await;
         line.strip_prefix("held ").unwrap_or_else(|| panic!("{line}")).parse().unwrap()
     }
 
     async fn release(&mut self) {
         drop(self.child.stdin.take());
-        assert_eq!(self.says().await, "released");
+        assert_eq!(self.next_line().await, "released");
     }
 }
 
 #[tokio::test]
-async fn clients_whose_clocks_are_an_hour_apart_exclude_and_follow_each_other() {
+async fn clients_whose_clocks_differ_by_an_hour_exclude_each_other_and_hand_off() {
     let (server, keeper) = server().await;
     let hour = ServerClock::new().unwrap();
     hour.set_ahead(3_600_000_000);
@@ -77,9 +77,9 @@ async fn clients_whose_clocks_are_an_hour_apart_exclude_and_follow_each_other() 
     let clock = server.command(&["TIME"]);
     let clock: u64 = clock.lines().next().unwrap().parse().unwrap();
     let ahead = date.trim().parse::<u64>().unwrap() - clock;
-    assert!((3590..4200).contains(&ahead), "the shim does nothing: {ahead}");
+    assert!((3590..4200).contains(&ahead), "the shim has no effect: {ahead}");
 
-    // It holds, and we wait for longer than its lease: it is renewed, and nobody takes it for dead.
+    // The helper holds for longer than its lease: it renews, and the waiter does not acquire.
     let mut other = Ahead::start(&hour, &server.url(), "a");
     let first = other.held().await;
     assert!(keeper.mutex("a").try_lock().await.unwrap().is_none());
@@ -90,11 +90,12 @@ async fn clients_whose_clocks_are_an_hour_apart_exclude_and_follow_each_other() 
     let (holder, waiter) = (&infos[0].holders[0], &infos[0].waiters[0]);
     assert!(holder.age.unwrap() < secs(1800) && waiter.age.unwrap() < secs(1800));
     assert!(holder.remaining.unwrap() <= secs(6));
-    let owner = server.command(&["GET", &key("a")]);
+    let owner = || server.command(&["GET", &key("a")]).split(' ').next().map(str::to_owned);
+    let first_owner = owner();
     let mut renewals = 0;
     let mut left = number(&server, &["PTTL", &key("a")]);
     eventually("its lease is renewed three times", async || {
-        assert_eq!(server.command(&["GET", &key("a")]), owner);
+        assert_eq!(owner(), first_owner);
         let now = number(&server, &["PTTL", &key("a")]);
         renewals += i32::from(now > left);
         left = now;
@@ -103,11 +104,11 @@ async fn clients_whose_clocks_are_an_hour_apart_exclude_and_follow_each_other() 
     .await;
     assert!(!waiting.is_finished());
     other.release().await;
-    let guard = soon("our turn", waiting).await.unwrap().unwrap();
+    let guard = soon("the waiter", waiting).await.unwrap().unwrap();
     let second = guard.fence().unwrap().get();
     assert!(second > first);
 
-    // We hold, and it waits in the queue, and then gets it.
+    // The helper waits in the queue, and then acquires.
     let mut other = Ahead::start(&hour, &server.url(), "a");
     queued(&keeper, "a", 1).await;
     assert!(guard.is_held());

@@ -1,4 +1,4 @@
-//! Fences on servers whose clocks are wrong, set back, or not the same.
+//! Fences on servers whose clocks are wrong, set back or different.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -18,7 +18,7 @@ const SECOND: i64 = 1_000_000;
 const HOUR: i64 = 3600 * SECOND;
 const TEN_YEARS: i64 = 10 * 365 * 24 * HOUR;
 
-/// A server with a clock of its own, and a keeper on it.
+/// Starts a server with a skewed clock. Returns both and a keeper.
 async fn skewed(ahead: i64) -> (ServerClock, RedisServer, Keeper) {
     let clock = ServerClock::new().unwrap();
     clock.set_ahead(ahead);
@@ -38,14 +38,14 @@ async fn next(keeper: &Keeper, name: &str) -> u64 {
     fence
 }
 
-/// The server's clock, in microseconds.
+/// Returns the server's clock, in microseconds.
 fn time(server: &RedisServer) -> u64 {
     let time = server.command(&["TIME"]);
     let (seconds, micros) = time.split_once('\n').unwrap();
     seconds.parse::<u64>().unwrap() * 1_000_000 + micros.parse::<u64>().unwrap()
 }
 
-/// No key of the server lives for longer than a fence that is ahead may.
+/// Asserts that no key lives longer than an hour, the limit for a stored fence.
 fn assert_short_lived(server: &RedisServer) {
     for key in server.command(&["KEYS", "*"]).lines() {
         let left = number(server, &["PTTL", key]);
@@ -54,7 +54,7 @@ fn assert_short_lived(server: &RedisServer) {
 }
 
 #[tokio::test]
-async fn a_clock_that_was_years_ahead_for_one_lock_harms_that_name_only_and_for_an_hour() {
+async fn a_clock_that_was_years_ahead_affects_only_names_locked_then_and_for_an_hour() {
     let (clock, server, keeper) = skewed(TEN_YEARS).await;
     let far = next(&keeper, "a").await;
     clock.set_ahead(0);
@@ -62,8 +62,8 @@ async fn a_clock_that_was_years_ahead_for_one_lock_harms_that_name_only_and_for_
         let fence = next(&keeper, &format!("another/{name}")).await;
         assert!(fence <= time(&server), "{fence} is ahead of the clock");
     }
-    assert_eq!(server.command(&["KEYS", "*"]), "", "fences that are kept for years");
-    // Its keeper does not accept a lower fence before its floor has ended, and says why.
+    assert_eq!(server.command(&["KEYS", "*"]), "", "a stored fence");
+    // Its keeper does not accept a lower fence before its floor has expired.
     let error = soon("the error", keeper.mutex("a").lock()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
     let text = error.to_string();
@@ -73,7 +73,7 @@ async fn a_clock_that_was_years_ahead_for_one_lock_harms_that_name_only_and_for_
         "{text}"
     );
     assert!(soon("the error", keeper.mutex("a").try_lock()).await.is_err());
-    // Others do, at once.
+    // Other keepers do at once.
     let other = open(&server.url()).await;
     assert!(next(&other, "a").await <= time(&server));
     for keeper in [&keeper, &other] {
@@ -83,7 +83,7 @@ async fn a_clock_that_was_years_ahead_for_one_lock_harms_that_name_only_and_for_
 }
 
 #[tokio::test]
-async fn a_lock_that_is_held_while_its_clock_is_set_back_is_handed_over_with_a_higher_fence() {
+async fn a_lock_held_while_the_clock_is_set_back_is_handed_off_with_a_higher_fence() {
     for ahead in [30 * SECOND, TEN_YEARS] {
         let (clock, server, keeper) = skewed(ahead).await;
         let other = open(&server.url()).await;
@@ -97,7 +97,7 @@ async fn a_lock_that_is_held_while_its_clock_is_set_back_is_handed_over_with_a_h
         assert_short_lived_fence(&server);
         let mut last = fence(&guard);
         guard.release().await.unwrap();
-        // The server knows that fence: nobody is refused, whether or not it has seen it.
+        // The server has stored that fence: all keepers can lock, whether or not they have seen it.
         let third = open(&server.url()).await;
         for keeper in [&keeper, &other, &third, &keeper] {
             let now = next(keeper, "a").await;
@@ -114,7 +114,7 @@ fn assert_short_lived_fence(server: &RedisServer) {
     assert!((1..=3_600_010).contains(&left), "{left} ms");
 }
 
-/// Passes connections on to one server, and then to another.
+/// A proxy that forwards connections to one server, and after a switch to another.
 struct Switch {
     addr: SocketAddr,
     target: Arc<Mutex<SocketAddr>>,
@@ -149,7 +149,6 @@ impl Switch {
     }
 }
 
-/// The new master's clock is behind the old one's, as it may be by some milliseconds on any day.
 #[tokio::test]
 async fn the_fences_of_a_keeper_rise_over_a_failover_to_a_server_whose_clock_is_behind() {
     let (_clock, old, _) = skewed(20 * SECOND).await;
@@ -159,24 +158,22 @@ async fn the_fences_of_a_keeper_rise_over_a_failover_to_a_server_whose_clock_is_
     let keeper = open(&url).await;
     let (before, other_name) = (next(&keeper, "a").await, next(&keeper, "b").await);
     let held = lock(&keeper, "held").await;
-    eventually("the replica has it", async || {
-        new.command(&["EXISTS", &key("held"), &key("a")]) == "1"
-    })
-    .await;
+    eventually("replication", async || new.command(&["EXISTS", &key("held"), &key("a")]) == "1")
+        .await;
     new.command(&["REPLICAOF", "NO", "ONE"]);
     switch.switch(&new);
-    eventually("the keeper is back", async || keeper.mutex("c").try_lock().await.is_ok()).await;
-    // Names that it has locked before the failover, by the floors that it remembers.
+    eventually("a reconnect", async || keeper.mutex("c").try_lock().await.is_ok()).await;
+    // Names that it locked before the failover, by its floors.
     let after = next(&keeper, "a").await;
     assert!(after > before, "{after} after {before}");
     assert!(next(&keeper, "b").await > other_name);
-    // From then on the new master knows it, and so does every other client.
+    // From then on the new master has stored the fence, for all clients.
     let fresh = open(&new.url()).await;
     assert!(next(&fresh, "a").await > after);
-    // A name that it did not lock has nothing to do with it.
+    // A name that it did not lock is not affected.
     let fence_of_new = next(&keeper, "new").await;
     assert!(fence_of_new <= time(&new), "{fence_of_new} is ahead of the clock");
-    // What is held over the failover is handed over with a higher fence.
+    // A lock held over the failover is handed off with a higher fence.
     let waiting = waiter(&keeper, "held", 1, write(&fresh, "held")).await;
     let before = fence(&held);
     held.release().await.unwrap();
@@ -206,7 +203,7 @@ async fn a_floor_far_ahead_of_the_clock_is_refused_in_every_state_and_changes_no
     let far = Fence::new(time(&server) + 2 * HOUR.unsigned_abs()).unwrap();
     let refused = async |claim: &mut Box<dyn Claim>, floor: Fence| {
         let before = server.command(&["KEYS", "*"]);
-        let error = soon("the answer", claim.attempt(Some(floor))).await.unwrap_err();
+        let error = soon("the error", claim.attempt(Some(floor))).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Config, "{error}");
         let mut after: Vec<_> = server.command(&["KEYS", "*"]).lines().map(str::to_owned).collect();
         let mut before: Vec<_> = before.lines().map(str::to_owned).collect();
@@ -219,7 +216,7 @@ async fn a_floor_far_ahead_of_the_clock_is_refused_in_every_state_and_changes_no
     let text = refused(&mut holder, far).await;
     assert!(text.contains(&far.to_string()), "{text}");
     refused(&mut claim(&store, true), far).await;
-    // Held, as for a quorum that wants it raised; and of one that would wait.
+    // From the holder, as a quorum that raises its fence, and from a waiter.
     assert!(matches!(holder.attempt(None).await.unwrap(), Attempt::Granted(_)));
     refused(&mut holder, far).await;
     refused(&mut claim(&store, true), far).await;
@@ -231,9 +228,9 @@ async fn a_floor_far_ahead_of_the_clock_is_refused_in_every_state_and_changes_no
     holder.release().await.unwrap();
 }
 
-/// As after a fence that was tampered with: 2^53 is where the scripts cannot count any more.
+/// The scripts count exactly up to 2^53. Only a manipulated fence gets there.
 #[tokio::test]
-async fn where_no_fence_is_left_an_attempt_fails_and_no_fence_is_repeated() {
+async fn at_the_maximum_fence_attempts_fail_and_no_fence_is_repeated() {
     let (server, keeper) = server().await;
     let other = open(&server.url()).await;
     let fence_key = format!("{}:f", key("a"));
@@ -243,7 +240,7 @@ async fn where_no_fence_is_left_an_attempt_fails_and_no_fence_is_repeated() {
     assert_eq!(next(&other, "a").await, last + 2);
     let guard = lock(&keeper, "a").await;
     assert_eq!(fence(&guard), last + 3);
-    // One that waits is not left to wait for a fence that does not come.
+    // The waiter fails, too.
     let waiting = waiter(&keeper, "a", 1, write(&other, "a")).await;
     guard.release().await.unwrap();
     let error = soon("the waiter", waiting).await.unwrap().unwrap_err();
@@ -252,7 +249,7 @@ async fn where_no_fence_is_left_an_attempt_fails_and_no_fence_is_repeated() {
     for keeper in [&keeper, &other, &open(&server.url()).await] {
         let error = soon("the error", keeper.mutex("a").lock()).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Config, "{error}");
-        // Other names go on, and so do readers and permits of this one.
+        // Other names are not affected.
         next(keeper, "b").await;
     }
     keeper.semaphore("a", 2).acquire().await.unwrap().release().await.unwrap();
@@ -264,12 +261,14 @@ async fn a_ticket_with_another_fence_changes_no_fence_of_any_lock() {
     let (server, keeper) = server().await;
     let ticket = lock(&keeper, "a").await.detach().unwrap();
     let adopter = open(&server.url()).await;
-    for number in [1, time(&server), (1 << 53) - 2, (1 << 63) - 1] {
+    // A fence within the first lease would be accepted: the store learns the fence of such a lock from its first renewal.
+    let hour = HOUR.unsigned_abs();
+    for number in [1, time(&server) - hour, time(&server) + hour, (1 << 53) - 2, (1 << 63) - 1] {
         let mut altered = ticket.clone();
         altered.fence = Fence::new(number);
         let error = adopter.adopt(altered).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
-        assert!(error.to_string().contains("the ticket is not that of a hold"), "{error}");
+        assert!(error.to_string().contains("the ticket does not match a hold"), "{error}");
     }
     adopter.adopt(ticket).await.unwrap().release().await.unwrap();
     let witness = open(&server.url()).await;

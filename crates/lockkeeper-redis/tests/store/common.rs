@@ -1,4 +1,4 @@
-//! What the tests have in common.
+//! Helpers for these tests.
 
 use std::pin::Pin;
 use std::time::Duration;
@@ -15,56 +15,56 @@ pub(crate) async fn open(url: &str) -> Keeper {
 
 pub(crate) async fn try_open(url: &str) -> Result<Keeper> {
     let config = Config::from_url(url)?;
-    Ok(Keeper::new(soon("to connect", Redis::connect(config)).await?))
+    Ok(Keeper::new(soon("a connection", Redis::connect(config)).await?))
 }
 
-/// A server and a keeper on it.
+/// Starts a server and opens a keeper on it.
 pub(crate) async fn server() -> (RedisServer, Keeper) {
     server_of(RedisMake::Installed).await
 }
 
-/// A server of this make and a keeper on it.
+/// Starts a server of this make and opens a keeper on it.
 pub(crate) async fn server_of(make: RedisMake) -> (RedisServer, Keeper) {
     let server = RedisServer::builder().make(make).start_or_panic();
     let keeper = open(&server.url()).await;
     (server, keeper)
 }
 
-/// The key of the exclusive holder.
+/// Returns the key of the exclusive holder.
 pub(crate) fn key(name: &str) -> String {
     format!("lockkeeper:{{{}}}", name.replace('%', "%25").replace('}', "%7D"))
 }
 
-/// A number that the server answers.
+/// Runs a command whose reply is a number.
 #[track_caller]
 pub(crate) fn number(server: &RedisServer, command: &[&str]) -> i64 {
-    let answer = server.command(command);
-    answer.parse().unwrap_or_else(|_| panic!("{command:?}: {answer:?}"))
+    let reply = server.command(command);
+    reply.parse().unwrap_or_else(|_| panic!("{command:?}: {reply:?}"))
 }
 
-/// Waits until a keeper's releases are done, and sees that the database is empty.
+/// Waits until a keeper's releases are done, and asserts that the database is empty.
 pub(crate) async fn nothing_left(keeper: &Keeper, server: &RedisServer) {
     soon("the releases", keeper.close()).await;
     let keys = server.command(&["KEYS", "*"]);
     assert_eq!(keys, "", "left behind");
 }
 
-/// Waits for a lock in a task of its own; returns when it is in the queue as the `place`th.
+/// Spawns an acquire, and returns when the queue has `place` waiters.
 pub(crate) async fn waiter(
     keeper: &Keeper,
     name: &str,
     place: usize,
-    ask: impl Future<Output = Result<Guard>> + Send + 'static,
+    acquire: impl Future<Output = Result<Guard>> + Send + 'static,
 ) -> JoinHandle<Result<Guard>> {
-    let waiter = tokio::spawn(ask);
+    let waiter = tokio::spawn(acquire);
     queued(keeper, name, place).await;
     waiter
 }
 
-/// Waits until so many wait for a lock.
+/// Waits until a lock has this many waiters.
 pub(crate) async fn queued(keeper: &Keeper, name: &str, count: usize) {
     let inspect = keeper.inspect().unwrap();
-    eventually("a place in the queue", async || {
+    eventually("queued waiters", async || {
         let infos = inspect.show(name).await.unwrap();
         infos.iter().map(|info| info.waiters.len()).sum::<usize>() == count
     })
@@ -91,20 +91,20 @@ pub(crate) fn read(
     Box::pin(async move { lock.read().await })
 }
 
-/// What a waiter got.
+/// Returns the guard of a waiter when it has acquired.
 pub(crate) async fn got(waiter: JoinHandle<Result<Guard>>) -> Guard {
-    soon("the waiter's turn", waiter).await.unwrap().unwrap()
+    soon("the waiter's guard", waiter).await.unwrap().unwrap()
 }
 
-/// All that an error says, in all ways that it can be asked.
+/// Returns the `Display` and `Debug` output of an error and all its sources.
 pub(crate) fn all_of(error: &Error) -> String {
-    let mut said = vec![format!("{error} | {error:?} | {error:#?}")];
+    let mut texts = vec![format!("{error} | {error:?} | {error:#?}")];
     let mut source = std::error::Error::source(error);
     while let Some(error) = source {
-        said.push(format!("{error} | {error:?}"));
+        texts.push(format!("{error} | {error:?}"));
         source = error.source();
     }
-    said.join(" | ")
+    texts.join(" | ")
 }
 
 pub(crate) const fn secs(seconds: u64) -> Duration {

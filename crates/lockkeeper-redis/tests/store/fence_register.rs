@@ -1,4 +1,4 @@
-//! Registers of fences.
+//! Fence registers.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ const KEY: &str = "lockkeeper:fence:{a}:highest";
 
 async fn fences(url: &str) -> Fences {
     let config = Config::from_url(url).unwrap();
-    Fences::new(soon("to connect", Redis::connect(config)).await.unwrap())
+    Fences::new(soon("a connection", Redis::connect(config)).await.unwrap())
 }
 
 async fn register(url: &str) -> FenceRegister {
@@ -26,21 +26,21 @@ fn fence(number: u64) -> Fence {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_register_keeps_its_word_over_several_connections() {
+async fn a_register_works_over_several_connections() {
     let server = RedisServer::start_or_panic();
     let url = server.url();
     check_register(&[register(&url).await, register(&url).await, register(&url).await]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_register_on_a_cluster_keeps_its_word() {
+async fn a_register_works_on_a_cluster() {
     let cluster = RedisCluster::start_or_panic();
     let url = cluster.url();
     check_register(&[register(&url).await, register(&url).await]).await;
 }
 
 #[tokio::test]
-async fn the_highest_fence_is_a_key_that_anybody_can_read_and_that_ends_some_day() {
+async fn the_highest_fence_is_a_plain_key_with_an_expiry() {
     let server = RedisServer::start_or_panic();
     let fences = fences(&server.url()).await;
     let register = FenceRegister::new(fences.clone());
@@ -51,7 +51,7 @@ async fn the_highest_fence_is_a_key_that_anybody_can_read_and_that_ends_some_day
     assert!(!register.check("a", fence(6)).await.unwrap().is_passed());
     assert_eq!(server.command(&["KEYS", "*"]), KEY);
 
-    // Each check that passes counts anew, also with the same fence; one that does not changes nothing.
+    // Each check that passes renews the expiry, also with the same fence. A check that fails changes nothing.
     let hour = FenceRegister::new(fences.clone().keep_for(secs(3600)));
     assert!(!hour.check("a", fence(6)).await.unwrap().is_passed());
     assert!(number(&server, &["PTTL", KEY]) > 3_600_000);
@@ -65,13 +65,13 @@ async fn the_highest_fence_is_a_key_that_anybody_can_read_and_that_ends_some_day
 }
 
 #[tokio::test]
-async fn a_register_is_none_of_the_locks_that_inspection_shows() {
+async fn inspection_does_not_list_registers() {
     let server = RedisServer::start_or_panic();
     let register = register(&server.url()).await;
     assert!(register.check("a", fence(7)).await.unwrap().is_passed());
     let keeper = open(&server.url()).await;
     assert_eq!(keeper.inspect().unwrap().list("").await.unwrap(), []);
-    // The lock of that name is free, and to break it leaves the register as it is.
+    // The lock of that name is free, and breaking it does not change the register.
     let guard = keeper.mutex("a").try_lock().await.unwrap().unwrap();
     assert_eq!(keeper.inspect().unwrap().break_lock("a").await.unwrap(), 1);
     drop(guard);
@@ -87,7 +87,7 @@ async fn a_register_works_after_the_scripts_are_flushed_and_after_a_restart() {
     server.command(&["SCRIPT", "FLUSH"]);
     assert!(!register.check("a", fence(6)).await.unwrap().is_passed());
     server.restart().unwrap();
-    eventually("the register is back", async || match register.check("a", fence(6)).await {
+    eventually("a reconnect", async || match register.check("a", fence(6)).await {
         Ok(checked) => !checked.is_passed(),
         Err(error) => {
             assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
@@ -98,17 +98,17 @@ async fn a_register_works_after_the_scripts_are_flushed_and_after_a_restart() {
 }
 
 #[tokio::test]
-async fn a_register_whose_server_is_gone_lets_nothing_pass() {
+async fn a_check_fails_if_the_server_is_down() {
     let mut server = RedisServer::start_or_panic();
     let register = register(&server.url()).await;
     server.kill9();
-    let error = soon("the answer", register.check("a", fence(7))).await.unwrap_err();
+    let error = soon("the error", register.check("a", fence(7))).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert!(error.to_string().starts_with("redis: check the fence of \"a\": "), "{error}");
 }
 
 #[tokio::test]
-async fn a_key_that_is_something_else_is_an_error_and_stays() {
+async fn a_key_with_foreign_content_is_an_error_and_is_not_changed() {
     let server = RedisServer::start_or_panic();
     let register = register(&server.url()).await;
     for other in [["RPUSH", KEY, "x"], ["SET", KEY, "x"], ["SET", KEY, "-1"], ["SET", KEY, ""]] {
@@ -121,10 +121,10 @@ async fn a_key_that_is_something_else_is_an_error_and_stays() {
 }
 
 #[tokio::test]
-async fn a_check_that_no_replica_has_does_not_count() {
+async fn a_check_that_no_replica_acknowledges_is_an_error() {
     let server = RedisServer::start_or_panic();
     let url = format!("{}?min_replicas=1", server.url());
-    let error = soon("the answer", register(&url).await.check("a", fence(7))).await.unwrap_err();
+    let error = soon("the error", register(&url).await.check("a", fence(7))).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert!(error.to_string().contains("0 of 1 replicas"), "{error}");
 }

@@ -1,4 +1,4 @@
-//! Fences rise, whatever the server forgets.
+//! Fences rise, even if the server loses its data.
 
 use lockkeeper_core::{Attempt, Backend as _, Background, ClaimSpec, Fence, Guard, Keeper, Name};
 use lockkeeper_redis::{Config, Redis};
@@ -19,7 +19,7 @@ async fn next(keeper: &Keeper) -> Fence {
 }
 
 #[tokio::test]
-async fn fences_rise_over_releases_and_hand_overs() {
+async fn fences_rise_over_releases_and_hand_offs() {
     let (server, keeper) = server().await;
     let other = open(&server.url()).await;
     let mut last = next(&keeper).await;
@@ -42,14 +42,14 @@ async fn fences_rise_over_releases_and_hand_overs() {
 }
 
 #[tokio::test]
-async fn fences_rise_after_a_flush_of_everything() {
+async fn fences_rise_after_flushall() {
     let (server, keeper) = server().await;
     let before = next(&keeper).await;
     server.command(&["FLUSHALL"]);
     let other = open(&server.url()).await;
     let after = next(&other).await;
     assert!(after > before);
-    // Also for who has the lock at the time.
+    // Also while a lock is held.
     let guard = lock(&keeper, "a").await;
     server.command(&["FLUSHALL"]);
     let second = lock(&other, "a").await;
@@ -57,7 +57,7 @@ async fn fences_rise_after_a_flush_of_everything() {
 }
 
 #[tokio::test]
-async fn every_step_works_after_the_scripts_are_flushed() {
+async fn every_request_works_after_a_script_flush() {
     let (server, keeper) = server().await;
     let before = next(&keeper).await;
     server.command(&["SCRIPT", "FLUSH"]);
@@ -84,9 +84,9 @@ async fn fences_rise_after_a_restart_without_persistence() {
     let other = open(&server.url()).await;
     let after = next(&other).await;
     assert!(after > before);
-    // The keeper that was there before finds its way back.
+    // The first keeper reconnects.
     let mutex = keeper.mutex("a");
-    eventually("the keeper is back", async || match mutex.try_lock().await {
+    eventually("a reconnect", async || match mutex.try_lock().await {
         Ok(Some(guard)) => {
             assert!(fence(&guard) > after);
             guard.release().await.is_ok()
@@ -97,7 +97,7 @@ async fn fences_rise_after_a_restart_without_persistence() {
     nothing_left(&keeper, &server).await;
 }
 
-/// What the server's clock says, in microseconds.
+/// Returns the server's clock, in microseconds.
 fn clock(server: &RedisServer) -> u64 {
     let time = server.command(&["TIME"]);
     let (seconds, micros) = time.split_once('\n').unwrap();
@@ -105,7 +105,7 @@ fn clock(server: &RedisServer) -> u64 {
 }
 
 #[tokio::test]
-async fn a_fence_ahead_of_the_clock_is_remembered_until_the_clock_has_passed_it() {
+async fn a_fence_ahead_of_the_clock_is_stored_until_the_clock_has_passed_it() {
     let (server, _) = server().await;
     let store = Redis::connect(Config::from_url(&server.url()).unwrap()).await.unwrap();
     let ahead = Fence::new(clock(&server) + 6_000_000).unwrap();
@@ -121,7 +121,7 @@ async fn a_fence_ahead_of_the_clock_is_remembered_until_the_clock_has_passed_it(
     let left = number(&server, &["PTTL", "lockkeeper:{a}:f"]);
     assert!((1..=6002).contains(&left), "{left}");
 
-    // Others, who have not seen it, are above it. The clock may have passed it on a busy machine.
+    // Fences of keepers that have not seen it are higher. On a busy machine the clock may have passed it already.
     let keeper = open(&server.url()).await;
     let mut last = ahead;
     for _ in 0..3 {
@@ -132,15 +132,18 @@ async fn a_fence_ahead_of_the_clock_is_remembered_until_the_clock_has_passed_it(
     let guard = keeper.rw_lock("a").read().await.unwrap();
     assert!(fence(&guard) >= last);
     guard.release().await.unwrap();
-    eventually("the clock passes it", async || server.command(&["KEYS", "*"]).is_empty()).await;
+    eventually("the expiry of the stored fence", async || {
+        server.command(&["KEYS", "*"]).is_empty()
+    })
+    .await;
     assert!(next(&keeper).await > last);
     nothing_left(&keeper, &server).await;
 }
 
 #[tokio::test]
-async fn a_keeper_that_has_seen_a_higher_fence_goes_on_from_there() {
+async fn a_keeper_sends_its_last_fence_as_a_floor() {
     let (server, keeper) = server().await;
-    // Its clock goes wrong by half an hour and is put right: what a client has seen is ahead of it then.
+    // As if the clock had been half an hour ahead and was corrected: the client's last fence is ahead of the clock.
     let ahead = Fence::new(clock(&server) + 1_800_000_000).unwrap();
     let store = Redis::connect(Config::from_url(&server.url()).unwrap()).await.unwrap();
     let spec = ClaimSpec::new(
@@ -155,14 +158,14 @@ async fn a_keeper_that_has_seen_a_higher_fence_goes_on_from_there() {
     assert!(fence(&guard) > ahead);
     guard.release().await.unwrap();
     server.command(&["FLUSHALL"]);
-    // The server knows nothing of it any more; the keeper does.
+    // The server has lost the fence. The keeper has it.
     let after = lock(&keeper, "b").await;
     assert!(fence(&after) > ahead);
     after.release().await.unwrap();
 }
 
 #[tokio::test]
-async fn shared_grants_are_not_below_exclusive_ones_before() {
+async fn shared_fences_are_not_below_earlier_exclusive_ones() {
     let (server, keeper) = server().await;
     let other = open(&server.url()).await;
     for _ in 0..10 {

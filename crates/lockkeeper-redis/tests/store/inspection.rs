@@ -1,4 +1,4 @@
-//! Who holds, who waits, and what changes.
+//! Inspection, watches and tickets.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use lockkeeper_testkit::wait::{eventually, soon};
 use crate::common::{got, lock, nothing_left, open, read, secs, server, waiter, write};
 
 #[tokio::test]
-async fn holders_show_label_fence_age_and_lease() {
+async fn inspection_shows_label_fence_age_and_lease_of_a_holder() {
     let (server, keeper) = server().await;
     let label = "billing: the 🔒 of  host 7";
     let guard = keeper.mutex("a").label(label).ttl(secs(100)).lock().await.unwrap();
@@ -24,12 +24,14 @@ async fn holders_show_label_fence_age_and_lease() {
     let [holder] = info.holders.as_slice() else { panic!("{info:?}") };
     assert_eq!(holder.who(), label);
     assert_eq!(holder.owner, Some(guard.owner()));
-    assert_eq!((holder.fence, holder.mode), (guard.fence(), Mode::Exclusive));
+    // A lock that was taken without a script has its fence in the store from its first renewal on.
+    assert_eq!((holder.fence, holder.mode), (None, Mode::Exclusive));
     let left = holder.remaining.unwrap();
     assert!(left > secs(60) && left <= secs(100), "{left:?}");
     assert!(holder.age.unwrap() < secs(60));
-    // It grows, and a renewal does not set it back.
+    // The age grows, and a renewal does not reset it.
     guard.extend(secs(100)).await.unwrap();
+    assert_eq!(look().await.holders[0].fence, guard.fence());
     eventually("it gets older", async || {
         look().await.holders[0].age.unwrap() >= Duration::from_millis(20)
     })
@@ -41,7 +43,7 @@ async fn holders_show_label_fence_age_and_lease() {
 }
 
 #[tokio::test]
-async fn a_label_has_no_control_characters() {
+async fn any_label_without_control_characters_is_shown_unchanged() {
     let (server, keeper) = server().await;
     let error = keeper.mutex("a").label("two\nlines").lock().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidOption);
@@ -55,7 +57,7 @@ async fn a_label_has_no_control_characters() {
 }
 
 #[tokio::test]
-async fn the_queue_is_shown_in_its_order() {
+async fn inspection_shows_waiters_in_queue_order() {
     let (server, keeper) = server().await;
     let other = open(&server.url()).await;
     let guard = lock(&keeper, "a").await;
@@ -63,8 +65,8 @@ async fn the_queue_is_shown_in_its_order() {
     for place in 1..=12 {
         let keeper = if place % 2 == 0 { &keeper } else { &other };
         let keeper = keeper.clone().label(format!("number {place}"));
-        let ask = if place % 3 == 0 { read(&keeper, "a") } else { write(&keeper, "a") };
-        waiters.push(waiter(&keeper, "a", place, ask).await);
+        let acquire = if place % 3 == 0 { read(&keeper, "a") } else { write(&keeper, "a") };
+        waiters.push(waiter(&keeper, "a", place, acquire).await);
     }
     let infos = keeper.inspect().unwrap().list("a").await.unwrap();
     let labels: Vec<&str> = infos[0].waiters.iter().map(Participant::who).collect();
@@ -84,7 +86,7 @@ async fn the_queue_is_shown_in_its_order() {
 }
 
 #[tokio::test]
-async fn readers_and_permits_are_all_shown() {
+async fn inspection_shows_all_readers_and_permits() {
     let (server, keeper) = server().await;
     let first = keeper.rw_lock("a").label("one").read().await.unwrap();
     let second = keeper.rw_lock("a").label("two").read().await.unwrap();
@@ -110,7 +112,7 @@ async fn readers_and_permits_are_all_shown() {
 }
 
 #[tokio::test]
-async fn a_list_takes_no_character_of_a_prefix_for_a_wildcard() {
+async fn a_list_treats_no_character_of_a_prefix_as_a_wildcard() {
     let (server, keeper) = server().await;
     let names = [
         "a", "a*", "a*b", "ab", "a?", "a[b]", "a[b]c", "a\\", "a\\*", "a^", "[ab]", "a}", "a%",
@@ -139,7 +141,7 @@ async fn a_list_takes_no_character_of_a_prefix_for_a_wildcard() {
 }
 
 #[tokio::test]
-async fn a_list_finds_more_than_fit_in_one_answer_of_the_server() {
+async fn a_list_returns_more_locks_than_one_page_of_scan() {
     let (server, keeper) = server().await;
     let keeper = keeper.ttl(secs(600));
     let mut guards = Vec::new();
@@ -152,7 +154,7 @@ async fn a_list_finds_more_than_fit_in_one_answer_of_the_server() {
 }
 
 #[tokio::test]
-async fn a_watch_sees_who_comes_and_goes() {
+async fn a_watch_reports_acquired_queued_and_freed() {
     let (server, keeper) = server().await;
     let other = open(&server.url()).await;
     let mut watch = other.inspect().unwrap().watch("w/").await.unwrap();
@@ -174,10 +176,10 @@ async fn a_watch_sees_who_comes_and_goes() {
 }
 
 #[tokio::test]
-async fn a_ticket_is_carried_from_keeper_to_keeper() {
+async fn a_ticket_of_any_mode_transfers_a_hold_to_another_keeper() {
     let (server, keeper) = server().await;
     let other = open(&format!("{}?protocol=resp2", server.url())).await;
-    let exclusive = keeper.mutex("a").label("carried along").lock().await.unwrap();
+    let exclusive = keeper.mutex("a").label("transferred").lock().await.unwrap();
     let shared = keeper.rw_lock("b").read().await.unwrap();
     let permits = keeper.semaphore("c", 4).acquire_many(3).await.unwrap();
     for guard in [exclusive, shared, permits] {
@@ -188,15 +190,34 @@ async fn a_ticket_is_carried_from_keeper_to_keeper() {
         let infos = keeper.inspect().unwrap().show(name.as_str()).await.unwrap();
         assert_eq!(infos[0].holders[0].owner, Some(owner));
         if name == "a" {
-            assert_eq!(infos[0].holders[0].who(), "carried along");
+            assert_eq!(infos[0].holders[0].who(), "transferred");
         }
         adopted.release().await.unwrap();
         assert!(keeper.inspect().unwrap().show(name.as_str()).await.unwrap().is_empty());
     }
-    // One that was broken meanwhile is not adopted.
+    // A hold that was broken meanwhile is not adopted.
     let ticket = lock(&keeper, "a").await.detach().unwrap();
     assert_eq!(keeper.inspect().unwrap().break_lock("a").await.unwrap(), 1);
     assert_eq!(other.adopt(ticket).await.unwrap_err().kind(), ErrorKind::Lost);
     nothing_left(&other, &server).await;
+    nothing_left(&keeper, &server).await;
+}
+
+#[tokio::test]
+async fn the_age_of_a_waiter_does_not_restart_when_it_refreshes_its_place() {
+    let (server, keeper) = server().await;
+    let guard = lock(&keeper, "a").await;
+    // It refreshes its place every 100 ms.
+    let mutex = keeper.mutex("a").ttl(Duration::from_millis(300));
+    let waiting = waiter(&keeper, "a", 1, async move { mutex.lock().await }).await;
+    let inspect = keeper.inspect().unwrap();
+    eventually("it has waited for longer than its ttl", async || {
+        let infos = inspect.show("a").await.unwrap();
+        let age = infos[0].waiters.first().and_then(|waiter| waiter.age);
+        age.is_some_and(|age| age > Duration::from_millis(600))
+    })
+    .await;
+    guard.release().await.unwrap();
+    got(waiting).await.release().await.unwrap();
     nothing_left(&keeper, &server).await;
 }

@@ -1,4 +1,4 @@
-//! What is Redis's own, on real servers: keys, scripts, fences, refusals, inspection.
+//! Behaviour that is specific to Redis, on real servers: keys, scripts, fences, errors, inspection.
 #![allow(clippy::unwrap_used, reason = "a test panics when something is wrong")]
 
 mod batching;
@@ -10,8 +10,10 @@ mod common;
 mod fence_register;
 mod fences;
 mod inspection;
+mod key_template;
 mod many_locks;
 mod no_keys_left;
+mod ordering;
 mod permits;
 mod plain_key;
 mod proxies;
@@ -22,4 +24,6 @@ mod regressions;
 mod replicas;
 mod requests;
 mod scripts;
+#[cfg(unix)]
+mod unix_socket;
 mod urls;

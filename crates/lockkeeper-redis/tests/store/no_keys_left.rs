@@ -1,4 +1,4 @@
-//! Whatever happens, no key is left in the database.
+//! No keys are left in the database after releases, losses and cancelled acquires.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -13,7 +13,7 @@ use crate::common::{
 };
 
 #[tokio::test]
-async fn nothing_is_left_after_a_release() {
+async fn a_release_leaves_no_key() {
     let (server, keeper) = server().await;
     lock(&keeper, "a").await.release().await.unwrap();
     assert_eq!(number(&server, &["DBSIZE"]), 0);
@@ -35,7 +35,7 @@ async fn nothing_is_left_after_a_release() {
 }
 
 #[tokio::test]
-async fn nothing_is_left_after_hand_overs() {
+async fn hand_offs_leave_no_key() {
     let (server, keeper) = server().await;
     let other = open(&server.url()).await;
     let first = lock(&keeper, "a").await;
@@ -54,7 +54,7 @@ async fn nothing_is_left_after_hand_overs() {
 }
 
 #[tokio::test]
-async fn nothing_is_left_of_waiters_that_leave() {
+async fn cancelled_waiters_leave_no_key() {
     let (server, keeper) = server().await;
     let other = open(&server.url()).await;
     let holder = lock(&keeper, "a").await;
@@ -78,7 +78,7 @@ async fn nothing_is_left_of_waiters_that_leave() {
 }
 
 #[tokio::test]
-async fn nothing_is_left_of_tries_and_of_waits_that_time_out() {
+async fn refused_tries_and_waits_that_time_out_leave_no_key() {
     let (server, keeper) = server().await;
     let (holder, permit) =
         (lock(&keeper, "a").await, keeper.semaphore("a", 1).acquire().await.unwrap());
@@ -93,7 +93,7 @@ async fn nothing_is_left_of_tries_and_of_waits_that_time_out() {
     assert!(keeper.semaphore("a", 1).try_acquire_for(wait).await.unwrap().is_none());
     let error = keeper.mutex("a").max_wait(wait).lock().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut);
-    // Who timed out leaves in the background.
+    // A waiter that timed out may leave the queue in the background.
     queued(&keeper, "a", 0).await;
     holder.release().await.unwrap();
     permit.release().await.unwrap();
@@ -101,7 +101,7 @@ async fn nothing_is_left_of_tries_and_of_waits_that_time_out() {
 }
 
 #[tokio::test]
-async fn nothing_is_left_after_a_downgrade() {
+async fn a_downgrade_leaves_no_key() {
     let (server, keeper) = server().await;
     let guard = keeper.rw_lock("a").write().await.unwrap();
     let waiting = waiter(&keeper, "a", 1, read(&keeper, "a")).await;
@@ -111,7 +111,7 @@ async fn nothing_is_left_after_a_downgrade() {
     guard.release().await.unwrap();
     reader.release().await.unwrap();
     got(writer).await.release().await.unwrap();
-    // With nobody after it who would tidy up.
+    // Without a later request that could remove leftovers.
     let guard = keeper.rw_lock("a").write().await.unwrap();
     guard.downgrade().await.unwrap();
     guard.release().await.unwrap();
@@ -119,7 +119,7 @@ async fn nothing_is_left_after_a_downgrade() {
 }
 
 #[tokio::test]
-async fn nothing_is_left_after_a_lock_is_broken() {
+async fn a_broken_lock_leaves_no_key() {
     let (server, keeper) = server().await;
     let inspect = keeper.inspect().unwrap();
     let writer = lock(&keeper, "a").await;
@@ -137,7 +137,7 @@ async fn nothing_is_left_after_a_lock_is_broken() {
 }
 
 #[tokio::test]
-async fn nothing_is_left_when_leases_end_without_a_release() {
+async fn expired_leases_leave_no_key() {
     let (server, keeper) = server().await;
     let ttl = secs(3);
     let _ = keeper.mutex("a").ttl(ttl).lock().await.unwrap().detach().unwrap();
@@ -147,7 +147,7 @@ async fn nothing_is_left_when_leases_end_without_a_release() {
     nothing_left(&keeper, &server).await;
 }
 
-/// Polls a future so often, whenever it is woken, and drops it.
+/// Polls a future up to `times` times, when it is woken, and drops it.
 async fn polled<T>(future: impl Future<Output = T>, times: usize) -> Option<T> {
     let mut future = pin!(future);
     let mut left = times;
@@ -166,71 +166,71 @@ async fn polled<T>(future: impl Future<Output = T>, times: usize) -> Option<T> {
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Ask {
+enum Acquire {
     Lock,
     Read,
-    Acquire,
+    Permit,
 }
 
-async fn ask(keeper: &Keeper, what: Ask) -> Result<Guard> {
+async fn acquire(keeper: &Keeper, what: Acquire) -> Result<Guard> {
     match what {
-        Ask::Lock => keeper.mutex("a").lock().await,
-        Ask::Read => keeper.rw_lock("a").read().await,
-        Ask::Acquire => keeper.semaphore("a", 1).acquire().await,
+        Acquire::Lock => keeper.mutex("a").lock().await,
+        Acquire::Read => keeper.rw_lock("a").read().await,
+        Acquire::Permit => keeper.semaphore("a", 1).acquire().await,
     }
 }
 
-/// How long a waiter that is not woken any more is let wait.
-const A_MOMENT: Duration = Duration::from_millis(10);
+/// How long to wait for a waiter that is not woken any more.
+const WAIT: Duration = Duration::from_millis(10);
 
-/// Drops an acquire after each number of polls: of what is free, held, or handed over meanwhile.
-async fn drop_everywhere(what: Ask) {
+/// Drops an acquire after each number of polls: of a lock that is free, held, or handed off meanwhile.
+async fn drop_everywhere(what: Acquire) {
     let (server, keeper) = server().await;
-    // So long that nothing goes by itself.
+    // So long that nothing expires.
     let keeper = keeper.ttl(secs(36_000));
     let holder = open(&server.url()).await.ttl(secs(36_000));
     let empty = async |when: &str| {
-        let when = format!("nothing is left of {what:?}, {when}");
+        let when = format!("no keys after {what:?}, {when}");
         eventually(&when, async || number(&server, &["DBSIZE"]) == 0).await;
     };
     for polls in 0..40 {
-        let asked = || tokio::time::timeout(A_MOMENT, polled(ask(&keeper, what), polls));
-        drop(asked().await);
+        let dropped = || tokio::time::timeout(WAIT, polled(acquire(&keeper, what), polls));
+        drop(dropped().await);
         empty(&format!("free, after {polls} polls")).await;
 
-        let held = ask(&holder, what_excludes(what)).await.unwrap();
-        drop(asked().await);
+        let held = acquire(&holder, what_excludes(what)).await.unwrap();
+        drop(dropped().await);
         held.release().await.unwrap();
         empty(&format!("held, after {polls} polls")).await;
 
-        let held = ask(&holder, what_excludes(what)).await.unwrap();
-        let (asked, released) = tokio::join!(asked(), held.release());
-        drop(asked);
+        let held = acquire(&holder, what_excludes(what)).await.unwrap();
+        let (acquired, released) = tokio::join!(dropped(), held.release());
+        drop(acquired);
         released.unwrap();
-        empty(&format!("handed over, after {polls} polls")).await;
+        empty(&format!("handed off, after {polls} polls")).await;
     }
     nothing_left(&keeper, &server).await;
     nothing_left(&holder, &server).await;
 }
 
-fn what_excludes(what: Ask) -> Ask {
+fn what_excludes(what: Acquire) -> Acquire {
     match what {
-        Ask::Lock | Ask::Read => Ask::Lock,
-        Ask::Acquire => Ask::Acquire,
+        Acquire::Lock | Acquire::Read => Acquire::Lock,
+        Acquire::Permit => Acquire::Permit,
     }
 }
 
 #[tokio::test]
-async fn nothing_is_left_of_a_lock_that_is_dropped_after_any_number_of_polls() {
-    drop_everywhere(Ask::Lock).await;
+async fn a_lock_dropped_after_any_number_of_polls_leaves_no_key() {
+    drop_everywhere(Acquire::Lock).await;
 }
 
 #[tokio::test]
-async fn nothing_is_left_of_a_read_that_is_dropped_after_any_number_of_polls() {
-    drop_everywhere(Ask::Read).await;
+async fn a_read_dropped_after_any_number_of_polls_leaves_no_key() {
+    drop_everywhere(Acquire::Read).await;
 }
 
 #[tokio::test]
-async fn nothing_is_left_of_an_acquire_that_is_dropped_after_any_number_of_polls() {
-    drop_everywhere(Ask::Acquire).await;
+async fn a_permit_acquire_dropped_after_any_number_of_polls_leaves_no_key() {
+    drop_everywhere(Acquire::Permit).await;
 }

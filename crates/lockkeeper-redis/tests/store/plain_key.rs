@@ -1,4 +1,4 @@
-//! The holder is a plain key, which other clients understand.
+//! Interoperation with clients that follow the plain recipe on the holder key.
 
 use lockkeeper_core::{Mode, ReleaseOutcome};
 use lockkeeper_testkit::server::RedisServer;
@@ -6,12 +6,12 @@ use lockkeeper_testkit::wait::soon;
 
 use crate::common::{got, key, lock, nothing_left, number, read, secs, server, waiter};
 
-/// The second half of the usual recipe.
+/// The release of the plain recipe.
 const COMPARE_AND_DELETE: &str = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) else return 0 end";
 
-/// What a client of another make does.
+/// Acquires as a client that follows the plain recipe.
 fn foreign_lock(server: &RedisServer, name: &str, ttl: &str) -> bool {
-    server.command(&["SET", &key(name), "somebody else", "NX", "PX", ttl]) == "OK"
+    server.command(&["SET", &key(name), "another client", "NX", "PX", ttl]) == "OK"
 }
 
 fn foreign_release(server: &RedisServer, name: &str, value: &str) -> bool {
@@ -19,10 +19,13 @@ fn foreign_release(server: &RedisServer, name: &str, value: &str) -> bool {
 }
 
 #[tokio::test]
-async fn get_shows_the_owner_and_pttl_the_lease() {
+async fn get_returns_the_owner_and_pttl_the_lease() {
     let (server, keeper) = server().await;
     let guard = keeper.mutex("orders/42").ttl(secs(100)).lock().await.unwrap();
-    assert_eq!(server.command(&["GET", "lockkeeper:{orders/42}"]), guard.owner().to_string());
+    let value = server.command(&["GET", "lockkeeper:{orders/42}"]);
+    assert!(value.starts_with(&format!("{} x 1 1 100000 ", guard.owner())), "{value}");
+    assert!(value.ends_with(guard.label().as_str()), "{value}");
+    assert_eq!(server.command(&["KEYS", "*"]), "lockkeeper:{orders/42}");
     assert_eq!(server.command(&["TYPE", "lockkeeper:{orders/42}"]), "string");
     let left = number(&server, &["PTTL", "lockkeeper:{orders/42}"]);
     assert!((60_000..=100_000).contains(&left), "{left}");
@@ -39,11 +42,11 @@ async fn a_foreign_client_is_excluded_by_a_holder() {
     let (server, keeper) = server().await;
     let guard = lock(&keeper, "a").await;
     assert!(!foreign_lock(&server, "a", "60000"));
-    assert!(!foreign_release(&server, "a", "somebody else"));
+    assert!(!foreign_release(&server, "a", "another client"));
     assert!(guard.is_held());
     assert_eq!(guard.release().await.unwrap(), ReleaseOutcome::Released);
     assert!(foreign_lock(&server, "a", "60000"));
-    assert!(foreign_release(&server, "a", "somebody else"));
+    assert!(foreign_release(&server, "a", "another client"));
     nothing_left(&keeper, &server).await;
 }
 
@@ -59,7 +62,7 @@ async fn a_foreign_client_is_excluded_by_readers() {
     assert!(!foreign_lock(&server, "a", "60000"));
     second.release().await.unwrap();
     assert!(foreign_lock(&server, "a", "60000"));
-    assert!(foreign_release(&server, "a", "somebody else"));
+    assert!(foreign_release(&server, "a", "another client"));
     nothing_left(&keeper, &server).await;
 }
 
@@ -72,32 +75,32 @@ async fn a_foreign_holder_excludes_readers_and_writers() {
     assert!(keeper.rw_lock("a").try_write().await.unwrap().is_none());
     let timed_out = keeper.mutex("a").try_lock_for(secs(0)).await.unwrap();
     assert!(timed_out.is_none());
-    assert_eq!(server.command(&["GET", &key("a")]), "somebody else");
-    assert!(foreign_release(&server, "a", "somebody else"));
+    assert_eq!(server.command(&["GET", &key("a")]), "another client");
+    assert!(foreign_release(&server, "a", "another client"));
     lock(&keeper, "a").await.release().await.unwrap();
     nothing_left(&keeper, &server).await;
 }
 
 #[tokio::test]
-async fn waiters_find_the_release_of_a_foreign_holder() {
+async fn waiters_acquire_after_the_release_of_a_foreign_holder() {
     let (server, keeper) = server().await;
     assert!(foreign_lock(&server, "a", "600000"));
-    // A waiter looks again after a third of its ttl.
+    // A waiter polls after a third of its TTL.
     let keeper = keeper.ttl(secs(3));
     let mutex = keeper.mutex("a");
     let writer = waiter(&keeper, "a", 1, async move { mutex.lock().await }).await;
     let reader = waiter(&keeper, "a", 2, read(&keeper, "a")).await;
-    assert!(foreign_release(&server, "a", "somebody else"));
+    assert!(foreign_release(&server, "a", "another client"));
     got(writer).await.release().await.unwrap();
     got(reader).await.release().await.unwrap();
     nothing_left(&keeper, &server).await;
 }
 
 #[tokio::test]
-async fn waiters_enter_when_the_lease_of_a_foreign_holder_ends() {
+async fn waiters_acquire_when_the_lease_of_a_foreign_holder_ends() {
     let (server, keeper) = server().await;
     assert!(foreign_lock(&server, "a", "300"));
-    // Its own ttl is an hour: it cannot be the refresh that finds it.
+    // With a TTL of an hour, the waiter's next poll would be too late.
     let mutex = keeper.mutex("a").ttl(secs(3600));
     soon("the end of the lease", mutex.lock()).await.unwrap().release().await.unwrap();
     nothing_left(&keeper, &server).await;
@@ -106,14 +109,14 @@ async fn waiters_enter_when_the_lease_of_a_foreign_holder_ends() {
 #[tokio::test]
 async fn a_foreign_holder_without_an_expiry_holds_until_it_releases() {
     let (server, keeper) = server().await;
-    assert_eq!(server.command(&["SET", &key("a"), "for ever", "NX"]), "OK");
+    assert_eq!(server.command(&["SET", &key("a"), "without expiry", "NX"]), "OK");
     assert!(keeper.mutex("a").try_lock().await.unwrap().is_none());
     let keeper = keeper.ttl(secs(3));
     let mutex = keeper.mutex("a");
     let writer = waiter(&keeper, "a", 1, async move { mutex.lock().await }).await;
     let info = keeper.inspect().unwrap().show("a").await.unwrap();
     assert_eq!(info[0].holders[0].remaining, None);
-    assert!(foreign_release(&server, "a", "for ever"));
+    assert!(foreign_release(&server, "a", "without expiry"));
     got(writer).await.release().await.unwrap();
     nothing_left(&keeper, &server).await;
 }
@@ -128,7 +131,7 @@ async fn inspection_shows_a_foreign_holder_and_can_break_it() {
     assert_eq!(infos[0].name.as_str(), "a");
     let [holder] = infos[0].holders.as_slice() else { panic!("{infos:?}") };
     assert_eq!((holder.owner, holder.fence, holder.age), (None, None, None));
-    assert_eq!((holder.who(), holder.mode), ("somebody else", Mode::Exclusive));
+    assert_eq!((holder.who(), holder.mode), ("another client", Mode::Exclusive));
     let left = holder.remaining.unwrap();
     assert!(left > secs(500) && left <= secs(600), "{left:?}");
 
@@ -141,21 +144,21 @@ async fn inspection_shows_a_foreign_holder_and_can_break_it() {
 }
 
 #[tokio::test]
-async fn a_foreign_client_that_takes_over_is_not_taken_for_who_held_before() {
+async fn a_foreign_holder_is_not_shown_with_the_label_of_the_previous_holder() {
     let (server, keeper) = server().await;
-    let guard = keeper.mutex("a").label("the one before").lock().await.unwrap();
+    let guard = keeper.mutex("a").label("previous").lock().await.unwrap();
     server.command(&["DEL", &key("a")]);
     assert!(foreign_lock(&server, "a", "600000"));
     let infos = keeper.inspect().unwrap().show("a").await.unwrap();
     let [holder] = infos[0].holders.as_slice() else { panic!("{infos:?}") };
-    assert_eq!((holder.who(), holder.fence), ("somebody else", None));
+    assert_eq!((holder.who(), holder.fence), ("another client", None));
     assert_eq!(guard.release().await.unwrap(), ReleaseOutcome::AlreadyLost);
-    assert_eq!(server.command(&["GET", &key("a")]), "somebody else");
-    assert!(foreign_release(&server, "a", "somebody else"));
+    assert_eq!(server.command(&["GET", &key("a")]), "another client");
+    assert!(foreign_release(&server, "a", "another client"));
 }
 
 #[tokio::test]
-async fn a_value_that_is_no_text_is_still_a_holder() {
+async fn a_holder_whose_value_is_not_utf8_excludes_and_can_be_broken() {
     let (server, keeper) = server().await;
     let command = "return redis.call('SET', KEYS[1], '\\255\\254\\n\\0', 'PX', '60000')";
     server.command(&["EVAL", command, "1", &key("a")]);
@@ -167,7 +170,7 @@ async fn a_value_that_is_no_text_is_still_a_holder() {
 }
 
 #[tokio::test]
-async fn a_foreign_client_that_says_nothing_of_itself_has_no_label() {
+async fn a_foreign_holder_with_an_empty_value_has_no_label() {
     let (server, keeper) = server().await;
     for value in ["''", "'\\n\\0\\27'"] {
         let command = format!("return redis.call('SET', KEYS[1], {value}, 'NX', 'PX', '60000')");
@@ -180,9 +183,9 @@ async fn a_foreign_client_that_says_nothing_of_itself_has_no_label() {
     nothing_left(&keeper, &server).await;
 }
 
-/// As a client of another version, or of another make, could write it.
+/// A client of another version could write such a label.
 #[tokio::test]
-async fn a_record_whose_label_cannot_be_shown_has_none_and_not_that_of_who_looks() {
+async fn a_holder_with_an_invalid_label_is_shown_without_one() {
     let (server, keeper) = server().await;
     let guard = keeper.mutex("a").label("billing").lock().await.unwrap();
     for label in ["'two\\nlines'", "string.rep('x', 257)"] {
@@ -190,7 +193,7 @@ async fn a_record_whose_label_cannot_be_shown_has_none_and_not_that_of_who_looks
             "local record = string.gsub(redis.call('GET', KEYS[1]), 'billing', {label})
              return redis.call('SET', KEYS[1], record, 'KEEPTTL', 'GET')"
         );
-        let record = format!("{}:x", key("a"));
+        let record = key("a");
         let before = server.command(&["EVAL", &command, "1", &record]);
         let infos = keeper.inspect().unwrap().show("a").await.unwrap();
         let [holder] = infos[0].holders.as_slice() else { panic!("{infos:?}") };

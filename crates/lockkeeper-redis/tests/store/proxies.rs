@@ -1,4 +1,4 @@
-//! What stands between us and a server may know less than the server.
+//! Proxies that do not support all commands of the server.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -8,20 +8,20 @@ use tokio::net::{TcpListener, TcpStream};
 
 use crate::common::{got, lock, nothing_left, open, read, waiter, write};
 
-/// Passes everything on, except for a command that it says it does not know.
-struct Ignorant {
+/// A proxy that rejects some commands as unknown.
+struct LimitedProxy {
     addr: SocketAddr,
 }
 
-impl Ignorant {
-    async fn start(server: &RedisServer, of: &'static [&'static str]) -> Self {
+impl LimitedProxy {
+    async fn start(server: &RedisServer, unknown: &'static [&'static str]) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let (addr, target) = (listener.local_addr().unwrap(), server.addr());
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 tokio::spawn(async move {
                     let server = TcpStream::connect(target).await?;
-                    carry(client, server, of).await
+                    forward(client, server, unknown).await
                 });
             }
         });
@@ -33,26 +33,30 @@ impl Ignorant {
     }
 }
 
-async fn carry(mut client: TcpStream, mut server: TcpStream, of: &[&str]) -> std::io::Result<()> {
+async fn forward(
+    mut client: TcpStream,
+    mut server: TcpStream,
+    unknown: &[&str],
+) -> std::io::Result<()> {
     client.set_nodelay(true)?;
     server.set_nodelay(true)?;
     let (from_client, mut to_client) = client.split();
     let (mut from_server, mut to_server) = server.split();
     let mut from_client = BufReader::new(from_client);
-    let mut answers = vec![0; 64 * 1024];
+    let mut replies = vec![0; 64 * 1024];
     loop {
         tokio::select! {
-            // Nothing is taken out of the buffer before there is something.
+            // Cancel safe: `fill_buf` does not consume bytes.
             more = from_client.fill_buf() => {
                 if more?.is_empty() {
                     return Ok(());
                 }
                 let (command, raw) = request(&mut from_client).await?;
-                if !of.contains(&command.as_str()) {
+                if !unknown.contains(&command.as_str()) {
                     to_server.write_all(&raw).await?;
                     continue;
                 }
-                // Answers come in the order of the commands: those before this one first.
+                // Replies must be in the order of the commands: forwards those to earlier commands first.
                 to_server.write_all(b"*2\r\n$4\r\nECHO\r\n$9\r\nso far...\r\n").await?;
                 let end = b"$9\r\nso far...\r\n";
                 let mut before = Vec::new();
@@ -64,18 +68,18 @@ async fn carry(mut client: TcpStream, mut server: TcpStream, of: &[&str]) -> std
                 let refusal = format!("-ERR unknown command '{command}'\r\n");
                 to_client.write_all(refusal.as_bytes()).await?;
             }
-            read = from_server.read(&mut answers) => {
+            read = from_server.read(&mut replies) => {
                 let read = read?;
                 if read == 0 {
                     return Ok(());
                 }
-                to_client.write_all(&answers[..read]).await?;
+                to_client.write_all(&replies[..read]).await?;
             }
         }
     }
 }
 
-/// One command: its name, and all of it.
+/// Reads one command. Returns its name and its bytes.
 async fn request(
     from: &mut (impl tokio::io::AsyncBufRead + Unpin),
 ) -> std::io::Result<(String, Vec<u8>)> {
@@ -94,7 +98,7 @@ async fn request(
     Ok((command, raw))
 }
 
-/// The number in a line such as `*3` or `$5`.
+/// Reads the number in a line such as `*3` or `$5`.
 async fn length(
     from: &mut (impl tokio::io::AsyncBufRead + Unpin),
     raw: &mut Vec<u8>,
@@ -105,8 +109,8 @@ async fn length(
     line.trim().parse().map_err(std::io::Error::other)
 }
 
-/// Two keepers that wait for each other.
-async fn hand_overs(server: &RedisServer, one: &str, two: &str) {
+/// Hands a lock off between two keepers.
+async fn hand_offs(server: &RedisServer, one: &str, two: &str) {
     let (one, two) = (open(one).await, open(two).await);
     let mut guard = lock(&one, "a").await;
     for _ in 0..3 {
@@ -123,37 +127,37 @@ async fn hand_overs(server: &RedisServer, one: &str, two: &str) {
 }
 
 #[tokio::test]
-async fn a_proxy_that_passes_everything_on_changes_nothing() {
+async fn a_transparent_proxy_changes_nothing() {
     let server = RedisServer::start_or_panic();
-    let proxy = Ignorant::start(&server, &[]).await;
+    let proxy = LimitedProxy::start(&server, &[]).await;
     assert!(open(&proxy.url()).await.capabilities().push);
-    hand_overs(&server, &proxy.url(), &proxy.url()).await;
+    hand_offs(&server, &proxy.url(), &proxy.url()).await;
 }
 
 #[tokio::test]
-async fn without_resp3_it_falls_back_to_resp2() {
+async fn without_resp3_the_client_falls_back_to_resp2() {
     let server = RedisServer::start_or_panic();
-    let proxy = Ignorant::start(&server, &["HELLO"]).await;
+    let proxy = LimitedProxy::start(&server, &["HELLO"]).await;
     assert!(open(&proxy.url()).await.capabilities().push);
-    hand_overs(&server, &proxy.url(), &server.url()).await;
+    hand_offs(&server, &proxy.url(), &server.url()).await;
 }
 
 #[tokio::test]
-async fn without_messages_it_falls_back_to_polling() {
+async fn without_messages_waiters_poll() {
     let server = RedisServer::start_or_panic();
     for lacks in [&["SUBSCRIBE"] as &[_], &["SUBSCRIBE", "HELLO"]] {
-        let proxy = Ignorant::start(&server, lacks).await;
+        let proxy = LimitedProxy::start(&server, lacks).await;
         assert!(!open(&proxy.url()).await.capabilities().push);
-        hand_overs(&server, &proxy.url(), &proxy.url()).await;
-        hand_overs(&server, &proxy.url(), &server.url()).await;
+        hand_offs(&server, &proxy.url(), &proxy.url()).await;
+        hand_offs(&server, &proxy.url(), &server.url()).await;
     }
 }
 
-/// Where scripts cannot be loaded in advance, and the server is not identified: EVAL is enough.
+/// Scripts cannot be loaded in advance, and the server cannot be identified: EVAL is enough.
 #[tokio::test]
-async fn it_works_with_the_least_that_a_server_may_offer() {
+async fn locks_work_with_the_minimal_set_of_commands() {
     let server = RedisServer::start_or_panic();
-    let lacks = &["HELLO", "SUBSCRIBE", "SCRIPT", "EVALSHA_RO", "ROLE", "CLIENT", "INFO"];
-    let proxy = Ignorant::start(&server, lacks).await;
-    hand_overs(&server, &proxy.url(), &proxy.url()).await;
+    let lacks = &["HELLO", "SUBSCRIBE", "SCRIPT", "EVALSHA_RO", "ROLE", "CLIENT", "INFO", "TIME"];
+    let proxy = LimitedProxy::start(&server, lacks).await;
+    hand_offs(&server, &proxy.url(), &proxy.url()).await;
 }

@@ -1,4 +1,4 @@
-//! When a grant that the server pushes may be believed.
+//! Which pushed grants a client accepts.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ async fn is_granted(claim: &mut dyn Claim) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_grant_of_an_attempt_before_the_last_is_not_accepted() {
+async fn a_grant_for_an_earlier_attempt_is_not_accepted() {
     let server = RedisServer::start_or_panic();
     let store = Redis::connect(Config::from_url(&server.url()).unwrap()).await.unwrap();
     let (mut one, mut two, mut three) =
@@ -39,22 +39,22 @@ async fn a_grant_of_an_attempt_before_the_last_is_not_accepted() {
     assert!(is_granted(&mut *one).await);
     assert!(!is_granted(&mut *two).await);
     assert_eq!(one.release().await.unwrap(), Release::Released);
-    // The second has been told that it holds, and has not listened yet. It is broken, a third takes the
-    // lock, and the second asks again.
+    // The second claim has a pushed grant that it has not read. Its lock is broken, the third claim acquires, and
+    // the second repeats its attempt.
     assert_eq!(store.break_lock(&Name::new("a").unwrap()).await.unwrap(), 1);
     assert!(is_granted(&mut *three).await);
     assert!(!is_granted(&mut *two).await);
-    let change = soon("the word of then", two.changed()).await;
-    assert_eq!(change, Change::LookAgain, "two hold");
+    let change = soon("the earlier message", two.changed()).await;
+    assert_eq!(change, Change::LookAgain, "two holders");
     assert_eq!(two.release().await.unwrap(), Release::WasNotHeld);
     assert_eq!(three.release().await.unwrap(), Release::Released);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_grant_that_replicas_have_yet_to_acknowledge_is_looked_at_again() {
+async fn a_pushed_grant_is_confirmed_by_an_attempt_if_replicas_must_acknowledge() {
     let server = RedisServer::start_or_panic();
     let _replica = RedisServer::builder().replica_of(&server).start_or_panic();
-    eventually("the replica follows", async || {
+    eventually("the replica is online", async || {
         server.command(&["INFO", "replication"]).contains("state=online")
     })
     .await;
@@ -64,13 +64,13 @@ async fn a_grant_that_replicas_have_yet_to_acknowledge_is_looked_at_again() {
     assert!(is_granted(&mut *one).await);
     assert!(!is_granted(&mut *two).await);
     assert_eq!(one.release().await.unwrap(), Release::Released);
-    let change = soon("the hand-over", two.changed()).await;
-    assert_eq!(change, Change::LookAgain, "nobody knows whether the replica has it");
+    let change = soon("the hand-off", two.changed()).await;
+    assert_eq!(change, Change::LookAgain, "accepted before a replica acknowledged");
     assert!(is_granted(&mut *two).await);
     assert_eq!(two.release().await.unwrap(), Release::Released);
 }
 
-/// A user of the server that may publish and subscribe on every channel, and may not read or write a key.
+/// A user that may publish and subscribe on every channel, and may not read or write keys.
 struct Forger {
     client: redis::aio::MultiplexedConnection,
     messages: Pin<Box<dyn Stream<Item = redis::Msg> + Send>>,
@@ -90,19 +90,19 @@ impl Forger {
         Self { client, messages }
     }
 
-    /// The next message that any client publishes.
-    async fn overheard(&mut self) -> (String, String) {
+    /// Returns the next message that any client publishes.
+    async fn intercepted(&mut self) -> (String, String) {
         let message = soon("a message", self.messages.next()).await.unwrap();
         (message.get_channel_name().to_owned(), message.get_payload().unwrap())
     }
 
-    /// Publishes on the channel of every connection.
-    async fn says(&mut self, server: &RedisServer, message: &str) {
+    /// Publishes on the channels of all sessions.
+    async fn publish(&mut self, server: &RedisServer, message: &str) {
         for channel in server.command(&["PUBSUB", "CHANNELS", "*:wake:*"]).lines() {
             let mut publish = redis::cmd("PUBLISH");
             publish.arg(channel).arg(message);
             let _: i64 = publish.query_async(&mut self.client).await.unwrap();
-            assert_eq!(self.overheard().await, (channel.to_owned(), message.to_owned()));
+            assert_eq!(self.intercepted().await, (channel.to_owned(), message.to_owned()));
         }
     }
 }
@@ -116,20 +116,20 @@ async fn the_right_to_publish_is_not_the_right_to_grant() {
     assert!(is_granted(&mut *one).await);
     assert!(!is_granted(&mut *two).await);
     let mut forger = Forger::on(&server).await;
-    // The forger knows all that inspection shows, and may count.
+    // The forger knows what inspection shows, and can guess.
     let fence = 4_000_000_000_000_000_u64;
     let mut guesses = [1, 2, 3, 4].map(|number| number.to_string()).to_vec();
     guesses.extend(["", "-"].map(str::to_owned));
     guesses.extend(["0".repeat(32), "0".repeat(64), owner.to_string()]);
     for guess in guesses {
-        forger.says(&server, &format!("granted {owner} {guess} {fence}")).await;
-        // There is something to hear even if the grant is not passed on.
-        forger.says(&server, &format!("look {owner}")).await;
+        forger.publish(&server, &format!("granted {owner} {guess} {fence}")).await;
+        // So that `changed` returns even if the forged grant is ignored.
+        forger.publish(&server, &format!("look {owner}")).await;
         let change = soon("a message", two.changed()).await;
-        assert_eq!(change, Change::LookAgain, "a forged grant with {guess:?} was believed");
+        assert_eq!(change, Change::LookAgain, "a forged grant with {guess:?} was accepted");
     }
     assert!(!is_granted(&mut *two).await);
-    // The true grant is believed.
+    // The real grant is accepted.
     assert_eq!(one.release().await.unwrap(), Release::Released);
     loop {
         match soon("the grant", two.changed()).await {
@@ -142,7 +142,7 @@ async fn the_right_to_publish_is_not_the_right_to_grant() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_grant_that_was_overheard_cannot_be_replayed() {
+async fn an_intercepted_grant_cannot_be_replayed() {
     let server = RedisServer::start_or_panic();
     let store = Redis::connect(Config::from_url(&server.url()).unwrap()).await.unwrap();
     let owner = Owner::random();
@@ -151,25 +151,25 @@ async fn a_grant_that_was_overheard_cannot_be_replayed() {
     assert!(is_granted(&mut *one).await);
     assert!(!is_granted(&mut *two).await);
     assert_eq!(one.release().await.unwrap(), Release::Released);
-    let (_, grant) = forger.overheard().await;
+    let (_, grant) = forger.intercepted().await;
     assert!(grant.starts_with("granted "), "{grant}");
     assert!(matches!(soon("the grant", two.changed()).await, Change::Granted(_)));
 
-    // It loses the lock to another client, and learns that by its renewal.
+    // It loses the lock to another claim, and its renewal reports that.
     assert_eq!(store.break_lock(&Name::new("a").unwrap()).await.unwrap(), 1);
-    assert_eq!(forger.overheard().await.1, format!("look {owner}"));
+    assert_eq!(forger.intercepted().await.1, format!("look {owner}"));
     assert_eq!(soon("the break", two.changed()).await, Change::LookAgain);
     assert!(is_granted(&mut *one).await);
     assert_eq!(
         soon("the renewal", two.renew(TTL)).await.unwrap(),
         Renewal::Lost(LossReason::Broken)
     );
-    forger.says(&server, &grant).await;
-    assert_eq!(soon("a word", two.changed()).await, Change::LookAgain, "a used grant was believed");
-    // Nor does it answer a later ask of the same owner.
+    forger.publish(&server, &grant).await;
+    assert_eq!(soon("a message", two.changed()).await, Change::LookAgain, "a replay was accepted");
+    // Nor is it accepted for a later attempt of the same owner.
     assert!(!is_granted(&mut *two).await);
-    forger.says(&server, &grant).await;
-    assert_eq!(soon("a word", two.changed()).await, Change::LookAgain, "a used grant was believed");
+    forger.publish(&server, &grant).await;
+    assert_eq!(soon("a message", two.changed()).await, Change::LookAgain, "a replay was accepted");
     assert_eq!(two.release().await.unwrap(), Release::WasNotHeld);
     assert_eq!(one.release().await.unwrap(), Release::Released);
 }

@@ -1,4 +1,4 @@
-//! Faults that a hostile reading found.
+//! Regression tests.
 
 use std::time::Duration;
 
@@ -15,8 +15,8 @@ async fn open_redlock(url: &str) -> lockkeeper_core::Result<Keeper> {
     Ok(Keeper::new(redlock(Config::redlock_from_url(url).unwrap()).await?))
 }
 
-/// Waits until the lock can be had.
-async fn until_it_locks(keeper: &Keeper, name: &str) {
+/// Waits until the lock can be acquired.
+async fn until_lockable(keeper: &Keeper, name: &str) {
     eventually(name, async || match keeper.mutex(name).lock().await {
         Ok(guard) => guard.release().await.unwrap() == ReleaseOutcome::Released,
         Err(error) => {
@@ -28,35 +28,35 @@ async fn until_it_locks(keeper: &Keeper, name: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_that_takes_over_in_a_cluster_is_found() {
+async fn the_client_finds_the_node_that_takes_over_a_slot() {
     let mut cluster = RedisCluster::start_or_panic();
     let keeper = open(&cluster.url()).await;
-    until_it_locks(&keeper, "a").await;
+    until_lockable(&keeper, "a").await;
     let slot = cluster.nodes()[0].command(&["CLUSTER", "KEYSLOT", "lockkeeper:{a}"]);
-    let has_it = |node: &RedisServer| node.try_command(&["GET", "lockkeeper:{a}"]).is_ok();
-    let from = cluster.nodes().iter().position(has_it).unwrap();
+    let has_slot = |node: &RedisServer| node.try_command(&["GET", "lockkeeper:{a}"]).is_ok();
+    let from = cluster.nodes().iter().position(has_slot).unwrap();
     let (to, third) = ((from + 1) % 3, (from + 2) % 3);
     for node in [to, third] {
         let option = "cluster-require-full-coverage";
         cluster.nodes()[node].command(&["CONFIG", "SET", option, "no"]);
     }
     cluster.nodes_mut()[from].kill9();
-    // The client meets the death before another has the slot.
+    // The client fails before another node has the slot.
     keeper.mutex("a").lock().await.unwrap_err();
     keeper.mutex("a").lock().await.unwrap_err();
     let id = cluster.nodes()[to].command(&["CLUSTER", "MYID"]);
     for node in [to, third] {
         cluster.nodes()[node].command(&["CLUSTER", "SETSLOT", &slot, "NODE", &id]);
     }
-    until_it_locks(&keeper, "a").await;
+    until_lockable(&keeper, "a").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_keeper_closes_although_a_node_hangs_on_which_it_listened() {
+async fn a_keeper_closes_although_a_node_with_its_subscription_hangs() {
     let nodes = RedlockNodes::start_or_panic(3);
     let one = open_redlock(&nodes.url()).await.unwrap();
     let other = open_redlock(&format!("{}&command_timeout=500ms", nodes.url())).await.unwrap();
-    // It waits for a ttl at most: until then the node may have something of ours.
+    // Closing waits for at most a TTL: until then the node may have a grant of this keeper.
     let other = other.ttl(Duration::from_secs(2));
     let _held = one.mutex("a").lock().await.unwrap();
     let waiter = tokio::spawn({
@@ -64,7 +64,7 @@ async fn a_keeper_closes_although_a_node_hangs_on_which_it_listened() {
         async move { mutex.lock().await }
     });
     let last = &nodes.nodes()[2];
-    eventually("it listens", async || {
+    eventually("a subscription", async || {
         last.command(&["PUBSUB", "NUMSUB", "lockkeeper:{a}"]).ends_with('1')
     })
     .await;
@@ -82,7 +82,7 @@ async fn a_handshake_that_fails_leaves_no_connection() {
     for _ in 0..3 {
         Redis::connect(Config::from_url(&url).unwrap()).await.unwrap_err();
     }
-    eventually("all are gone", async || {
+    eventually("no connections", async || {
         let clients = replica.command(&["CLIENT", "LIST", "TYPE", "pubsub"]);
         clients.trim().is_empty()
     })
@@ -98,7 +98,7 @@ async fn attempts_that_too_few_replicas_acknowledge_fail_with_the_reason() {
         tokio::spawn(async move { mutex.lock().await })
     });
     for lock in locks.collect::<Vec<_>>() {
-        let error = soon("an answer", lock).await.unwrap().unwrap_err();
+        let error = soon("an error", lock).await.unwrap().unwrap_err();
         assert!(error.to_string().contains("0 of 1 replicas"), "{error}");
     }
     soon("close", keeper.close()).await;
@@ -106,7 +106,7 @@ async fn attempts_that_too_few_replicas_acknowledge_fail_with_the_reason() {
 }
 
 #[test]
-fn a_store_outlives_the_runtime_that_it_was_made_in() {
+fn a_store_outlives_the_runtime_that_it_was_created_in() {
     let server = RedisServer::start_or_panic();
     for options in ["", "?protocol=resp2"] {
         let config = Config::from_url(&format!("{}{options}", server.url())).unwrap();
@@ -123,27 +123,10 @@ fn a_store_outlives_the_runtime_that_it_was_made_in() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_records_of_waiters_that_died_go() {
-    let server = RedisServer::start_or_panic();
-    let keeper = open(&server.url()).await;
-    let guard = keeper.semaphore("gpu", 2).acquire().await.unwrap();
-    // As a waiter leaves it whose place has ended.
-    let record = "1794842320775257 0 p 2 2 1000 1 1 - somebody";
-    let (info, dead) = ("lockkeeper:{gpu}:s:i", "0123456789abcdef0123456789abcdef");
-    server.command(&["HSET", info, dead, record]);
-    // The holder's, the dead waiter's and the tally.
-    assert_eq!(server.command(&["HLEN", info]), "3");
-    assert!(keeper.semaphore("gpu", 2).try_acquire_many(2).await.unwrap().is_none());
-    assert_eq!(server.command(&["HLEN", info]), "2");
-    assert_eq!(server.command(&["HEXISTS", info, dead]), "0");
-    guard.release().await.unwrap();
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn a_writer_behind_readers_retries_when_the_last_lease_ends() {
     let server = RedisServer::start_or_panic();
     let keeper = open(&server.url()).await;
-    // The key of the readers lives as long as the longest of all who ever read.
+    // The key of the readers lives as long as the longest lease so far.
     let long = keeper.rw_lock("a").ttl(Duration::from_secs(600)).read().await.unwrap();
     let short = keeper.rw_lock("a").ttl(Duration::from_secs(2)).read().await.unwrap();
     let ticket = short.detach().unwrap();
@@ -155,7 +138,7 @@ async fn a_writer_behind_readers_retries_when_the_last_lease_ends() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_server_under_three_names_is_no_quorum() {
+async fn one_server_with_three_addresses_is_not_a_quorum() {
     let port = RedisServer::start_or_panic();
     let url = format!("redlock://127.0.0.1:{0},localhost:{0},127.0.1.1:{0}/", port.port());
     let error = open_redlock(&url).await.unwrap_err();
@@ -164,7 +147,7 @@ async fn one_server_under_three_names_is_no_quorum() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nodes_of_a_quorum_that_want_a_password_say_so() {
+async fn a_missing_password_for_the_nodes_of_a_quorum_is_a_config_error() {
     let nodes = RedlockNodes::start_or_panic(3);
     for node in nodes.nodes() {
         node.command(&["CONFIG", "SET", "requirepass", "hunter2"]);

@@ -1,9 +1,9 @@
-//! What the tests of the scheduler share.
+//! Helpers shared by the tests of the scheduler.
 #![allow(
     dead_code,
     unreachable_pub,
     clippy::unwrap_used,
-    reason = "every test file is a crate, and uses a part of it"
+    reason = "every test file is a crate and uses only some of the helpers"
 )]
 
 use std::collections::{HashMap, HashSet};
@@ -28,22 +28,22 @@ pub fn hours(hours: u64) -> Duration {
     mins(60 * hours)
 }
 
-/// A clock that goes with tokio's, and can be set.
+/// A wall clock that advances with tokio's clock and can be set.
 #[derive(Clone)]
-pub struct Wall {
+pub struct WallClock {
     start: SystemTime,
     since: Instant,
-    /// By how many seconds it was set.
+    /// The seconds by which it was set, in total.
     set: Arc<AtomicI64>,
 }
 
-impl Wall {
+impl WallClock {
     pub fn at(start: &str) -> Self {
         let start: Timestamp = start.parse().unwrap();
         Self { start: start.into(), since: Instant::now(), set: Arc::default() }
     }
 
-    /// Sets it forward, or back.
+    /// Sets the clock forward, or back if `seconds` is negative.
     pub fn set(&self, seconds: i64) {
         self.set.fetch_add(seconds, Ordering::SeqCst);
     }
@@ -52,7 +52,7 @@ impl Wall {
         shift(self.start + self.since.elapsed(), self.set.load(Ordering::SeqCst))
     }
 
-    /// The same clock, some seconds ahead or behind.
+    /// Returns the same clock, ahead or behind by some seconds.
     pub fn skewed(&self, seconds: i64) -> impl Fn() -> SystemTime + Send + Sync + Clone + 'static {
         let wall = self.clone();
         move || shift(wall.now(), seconds)
@@ -64,9 +64,9 @@ pub fn shift(time: SystemTime, seconds: i64) -> SystemTime {
     if seconds < 0 { time - by } else { time + by }
 }
 
-/// Who ran what.
+/// Records which node ran which tick.
 #[derive(Clone, Default)]
-pub struct Ledger(Arc<Mutex<Entries>>);
+pub struct RunRecord(Arc<Mutex<Entries>>);
 
 #[derive(Default)]
 struct Entries {
@@ -74,54 +74,54 @@ struct Entries {
     delays: Vec<Duration>,
 }
 
-impl Ledger {
-    /// A job that notes its runs.
-    pub fn note(&self, who: &str) -> impl Fn(Context) -> Ready<()> + Send + Sync + 'static {
-        let (ledger, who) = (self.clone(), who.to_owned());
+impl RunRecord {
+    /// Returns a job that records its runs under the name of a node.
+    pub fn job(&self, node: &str) -> impl Fn(Context) -> Ready<()> + Send + Sync + 'static {
+        let (record, node) = (self.clone(), node.to_owned());
         move |ctx| {
             let tick = Timestamp::try_from(ctx.scheduled_at()).unwrap();
-            ledger.0.lock().unwrap().runs.push((who.clone(), tick));
+            record.0.lock().unwrap().runs.push((node.clone(), tick));
             ready(())
         }
     }
 
-    /// The same, with how late they are.
-    pub fn note_with_delay(
+    /// Returns a job that also records how late its runs start.
+    pub fn job_with_delay(
         &self,
-        who: &str,
+        node: &str,
         clock: impl Fn() -> SystemTime + Send + Sync + 'static,
     ) -> impl Fn(Context) -> Ready<()> + Send + Sync + 'static {
-        let (note, ledger) = (self.note(who), self.clone());
+        let (job, record) = (self.job(node), self.clone());
         move |ctx| {
             let delay = clock().duration_since(ctx.scheduled_at()).unwrap();
-            ledger.0.lock().unwrap().delays.push(delay);
-            note(ctx)
+            record.0.lock().unwrap().delays.push(delay);
+            job(ctx)
         }
     }
 
-    /// All runs, in order.
+    /// Returns all runs, in order.
     pub fn runs(&self) -> Vec<String> {
-        self.0.lock().unwrap().runs.iter().map(|(who, tick)| format!("{who} {tick}")).collect()
+        self.0.lock().unwrap().runs.iter().map(|(node, tick)| format!("{node} {tick}")).collect()
     }
 
     pub fn delays(&self) -> Vec<Duration> {
         self.0.lock().unwrap().delays.clone()
     }
 
-    /// Fails if a tick was run twice; how many there were, and how many had one.
+    /// Panics if a tick was run twice. Returns the number of ticks that were run, and of nodes that ran one.
     pub fn assert_each_once(&self) -> (usize, usize) {
         let entries = self.0.lock().unwrap();
         let mut by_tick = HashMap::new();
-        for (who, tick) in &entries.runs {
-            if let Some(before) = by_tick.insert(*tick, who) {
-                panic!("{tick} was run by {before} and by {who}");
+        for (node, tick) in &entries.runs {
+            if let Some(first) = by_tick.insert(*tick, node) {
+                panic!("{tick} was run by {first} and by {node}");
             }
         }
         (by_tick.len(), by_tick.values().collect::<HashSet<_>>().len())
     }
 }
 
-/// Does something when it is dropped.
+/// Calls a function when dropped.
 pub struct OnDrop<F: FnMut()>(pub F);
 
 impl<F: FnMut()> Drop for OnDrop<F> {

@@ -1,4 +1,4 @@
-//! The [`helper`] on locked files in a directory, which is its URL.
+//! The [`helper`] on a [`Flock`] store. Its URL is a directory.
 
 use std::process::ExitCode;
 

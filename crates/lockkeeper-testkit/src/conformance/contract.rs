@@ -12,8 +12,8 @@ const TTL: Duration = Duration::from_secs(600);
 async fn granted(claim: &mut dyn Claim, floor: Option<Fence>) -> Grant {
     match soon("attempt", claim.attempt(floor)).await.expect("the store answers") {
         Attempt::Granted(grant) => grant,
-        Attempt::Contended { .. } => panic!("contended, though nobody holds it"),
-        Attempt::Undecided => panic!("undecided, though no other claim asks"),
+        Attempt::Contended { .. } => panic!("contended, though no claim holds the lock"),
+        Attempt::Undecided => panic!("undecided, though no other claim competes"),
     }
 }
 
@@ -42,7 +42,7 @@ pub async fn a_repeated_attempt_of_the_holder_is_granted_again(subject: Subject)
     assert_eq!(first.fence, again.fence);
     assert!(first.valid_for.is_some() || !subject.capabilities().leases);
     assert_eq!(first.valid_for.is_some(), again.valid_for.is_some());
-    assert!(first.valid_for <= Some(TTL), "a lease longer than was asked for");
+    assert!(first.valid_for <= Some(TTL), "the lease is longer than requested");
     assert!(contended(&mut *subject.claim("a", |_| ())).await);
     assert_eq!(released(&mut *claim).await, Release::Released);
     drop(claim);
@@ -78,7 +78,7 @@ pub async fn a_release_frees_only_its_own_hold_and_works_in_any_state(subject: S
     let mut waiter = subject.claim("a", |spec| spec.queue = true);
     assert!(contended(&mut *waiter).await);
     assert_eq!(released(&mut *waiter).await, Release::WasNotHeld);
-    assert!(!is_lost(renewed(&mut *holder).await), "another's release took it away");
+    assert!(!is_lost(renewed(&mut *holder).await), "another claim's release ended the hold");
     assert_eq!(released(&mut *holder).await, Release::Released);
     assert_eq!(released(&mut *holder).await, Release::WasNotHeld);
     drop((fresh, holder, waiter));
@@ -93,9 +93,9 @@ pub async fn a_renewal_never_creates_a_hold(subject: Subject) {
     match renewed(&mut *claim).await {
         Renewal::Renewed { valid_for } => {
             assert!(grant.valid_for.is_some(), "a session has no lease to renew");
-            assert!(valid_for <= TTL, "a lease longer than was asked for");
+            assert!(valid_for <= TTL, "the lease is longer than requested");
         }
-        Renewal::Held => assert_eq!(grant.valid_for, None, "a lease has to be renewed"),
+        Renewal::Held => assert_eq!(grant.valid_for, None, "`Held` for a grant with a lease"),
         Renewal::Lost(reason) => panic!("lost, though held: {reason}"),
     }
     released(&mut *claim).await;
@@ -154,20 +154,20 @@ pub async fn fences_rise_and_honour_their_floor_where_declared(subject: Subject)
         let mut claim = subject.claim("a", |_| ());
         let floor = Fence::new(last.get() + 1_000_000).expect("far below the highest");
         let fence = granted(&mut *claim, Some(floor)).await.fence;
-        assert!(fence >= Some(floor), "{fence:?} is under the floor, {floor}");
+        assert!(fence >= Some(floor), "{fence:?} is below the floor, {floor}");
         let higher = Fence::new(floor.get() + 1_000_000).expect("far below the highest");
         let raised = granted(&mut *claim, Some(higher)).await.fence;
         assert!(raised >= Some(higher), "a holder's fence was not raised");
         released(&mut *claim).await;
         let mut next = subject.claim("a", |_| ());
-        assert!(granted(&mut *next, None).await.fence > raised, "forgot a raised fence");
+        assert!(granted(&mut *next, None).await.fence > raised, "the raised fence was forgotten");
         released(&mut *next).await;
 
         // An implausible floor is refused, also from a holder, and has no later effect.
         let mut holder = subject.claim("b", |_| ());
         for _ in 0..2 {
             let answer = soon("attempt", holder.attempt(Some(Fence::MAX))).await;
-            assert!(answer.is_err(), "the highest floor there is was honoured: {answer:?}");
+            assert!(answer.is_err(), "the maximum floor was honoured: {answer:?}");
             released(&mut *holder).await;
             let fence = granted(&mut *holder, None).await.fence;
             assert!(fence.is_some_and(|fence| fence.get() < 1 << 62), "{fence:?}");
@@ -206,7 +206,7 @@ pub async fn a_repeated_attempt_has_a_full_lease(subject: Subject) {
     subject.assert_nothing_left(&[]).await;
 }
 
-/// A waiter that refreshes its position in the queue keeps it.
+/// A waiter that repeats its attempt keeps its position in the queue.
 pub async fn a_refreshed_waiter_keeps_its_position(subject: Subject) {
     let mut holder = subject.claim("a", |_| ());
     granted(&mut *holder, None).await;
@@ -217,7 +217,7 @@ pub async fn a_refreshed_waiter_keeps_its_position(subject: Subject) {
     assert!(contended(&mut *first).await);
     released(&mut *holder).await;
     if subject.capabilities().fair {
-        assert!(contended(&mut *second).await, "the second overtook the first");
+        assert!(contended(&mut *second).await, "the second waiter overtook the first");
     }
     granted_soon(&mut *first).await;
     released(&mut *first).await;
@@ -227,7 +227,7 @@ pub async fn a_refreshed_waiter_keeps_its_position(subject: Subject) {
     subject.assert_nothing_left(&[]).await;
 }
 
-/// A waiter that is granted the lock and leaves before it knows passes the grant on to the next.
+/// A waiter that leaves before it learns of its grant passes the lock on to the next.
 pub async fn a_waiter_that_leaves_passes_its_grant_on(subject: Subject) {
     let mut holder = subject.claim("a", |_| ());
     granted(&mut *holder, None).await;
@@ -245,12 +245,12 @@ pub async fn a_waiter_that_leaves_passes_its_grant_on(subject: Subject) {
 /// The TTL of a renewal applies, independent of the claim's own TTL.
 pub async fn a_renewal_lasts_for_its_ttl(subject: Subject) {
     let (short, leases) = (subject.ttl, subject.capabilities().leases);
-    let silence = subject.expires_without_renewal().await;
+    let expires = subject.expires_without_renewal().await;
     let renew = async |claim: &mut dyn Claim, ttl| {
         let renewal = soon("renew", claim.renew(ttl)).await.expect("the store answers");
         match renewal {
-            Renewal::Renewed { valid_for } => assert!(silence && valid_for <= ttl),
-            Renewal::Held => assert!(!silence),
+            Renewal::Renewed { valid_for } => assert!(expires && valid_for <= ttl),
+            Renewal::Held => assert!(!expires),
             Renewal::Lost(reason) => panic!("lost, though held: {reason}"),
         }
     };
@@ -260,7 +260,7 @@ pub async fn a_renewal_lasts_for_its_ttl(subject: Subject) {
     renew(&mut *claim, TTL).await;
     tokio::time::sleep(short * 3 / 2).await;
     let mut other = subject.claim("a", |_| ());
-    assert!(contended(&mut *other).await, "a longer lease ended like the first");
+    assert!(contended(&mut *other).await, "the renewed lease ended with the first TTL");
     // A shorter TTL: the hold ends soon, but not immediately.
     let start = Instant::now();
     renew(&mut *claim, short).await;

@@ -18,7 +18,7 @@ pub async fn lost_responses_leave_nothing(subject: Subject) {
     faults.once(Op::Attempt, Fault::LostAnswer);
     let error = soon("lock", mutex.lock()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
-    let guard = soon("lock", mutex.lock()).await.expect("the first is given back by itself");
+    let guard = soon("lock", mutex.lock()).await.expect("the engine releases the unknown grant");
 
     faults.once(Op::Renew, Fault::LostAnswer);
     let error = guard.extend(Duration::from_secs(700)).await.unwrap_err();
@@ -56,7 +56,7 @@ pub async fn an_acquire_cancelled_at_any_poll_leaves_nothing(subject: Subject) {
     subject.assert_nothing_left(&[]).await;
 }
 
-/// Polls a future up to so many times, when it is woken or a little later, and drops it.
+/// Polls a future up to `polls` times, a millisecond apart, and drops it.
 async fn polled(future: impl Future<Output = lockkeeper_core::Result<Guard>>, polls: usize) {
     let mut future = pin!(future);
     for _ in 0..polls {
@@ -74,11 +74,11 @@ pub async fn the_holder_of_a_removed_hold_is_notified(subject: Subject) {
     let mutex = keeper.mutex(subject.name("a")).ttl(subject.ttl);
     let guard = mutex.lock().await.unwrap();
     subject.sever(&guard).await;
-    soon("to be told", guard.lost()).await;
+    soon("the loss", guard.lost()).await;
     assert!(!guard.is_held());
     let next = soon("lock", mutex.lock()).await.unwrap();
     assert_eq!(guard.release().await.unwrap(), ReleaseOutcome::AlreadyLost);
-    assert!(next.is_held(), "a stale guard's release took another's lock");
+    assert!(next.is_held(), "a stale guard's release ended another hold");
     assert!(mutex.try_lock().await.unwrap().is_none());
     next.release().await.unwrap();
     subject.assert_nothing_left(&[&keeper]).await;

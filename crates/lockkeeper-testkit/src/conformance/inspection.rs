@@ -6,7 +6,7 @@ use lockkeeper_core::{ErrorKind, Guard, LossReason, ReleaseOutcome};
 
 use super::{ShownWaiters, Subject, eventually, soon};
 
-/// Any name of up to 1 KiB is a lock of its own.
+/// Any name of up to 1 KiB is an independent lock.
 pub async fn all_names_work_and_are_independent(subject: Subject) {
     let keeper = subject.keeper();
     let prefix = subject.name("");
@@ -23,18 +23,18 @@ pub async fn all_names_work_and_are_independent(subject: Subject) {
         let mutex = keeper.mutex(format!("{prefix}{name}"));
         let guard = soon("try_lock", mutex.try_lock()).await;
         let guard = guard.unwrap_or_else(|error| panic!("{name:?} is refused: {error}"));
-        guards.push(guard.unwrap_or_else(|| panic!("{name:?} meets another name")));
+        guards.push(guard.unwrap_or_else(|| panic!("{name:?} collides with another name")));
     }
     for name in names {
         let mutex = keeper.mutex(format!("{prefix}{name}"));
-        assert!(mutex.try_lock().await.unwrap().is_none(), "{name:?} is not excluded");
+        assert!(mutex.try_lock().await.unwrap().is_none(), "{name:?} has two holders");
     }
     if let Some(left) = subject.remaining_locks().await {
         let mut shown: Vec<_> = left.iter().map(|info| info.name.as_str()).collect();
         let mut held: Vec<_> = guards.iter().map(Guard::name).collect();
         shown.sort_unstable();
         held.sort_unstable();
-        assert_eq!(shown, held, "names are shown as they were given");
+        assert_eq!(shown, held, "inspection changed a name");
     }
     for guard in guards {
         assert_eq!(guard.release().await.unwrap(), ReleaseOutcome::Released);
@@ -42,7 +42,7 @@ pub async fn all_names_work_and_are_independent(subject: Subject) {
     subject.assert_nothing_left(&[&keeper]).await;
 }
 
-/// Holders and waiters, labels and fences, or `Unsupported`.
+/// Inspection shows holders and waiters with labels and fences. A store without inspection reports `Unsupported`.
 pub async fn inspection_shows_holders_and_waiters(subject: Subject) {
     let keeper = subject.keeper();
     let name = subject.name("a");
@@ -79,7 +79,7 @@ pub async fn inspection_shows_holders_and_waiters(subject: Subject) {
         infos.iter().map(|info| (info.name.to_string(), info.holders.len())).collect::<Vec<_>>()
     };
     assert_eq!(of(&listed), of(&shown));
-    assert!(inspect.show(subject.name("nobody")).await.unwrap().is_empty());
+    assert!(inspect.show(subject.name("unused")).await.unwrap().is_empty());
     waiter.abort();
     subject.wait_for_waiters("a", 0).await;
     guard.release().await.unwrap();
@@ -108,19 +108,19 @@ pub async fn a_broken_lock_is_lost_and_the_next_waiter_is_granted(subject: Subje
     subject.wait_for_waiters("a", 1).await;
     assert_eq!(inspect.break_lock(name.clone()).await.unwrap(), 1);
     let next = soon("the waiter", waiter).await.unwrap();
-    soon("to be told", guard.lost()).await;
+    soon("the loss", guard.lost()).await;
     let reason = guard.loss_reason();
-    let told = matches!(reason, Some(LossReason::Broken | LossReason::SessionEnded));
-    assert!(told, "a broken lock was lost because of {reason:?}");
+    let expected = matches!(reason, Some(LossReason::Broken | LossReason::SessionEnded));
+    assert!(expected, "the loss reason of a broken lock is {reason:?}");
     let error = guard.while_held(async {}).await.unwrap_err();
     assert_eq!((error.kind(), error.loss_reason()), (ErrorKind::Lost, reason));
     assert_eq!(next.loss_reason(), None);
     assert!(next.is_held());
     next.release().await.unwrap();
-    eventually("nobody holds", async || inspect.show(name.clone()).await.unwrap().is_empty()).await;
+    eventually("no holder", async || inspect.show(name.clone()).await.unwrap().is_empty()).await;
     assert_eq!(inspect.break_lock(name.clone()).await.unwrap(), 0);
     if subject.capabilities().leases {
-        // A holder that is gone cannot help: breaking alone lets the next one in.
+        // The holder is gone and cannot release: breaking the lock is enough for the waiter.
         let mutex = keeper.mutex(name.clone());
         let _gone = mutex.lock().await.unwrap().detach().unwrap();
         let waiter = tokio::spawn(async move { mutex.lock().await.unwrap() });

@@ -22,7 +22,7 @@ pub async fn a_lease_that_is_not_renewed_expires(subject: Subject) {
     }
     let _ticket = guard.detach().unwrap();
     let next = soon("lock", mutex.lock()).await.unwrap();
-    // A little less, because the store's clock is not ours.
+    // A little less, because the store has another clock.
     assert!(start.elapsed() >= subject.ttl * 9 / 10, "ended after {:?}", start.elapsed());
     assert!(subject.capabilities().fences == Fences::None || next.fence() > fence);
     next.release().await.unwrap();
@@ -36,12 +36,12 @@ pub async fn a_hold_that_cannot_renew_is_lost_before_another_is_granted(subject:
     let cut_off = Keeper::new(store).ttl(subject.ttl);
     let keeper = subject.keeper();
     let guard = cut_off.mutex(subject.name("a")).lock().await.unwrap();
-    let ends = subject.expires_without_renewal().await;
+    let expires = subject.expires_without_renewal().await;
     faults.everything(Fault::Hangs);
     let mutex = keeper.mutex(subject.name("a"));
-    if ends {
+    if expires {
         let next = soon("lock", mutex.lock()).await.unwrap();
-        assert!(!guard.is_held(), "two hold it, the first for {:?} more", guard.remaining());
+        assert!(!guard.is_held(), "two holders, the first for {:?} more", guard.remaining());
         assert_eq!(guard.loss_reason(), Some(LossReason::Expired));
         next.release().await.unwrap();
     } else {
@@ -76,7 +76,7 @@ pub async fn a_ticket_transfers_a_hold(subject: Subject) {
     subject.assert_nothing_left(&[&one, &two]).await;
 }
 
-/// Any ttl works or is refused at once.
+/// Any TTL works or is refused at once.
 pub async fn extreme_ttls_are_accepted_or_refused(subject: Subject) {
     let keeper = subject.keeper();
     let century = Duration::from_secs(100 * 366 * 24 * 60 * 60);
@@ -91,7 +91,7 @@ pub async fn extreme_ttls_are_accepted_or_refused(subject: Subject) {
             }
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::InvalidOption, "{ttl:?}: {error}");
-                assert!(ttl != day, "a day is not too long");
+                assert!(ttl != day, "a TTL of one day was refused");
             }
         }
     }

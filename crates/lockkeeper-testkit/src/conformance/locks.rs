@@ -1,4 +1,4 @@
-//! What users of mutexes, readers-writer locks and semaphores rely on.
+//! The behaviour of mutexes, readers-writer locks and semaphores.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -35,33 +35,33 @@ pub async fn holders_never_overlap_under_contention(subject: Subject) {
     subject.assert_nothing_left(&[&keepers[0], &keepers[1]]).await;
 }
 
-/// A lock of which clients request everything at the same moment.
+/// A mutex, or all permits of a semaphore: only one client can acquire it.
 #[derive(Debug, Clone, Copy)]
-enum Whole {
+enum Exclusive {
     Mutex,
     Permits(u32),
 }
 
-impl Whole {
+impl Exclusive {
     async fn try_acquire(self, keeper: &Keeper, name: String) -> Result<Option<Guard>> {
         match self {
-            Whole::Mutex => keeper.mutex(name).try_lock().await,
-            Whole::Permits(all) => keeper.semaphore(name, all).try_acquire_many(all).await,
+            Exclusive::Mutex => keeper.mutex(name).try_lock().await,
+            Exclusive::Permits(all) => keeper.semaphore(name, all).try_acquire_many(all).await,
         }
     }
 }
 
-/// A try is refused only if another client holds the lock: of clients that all try a free lock at once, or all permits of a free
-/// semaphore, one of them gets it.
-pub async fn of_clients_that_try_a_free_lock_together_exactly_one_gets_it(subject: Subject) {
+/// A try is refused only if another client holds the lock: if clients try a free lock, or all permits of a free
+/// semaphore, concurrently, one of them acquires it.
+pub async fn exactly_one_of_concurrent_tries_for_a_free_lock_succeeds(subject: Subject) {
     let clients = subject.clients(4).await;
     let kinds = if subject.capabilities().permits {
-        &[Whole::Mutex, Whole::Permits(1), Whole::Permits(3)][..]
+        &[Exclusive::Mutex, Exclusive::Permits(1), Exclusive::Permits(3)][..]
     } else {
-        &[Whole::Mutex]
+        &[Exclusive::Mutex]
     };
     for round in 0..10 {
-        for whole in kinds {
+        for lock in kinds {
             let barrier = Arc::new(Barrier::new(clients.len()));
             let tries: Vec<_> = clients
                 .iter()
@@ -70,7 +70,7 @@ pub async fn of_clients_that_try_a_free_lock_together_exactly_one_gets_it(subjec
                     let (keeper, barrier) = (keeper.clone(), barrier.clone());
                     tokio::spawn(async move {
                         barrier.wait().await;
-                        whole.try_acquire(&keeper, name).await
+                        lock.try_acquire(&keeper, name).await
                     })
                 })
                 .collect();
@@ -79,7 +79,7 @@ pub async fn of_clients_that_try_a_free_lock_together_exactly_one_gets_it(subjec
                 let answer = soon("a try", one).await.expect("does not panic");
                 guards.extend(answer.expect("the store decides"));
             }
-            assert_eq!(guards.len(), 1, "of {} in round {round}, {whole:?}", clients.len());
+            assert_eq!(guards.len(), 1, "of {} in round {round}, {lock:?}", clients.len());
             for guard in guards {
                 guard.release().await.expect("the store answers");
             }
@@ -89,7 +89,7 @@ pub async fn of_clients_that_try_a_free_lock_together_exactly_one_gets_it(subjec
     subject.assert_nothing_left(&clients).await;
 }
 
-/// Two guards are two owners, even of one lock object.
+/// Two guards are two owners, even of one `Mutex` object.
 pub async fn two_guards_of_one_mutex_exclude_each_other(subject: Subject) {
     let keeper = subject.keeper();
     let mutex = Arc::new(keeper.mutex(subject.name("a")));
@@ -104,7 +104,7 @@ pub async fn two_guards_of_one_mutex_exclude_each_other(subject: Subject) {
 }
 
 /// Contention is `None` for a try, and `TimedOut` after `max_wait`.
-pub async fn a_try_that_fails_is_none_and_a_bounded_wait_ends(subject: Subject) {
+pub async fn a_failed_try_returns_none_and_a_bounded_wait_times_out(subject: Subject) {
     let keeper = subject.keeper();
     let mutex = keeper.mutex(subject.name("a"));
     let guard = mutex.lock().await.unwrap();
@@ -233,8 +233,8 @@ pub async fn readers_share_and_writers_exclude(subject: Subject) {
     subject.assert_nothing_left(&[&keeper]).await;
 }
 
-/// On a fair store readers queue behind a writer, and are granted together after it; on any store every waiter
-/// is served.
+/// On a fair store, readers queue behind a writer and are granted together after it. On any store, every waiter
+/// acquires the lock.
 pub async fn readers_do_not_overtake_a_waiting_writer(subject: Subject) {
     let keeper = subject.keeper();
     if !subject.capabilities().shared {
@@ -248,10 +248,10 @@ pub async fn readers_do_not_overtake_a_waiting_writer(subject: Subject) {
         let (lock, entered) = (lock.clone(), entered.clone());
         tasks.push(tokio::spawn(async move {
             let guard = if who == "writer" { lock.write().await } else { lock.read().await };
-            let (leave, told) = oneshot::channel::<()>();
-            entered.send((who, leave)).unwrap();
-            // Until the sender signals or is dropped.
-            let _ = told.await;
+            let (release, released) = oneshot::channel::<()>();
+            entered.send((who, release)).unwrap();
+            // Until the sender is dropped.
+            let _ = released.await;
             guard.unwrap().release().await.unwrap();
         }));
         if subject.capabilities().fair {
@@ -290,12 +290,12 @@ pub async fn a_failed_try_write_does_not_block_readers(subject: Subject) {
     let lock = keeper.rw_lock(subject.name("a"));
     let one = lock.read().await.unwrap();
     assert!(lock.try_write().await.unwrap().is_none());
-    let two = lock.try_read().await.unwrap().expect("readers still enter");
+    let two = lock.try_read().await.unwrap().expect("readers still acquire");
     drop((one, two));
     subject.assert_nothing_left(&[&keeper]).await;
 }
 
-/// A downgrade from write to read lets no other writer in between.
+/// No other writer acquires the lock during a downgrade from write to read.
 pub async fn a_downgrade_admits_no_other_writer(subject: Subject) {
     let keeper = subject.keeper();
     let lock = keeper.rw_lock(subject.name("a"));
@@ -303,7 +303,7 @@ pub async fn a_downgrade_admits_no_other_writer(subject: Subject) {
     if !subject.capabilities().downgrade {
         let error = guard.downgrade().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
-        assert_eq!(guard.state(), State::Held, "a downgrade that cannot be loses nothing");
+        assert_eq!(guard.state(), State::Held, "an unsupported downgrade changed the hold");
         guard.release().await.unwrap();
         return subject.assert_nothing_left(&[&keeper]).await;
     }
@@ -313,22 +313,22 @@ pub async fn a_downgrade_admits_no_other_writer(subject: Subject) {
     });
     subject.wait_for_waiters("a", 1).await;
     soon("downgrade", guard.downgrade()).await.unwrap();
-    guard.downgrade().await.expect("a reader stays one");
+    guard.downgrade().await.expect("a downgrade is idempotent");
     let another = lock.try_write_for(Duration::from_millis(100)).await.unwrap();
-    assert!(another.is_none(), "a writer entered beside a reader");
-    assert!(!writer.is_finished(), "the waiting writer entered beside a reader");
+    assert!(another.is_none(), "a writer acquired beside a reader");
+    assert!(!writer.is_finished(), "the waiting writer acquired beside a reader");
     assert!(guard.is_held());
     guard.release().await.unwrap();
     soon("the writer", writer).await.unwrap().release().await.unwrap();
     let guard = soon("write", lock.write()).await.unwrap();
     guard.downgrade().await.unwrap();
-    assert!(lock.try_write().await.unwrap().is_none(), "a writer entered beside a reader");
+    assert!(lock.try_write().await.unwrap().is_none(), "a writer acquired beside a reader");
     let reader = soon("read", lock.read()).await.unwrap();
     drop((guard, reader));
     subject.assert_nothing_left(&[&keeper]).await;
 }
 
-/// A semaphore never grants more permits than it has, and a set of permits as a whole or not at all.
+/// A semaphore never grants more permits than it has, and a set of permits completely or not at all.
 pub async fn a_semaphore_grants_as_many_permits_as_it_has(subject: Subject) {
     let keeper = subject.keeper();
     let semaphore = keeper.semaphore(subject.name("a"), 3);
@@ -376,7 +376,7 @@ pub async fn a_semaphore_and_a_mutex_of_one_name_are_independent(subject: Subjec
             assert!(subject.capabilities().permits, "permits that were not declared");
             mutex.release().await.unwrap();
             let mutex = keeper.mutex(subject.name("a")).try_lock().await.unwrap();
-            assert!(mutex.is_some(), "a permit stands in the way of a mutex");
+            assert!(mutex.is_some(), "a permit blocks the mutex");
             drop(permit);
         }
         Err(error) => {

@@ -56,7 +56,7 @@ impl Subject {
             .kill_on_drop(true)
             .spawn()
             .unwrap_or_else(|error| panic!("{}: {error}", helper.program.display()));
-        let stdout = child.stdout.take().expect("it is piped");
+        let stdout = child.stdout.take().expect("a piped standard output");
         Process { child, lines: BufReader::new(stdout).lines() }
     }
 }
@@ -75,18 +75,18 @@ impl Process {
     async fn expect(&mut self, word: &str) -> String {
         let line = self.next_line().await;
         let rest = line.as_deref().and_then(|line| line.strip_prefix(word));
-        rest.unwrap_or_else(|| panic!("the helper said {line:?} and not {word:?}"))
+        rest.unwrap_or_else(|| panic!("the helper printed {line:?} instead of {word:?}"))
             .trim()
             .to_owned()
     }
 
     fn signal(&self, signal: Signal) {
         let pid = self.child.id().and_then(|pid| Pid::from_raw(pid.cast_signed()));
-        kill_process(pid.expect("it runs"), signal).expect("it is ours");
+        kill_process(pid.expect("a running helper"), signal).expect("a signal to a child");
     }
 
     async fn kill9(&mut self) {
-        self.child.kill().await.expect("it is ours");
+        self.child.kill().await.expect("a signal to a child");
     }
 }
 
@@ -132,13 +132,13 @@ pub async fn a_stopped_holder_detects_its_loss_when_it_continues(subject: Subjec
     let mut holder = subject.start("a", &["hold"]);
     holder.expect("held").await;
     let mutex = keeper.mutex(subject.name("a"));
-    let ends = subject.expires_without_renewal().await;
+    let expires = subject.expires_without_renewal().await;
     holder.signal(Signal::STOP);
-    if ends {
+    if expires {
         let next = soon("lock", mutex.lock()).await.unwrap();
         holder.signal(Signal::CONT);
         holder.expect("lost").await;
-        assert!(next.is_held(), "the one that came back took it away again");
+        assert!(next.is_held(), "the former holder ended the new hold");
         next.release().await.unwrap();
     } else {
         assert!(mutex.try_lock_for(subject.ttl * 2).await.unwrap().is_none());
@@ -161,8 +161,8 @@ pub async fn processes_exclude_each_other(subject: Subject) {
         hold.map(|hold| history.add(hold)).is_some()
     };
     for _ in 0..5 {
-        let line = doomed.next_line().await.expect("it hammers");
-        assert!(read(&history, &line), "the helper said {line:?}");
+        let line = doomed.next_line().await.expect("a line");
+        assert!(read(&history, &line), "the helper printed {line:?}");
     }
     doomed.kill9().await;
     while let Some(line) = doomed.next_line().await {

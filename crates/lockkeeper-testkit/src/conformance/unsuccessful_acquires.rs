@@ -1,4 +1,4 @@
-//! An acquire that ends without the lock leaves nothing that the next attempt could notice.
+//! An unsuccessful acquire leaves nothing that could affect the next attempt.
 
 use std::time::{Duration, Instant};
 
@@ -8,12 +8,12 @@ use super::{Subject, soon};
 
 /// How long a contended attempt waits in these cases.
 const WAIT: Duration = Duration::from_millis(5);
-/// A response that took longer than this may have reached the engine's limit for leaving the queue, after which it
-/// returns first and leaves later. Such a round, on a busy machine, is not conclusive.
+/// The engine leaves the queue before it returns, but waits for that no longer than a limit. A round on a busy machine
+/// that takes longer than this may have reached the limit and is not conclusive.
 const MAX_PROMPT_TIME: Duration = Duration::from_millis(70);
 const ROUNDS: usize = 20;
 
-/// Runs rounds until enough of them were prompt. Each returns how long the unsuccessful acquire took, and whether
+/// Runs rounds until `ROUNDS` of them were prompt. Each returns the duration of the unsuccessful acquire, and whether
 /// the lock was free afterwards.
 async fn rounds(what: &str, round: impl AsyncFn() -> (Duration, bool)) {
     let mut prompt = 0;
@@ -27,7 +27,7 @@ async fn rounds(what: &str, round: impl AsyncFn() -> (Duration, bool)) {
             return;
         }
     }
-    assert!(prompt > 0, "{what}: no round was answered within {MAX_PROMPT_TIME:?}");
+    assert!(prompt > 0, "{what}: no round finished within {MAX_PROMPT_TIME:?}");
 }
 
 async fn is_free(keeper: &Keeper, name: &str) -> bool {
@@ -38,13 +38,12 @@ async fn is_free(keeper: &Keeper, name: &str) -> bool {
     true
 }
 
-/// A bounded wait that ends without the lock has left the queue by then: after the holder's release, a
-/// try gets the lock.
+/// A bounded wait that times out has left the queue when it returns: after the holder's release, a try succeeds.
 pub async fn a_wait_that_timed_out_has_left_the_queue(subject: Subject) {
     let (keeper, other) = (subject.keeper(), subject.keeper());
     let name = subject.name("a");
     let mutex = keeper.mutex(name.clone());
-    rounds("a waiter that gave up stands in the way", async || {
+    rounds("a waiter whose try_lock_for timed out is still queued", async || {
         let guard = soon("lock", mutex.lock()).await.unwrap();
         let start = Instant::now();
         assert!(
@@ -55,7 +54,7 @@ pub async fn a_wait_that_timed_out_has_left_the_queue(subject: Subject) {
         (took, is_free(&keeper, &name).await)
     })
     .await;
-    rounds("a waiter whose max_wait ended stands in the way", async || {
+    rounds("a waiter whose max_wait ended is still queued", async || {
         let guard = soon("lock", mutex.lock()).await.unwrap();
         let start = Instant::now();
         soon("a wait", other.mutex(name.clone()).max_wait(WAIT).lock()).await.unwrap_err();
@@ -67,8 +66,8 @@ pub async fn a_wait_that_timed_out_has_left_the_queue(subject: Subject) {
     subject.assert_nothing_left(&[&keeper, &other]).await;
 }
 
-/// A set that could not be locked is given back before the answer: all its names are free at once.
-pub async fn a_set_that_was_not_locked_is_free_at_once(subject: Subject) {
+/// A `lock_all` that fails releases its locks before it returns: all its names are free at once.
+pub async fn a_failed_lock_all_holds_no_lock_when_it_returns(subject: Subject) {
     let (keeper, other) = (subject.keeper(), subject.keeper());
     let names = ["a", "b", "c", "d"].map(|name| subject.name(name));
     let last = names[3].clone();

@@ -6,24 +6,24 @@ use lockkeeper_core::{ErrorKind, Guard, Mutex, Result};
 
 use super::{Subject, soon};
 
-/// Waits longer than any clock counts. Each must behave as a wait without a limit.
+/// Waits beyond the range of the clock. Each must behave as a wait without a limit.
 const MAX_WAITS: [Duration; 3] =
     [Duration::MAX, Duration::from_secs(u64::MAX), Duration::from_millis(u64::MAX)];
 /// Waits that end before another holder can release.
 const MIN_WAITS: [Duration; 2] = [Duration::ZERO, Duration::from_nanos(1)];
 
-/// A waiter with a limit beyond the end of the clock is granted the lock when the holder releases it. A
-/// waiter with a limit of nearly zero is refused, and does not fail.
+/// A waiter with a limit beyond the range of the clock acquires the lock when the holder releases it. A
+/// waiter with a limit of nearly zero times out without another error.
 pub async fn extreme_waits_are_granted_or_refused_and_never_fail(subject: Subject) {
     let keeper = subject.keeper();
     let mutex = keeper.mutex(subject.name("a"));
     for wait in MAX_WAITS {
-        enters_after_release(&subject, &mutex, move |mutex| async move {
+        acquires_after_release(&subject, &mutex, move |mutex| async move {
             let guard = mutex.try_lock_for(wait).await?;
-            Ok(guard.expect("a wait that has no end is granted"))
+            Ok(guard.expect("an unlimited wait does not time out"))
         })
         .await;
-        enters_after_release(&subject, &mutex, move |mutex| async move {
+        acquires_after_release(&subject, &mutex, move |mutex| async move {
             mutex.max_wait(wait).lock().await
         })
         .await;
@@ -40,7 +40,7 @@ pub async fn extreme_waits_are_granted_or_refused_and_never_fail(subject: Subjec
 }
 
 /// Starts a waiter while the lock is held, releases the lock, and expects the waiter to be granted.
-async fn enters_after_release<F>(subject: &Subject, mutex: &Mutex, wait: impl FnOnce(Mutex) -> F)
+async fn acquires_after_release<F>(subject: &Subject, mutex: &Mutex, wait: impl FnOnce(Mutex) -> F)
 where
     F: Future<Output = Result<Guard>> + Send + 'static,
 {

@@ -5,7 +5,7 @@ use super::*;
 const READER: Mode = Mode::Shared;
 const WRITER: Mode = Mode::Exclusive;
 
-/// A hold of `a` from one moment to another, by an owner of its own.
+/// A hold of `a` by a unique owner.
 fn hold(mode: Mode, fence: u64, start: u64, end: u64) -> Hold {
     let (name, owner) = ("a".into(), format!("{mode:?}{fence}-{start}-{end}"));
     Hold { name, owner, mode, fence: Fence::new(fence), start, end: Some(end) }
@@ -21,7 +21,7 @@ fn history(holds: impl IntoIterator<Item = Hold>) -> History {
     history
 }
 
-/// The one violation that the holds amount to.
+/// Returns the only violation of these holds.
 #[track_caller]
 fn violation(holds: impl IntoIterator<Item = Hold>) -> Violation {
     let mut violations = history(holds).check().unwrap_err();
@@ -56,7 +56,7 @@ fn a_writer_beside_a_reader_is_an_overlap() {
 }
 
 #[test]
-fn an_overlap_with_a_hold_that_is_not_adjacent_is_found() {
+fn an_overlap_with_a_hold_that_is_not_adjacent_is_reported() {
     let long = hold(READER, 0, 0, 100);
     let found = violation([long.clone(), hold(READER, 0, 1, 2), hold(WRITER, 1, 50, 60)]);
     assert!(matches!(found, Violation::Overlap { first, .. } if first == long));
@@ -69,7 +69,7 @@ fn a_hold_of_no_length_inside_another_is_an_overlap() {
 }
 
 #[test]
-fn a_hold_that_never_ended_overlaps_all_that_come_later() {
+fn a_hold_without_an_end_overlaps_all_later_holds() {
     let open = Hold { end: None, ..hold(WRITER, 1, 0, 0) };
     let found = violation([open, hold(WRITER, 2, u64::MAX - 1, u64::MAX)]);
     assert!(matches!(found, Violation::Overlap { .. }));
@@ -79,32 +79,32 @@ fn a_hold_that_never_ended_overlaps_all_that_come_later() {
 fn more_permits_than_the_smallest_limit_are_a_violation() {
     let last = permits(2, 4, 2, 10);
     let found = violation([permits(1, 3, 0, 10), permits(1, 4, 1, 10), last.clone()]);
-    assert_eq!(found, Violation::Crowd { last, in_use: 4, of: 3 });
+    assert_eq!(found, Violation::ExcessPermits { last, in_use: 4, of: 3 });
 }
 
 #[test]
 fn a_smaller_limit_applies_only_while_its_holder_holds() {
     assert_clean([permits(1, 1, 0, 10), permits(3, 4, 10, 20), permits(1, 4, 11, 20)]);
     let found = violation([permits(3, 4, 10, 20), permits(1, 1, 11, 20)]);
-    assert!(matches!(found, Violation::Crowd { in_use: 4, of: 1, .. }));
+    assert!(matches!(found, Violation::ExcessPermits { in_use: 4, of: 1, .. }));
 }
 
 #[test]
-fn equal_fences_of_two_exclusive_holds_do_not_rise() {
+fn equal_fences_of_two_exclusive_holds_are_a_violation() {
     let (before, after) = (hold(WRITER, 7, 0, 10), hold(WRITER, 7, 10, 20));
     let found = violation([after.clone(), before.clone()]);
     assert_eq!(found, Violation::Fence { before, after });
 }
 
 #[test]
-fn a_fence_below_one_long_before_does_not_rise() {
+fn a_fence_below_that_of_a_much_earlier_hold_is_a_violation() {
     let before = hold(WRITER, 9, 0, 1);
     let found = violation([before.clone(), hold(WRITER, 0, 2, 3), hold(WRITER, 8, 4, 5)]);
     assert!(matches!(found, Violation::Fence { before: high, .. } if high == before));
 }
 
 #[test]
-fn a_shared_fence_may_equal_the_exclusive_one_before_it_but_not_fall_below() {
+fn a_shared_fence_may_equal_the_previous_exclusive_one_but_not_be_lower() {
     assert_clean([hold(WRITER, 7, 0, 1), hold(READER, 7, 1, 3), hold(READER, 7, 2, 3)]);
     let (before, after) = (hold(WRITER, 7, 0, 1), hold(READER, 6, 1, 3));
     let found = violation([before.clone(), after.clone()]);
@@ -118,7 +118,7 @@ fn shared_fences_are_compared_with_exclusive_ones_only() {
 }
 
 #[test]
-fn a_hold_that_ends_before_it_starts_is_reported_and_left_out_of_other_checks() {
+fn a_hold_that_ends_before_it_starts_is_reported_and_excluded_from_other_checks() {
     let wrong = hold(WRITER, 1, 10, 9);
     let found = violation([wrong.clone(), hold(WRITER, 1, 0, 20)]);
     assert_eq!(found, Violation::EndsBeforeStart(wrong));
@@ -150,7 +150,7 @@ fn a_clean_history_has_a_summary() {
         other,
     ];
     let summary = history(holds).check().unwrap();
-    assert_eq!(summary, Summary { holds: 6, names: 2, open: 1, most_at_once: 2 });
+    assert_eq!(summary, Summary { holds: 6, names: 2, open: 1, max_concurrent: 2 });
 }
 
 #[test]
@@ -181,11 +181,11 @@ fn names_are_independent() {
 fn a_history_of_thirty_thousand_holds_is_checked() {
     let writers = (0..10_000).map(|n| hold(WRITER, n + 1, 10 * n, 10 * n + 4));
     let readers = (0..10_000).map(|n| hold(READER, n + 1, 10 * n + 4, 10 * n + 10));
-    // All at once, and each over before the one that started before it: the worst case for a sweep.
+    // All concurrent, and each ends before the one that started before it: the worst case for a sweep.
     let crowd = (0..10_000).map(|n| permits(1, 10_000, n, 1_000_000 - n));
     let history = history(writers.chain(readers).chain(crowd));
     let summary = history.check().unwrap();
-    assert_eq!(summary, Summary { holds: 30_000, names: 2, open: 0, most_at_once: 10_000 });
+    assert_eq!(summary, Summary { holds: 30_000, names: 2, open: 0, max_concurrent: 10_000 });
     history.add(hold(WRITER, 20_000, 55_555, 55_556));
     let violations = history.check().unwrap_err();
     assert!(matches!(violations[0], Violation::Overlap { .. }), "{}", violations[0]);
@@ -214,7 +214,7 @@ fn consecutive_holds_are_clean() {
 }
 
 #[test]
-fn a_hold_that_is_not_ended_holds_until_it_is_dropped() {
+fn dropping_an_open_hold_ends_it() {
     let history = History::new();
     let open = history.begin("a", 1, WRITER, None);
     assert_eq!(history.check().unwrap().open, 1);
@@ -224,14 +224,14 @@ fn a_hold_that_is_not_ended_holds_until_it_is_dropped() {
 }
 
 #[test]
-fn a_deadline_that_has_passed_ends_a_hold_before_its_release() {
+fn a_hold_ends_at_its_deadline_if_that_is_before_its_release() {
     let history = History::new();
     let open = history.begin("a", 1, WRITER, None);
     let deadline = Instant::now();
     open.until(deadline + Duration::from_secs(60));
     assert!(open.hold().end.unwrap() > open.hold().start + 50_000_000_000);
     open.until(deadline);
-    // The other enters after the deadline and before the first has noticed.
+    // The other owner acquires after the deadline and before the first detects its loss.
     let other = history.begin("a", 2, WRITER, None);
     open.end();
     other.end();
@@ -239,7 +239,7 @@ fn a_deadline_that_has_passed_ends_a_hold_before_its_release() {
 }
 
 #[test]
-fn a_release_before_the_deadline_ends_a_hold() {
+fn a_hold_ends_at_its_release_if_that_is_before_its_deadline() {
     let history = History::new();
     let open = history.begin("a", 1, WRITER, None);
     open.until(Instant::now() + Duration::from_secs(60));
@@ -278,7 +278,7 @@ fn the_holds_of_a_killed_process_end_with_it() {
 }
 
 #[test]
-fn a_hold_is_read_back_from_its_line() {
+fn a_hold_is_parsed_from_its_line() {
     let strange = "a b%20\n\t\0\u{7f}%\u{2028}\u{1f512}é";
     for mode in [WRITER, READER, Mode::Permits { take: 2, of: 5 }] {
         for (fence, end) in [(None, None), (Some(Fence::MAX), Some(u64::MAX))] {

@@ -1,10 +1,10 @@
-//! Reads the modules of a crate and their imports. Relies on the layout that rustfmt gives.
+//! Reads the modules of a crate and their imports. Relies on the layout that rustfmt produces.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::{fmt, fs};
 
-/// The modules of a crate, by path: `engine::hold`; the root has an empty one.
+/// The modules of a crate, by path, as in `engine::hold`. The path of the root is empty.
 pub(super) struct Crate {
     pub(super) modules: BTreeMap<String, Module>,
 }
@@ -31,7 +31,7 @@ impl fmt::Display for Import {
     }
 }
 
-/// A path as it is written, with what it is relative to resolved.
+/// A path in the source, resolved to segments from the crate root.
 struct Mention {
     line: usize,
     text: String,
@@ -64,7 +64,8 @@ impl Crate {
         Self { modules: modules.collect() }
     }
 
-    /// The node of a module: its highest ancestor that does more than declare modules, or itself.
+    /// Returns the node of a module in the graph of imports: its highest ancestor that does more than declare modules, or
+    /// itself.
     pub(super) fn node<'a>(&'a self, path: &'a str) -> &'a str {
         let ends = path.match_indices("::").map(|(end, _)| end).chain([path.len()]);
         let mut ancestors = ends.map(|end| &path[..end]);
@@ -73,7 +74,7 @@ impl Crate {
     }
 }
 
-/// The files of a directory: their module path, their name and their text. Without unit tests in files of their own.
+/// Collects the files of a directory: module path, name and text. Skips `tests.rs` files.
 fn collect(src: &Path, dir: &Path, files: &mut Vec<(String, String, String)>) {
     let entries = fs::read_dir(dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
     let mut paths: Vec<_> = entries.map(|entry| entry.expect("a directory entry").path()).collect();
@@ -92,10 +93,10 @@ fn collect(src: &Path, dir: &Path, files: &mut Vec<(String, String, String)>) {
     }
 }
 
-/// The lines that are code, with the modules inside of the file that they are in. Without comments and unit tests.
+/// Returns the lines of code, with their depth of inline modules. Skips comments and unit tests.
 fn code(text: &str) -> Vec<Line> {
     let mut lines = Vec::new();
-    // Where inline modules began: their indentation.
+    // The indentation of the open inline modules.
     let mut inline: Vec<usize> = Vec::new();
     let mut skipped: Option<usize> = None;
     let mut is_test = false;
@@ -134,11 +135,11 @@ fn code(text: &str) -> Vec<Line> {
 struct Line {
     number: usize,
     text: String,
-    /// How many inline modules it is in.
+    /// The number of inline modules around it.
     depth: usize,
 }
 
-/// Joins `use` statements that take several lines.
+/// Joins `use` statements that span several lines. Returns line number, depth and text.
 fn statements(lines: &[Line]) -> Vec<(usize, usize, String)> {
     let mut statements: Vec<(usize, usize, String)> = Vec::new();
     let mut open = false;
@@ -153,7 +154,7 @@ fn statements(lines: &[Line]) -> Vec<(usize, usize, String)> {
     statements
 }
 
-/// What a `use` statement imports.
+/// Returns the path of a `use` statement.
 fn use_path(text: &str) -> Option<&str> {
     let text = text.strip_prefix("pub ").unwrap_or(text);
     let text = match text.strip_prefix("pub(") {
@@ -210,7 +211,7 @@ fn mentions(module: &str, lines: &[Line]) -> Vec<Mention> {
     mentions
 }
 
-/// The paths in a line of code that begin in this crate.
+/// Returns the paths in a line of code that start in this crate.
 fn in_code(text: &str) -> Vec<String> {
     let is_path = |c: char| c.is_alphanumeric() || matches!(c, '_' | ':');
     let words = text.split(|c| !is_path(c));
@@ -219,7 +220,7 @@ fn in_code(text: &str) -> Vec<String> {
     paths.map(ToOwned::to_owned).collect()
 }
 
-/// The path from the crate root; `None` for another crate.
+/// Returns the segments of a path from the crate root; `None` if it is in another crate or an inline module.
 fn absolute(module: &str, depth: usize, path: &str) -> Option<Vec<String>> {
     let path = path.split(" as ").next().unwrap_or(path);
     let mut segments: Vec<&str> = path.split("::").map(str::trim).collect();
@@ -227,7 +228,7 @@ fn absolute(module: &str, depth: usize, path: &str) -> Option<Vec<String>> {
     match segments[0] {
         "crate" => from.clear(),
         "super" | "self" => {
-            // The first ones leave inline modules.
+            // The first `super`s leave inline modules.
             let mut inside = depth;
             while let Some(&("super" | "self")) = segments.first() {
                 if segments.remove(0) == "super" {
@@ -248,7 +249,7 @@ fn absolute(module: &str, depth: usize, path: &str) -> Option<Vec<String>> {
     Some(from.into_iter().chain(segments).map(ToOwned::to_owned).collect())
 }
 
-/// The names that the crate root re-exports, and where from.
+/// Returns the names that the crate root re-exports, with their paths.
 fn root_names(lines: &[Line]) -> BTreeMap<String, Vec<String>> {
     let mut names = BTreeMap::new();
     for (_, _, text) in statements(lines) {
@@ -262,7 +263,7 @@ fn root_names(lines: &[Line]) -> BTreeMap<String, Vec<String>> {
     names
 }
 
-/// The module of a path: its longest start that is one.
+/// Returns the module of a path: its longest prefix that is a module, or the module that a re-export refers to.
 fn resolve(
     segments: &[String],
     known: &[String],

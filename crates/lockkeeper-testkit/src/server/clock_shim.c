@@ -1,5 +1,6 @@
-/* Moves the wall clock of a program, and leaves its other clocks alone. Preloaded (LD_PRELOAD) into a test server.
- * The file that LOCKKEEPER_CLOCK names has a signed 64-bit number of microseconds, which may change at any time. */
+/* Shifts the wall clock of a program, not its other clocks. Preloaded (LD_PRELOAD) into a test server.
+ * The file named by LOCKKEEPER_CLOCK contains the shift: a signed 64-bit number of microseconds that may change at any
+ * time. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdint.h>

@@ -1,4 +1,4 @@
-//! Wall clocks of test servers that differ from this machine's.
+//! Wall clocks for test servers that differ from this machine's.
 
 use std::fs;
 use std::io;
@@ -11,10 +11,10 @@ use tempfile::TempDir;
 
 use super::StartError;
 
-/// The wall clock of a server or another process, which a test can set. Clones are the same clock.
+/// The wall clock of a server or another process, which a test can set. Clones are handles to the same clock.
 ///
-/// It moves `CLOCK_REALTIME` of the server's process only, by a library that is preloaded into it. The library is
-/// compiled when the clock is made, so a C compiler must be installed.
+/// A library that is preloaded into the process shifts its `CLOCK_REALTIME`. [`ServerClock::new`] compiles the library,
+/// so a C compiler must be installed.
 ///
 /// ```
 /// use lockkeeper_testkit::server::{RedisServer, ServerClock};
@@ -36,7 +36,7 @@ struct Shim {
 }
 
 impl ServerClock {
-    /// A clock that is right.
+    /// Creates a clock that agrees with this machine's.
     ///
     /// # Errors
     ///
@@ -44,7 +44,7 @@ impl ServerClock {
     pub fn new() -> Result<Self, StartError> {
         let made = Self::make();
         made.map_err(|e| {
-            StartError(format!("no clock of its own: {e} (is a C compiler installed?)"))
+            StartError(format!("cannot build the clock shim: {e} (is a C compiler installed?)"))
         })
     }
 
@@ -66,7 +66,7 @@ impl ServerClock {
         Ok(Self(Arc::new(Shim { dir, file })))
     }
 
-    /// Sets by how many microseconds it is ahead of this machine's clock: at once, and while the server runs.
+    /// Sets by how many microseconds it is ahead of this machine's clock. Takes effect at once, also in a running server.
     ///
     /// # Panics
     ///
@@ -78,7 +78,7 @@ impl ServerClock {
             .expect("the clock's file can be written");
     }
 
-    /// What the environment of a process must have to run on this clock.
+    /// Returns the environment variables with which a process runs on this clock.
     pub fn environment(&self) -> [(&'static str, PathBuf); 2] {
         let dir = self.0.dir.path();
         [("LD_PRELOAD", dir.join("shim.so")), ("LOCKKEEPER_CLOCK", dir.join("ahead"))]

@@ -1,4 +1,4 @@
-//! `PgBouncer`, between a client and a server.
+//! `PgBouncer`, a connection pooler between clients and a server.
 
 use std::fs;
 use std::io;
@@ -9,28 +9,28 @@ use std::process::Command;
 
 use rustix::process::{Pid, Signal};
 
-use super::postgres::{User, give, run_as, sends_authentication_request, user};
+use super::postgres::{User, change_owner, run_as, sends_authentication_request, user};
 use super::{Binaries, Ports, PostgresServer, Recipe, Server, StartError};
 
-/// A `PgBouncer`, which lends sessions of a server. What it can do is at [`Server`].
+/// A `PgBouncer` in front of a server. Its common methods are those of [`Server`].
 #[derive(Debug)]
 pub struct PgBouncer(Server);
 
 impl PgBouncer {
-    /// Starts one before a server that gives each transaction whichever session is free.
+    /// Starts it in front of a server, in transaction mode: each transaction gets any free session.
     ///
     /// # Errors
     ///
-    /// If `PgBouncer` is not installed or does not come up.
+    /// If `PgBouncer` is not installed or does not start.
     pub fn before(server: &PostgresServer) -> Result<Self, StartError> {
         Self::with_mode(server, "transaction")
     }
 
-    /// Starts one before a server that gives each client a session for as long as it stays.
+    /// Starts it in front of a server, in session mode: each client gets a session for as long as it is connected.
     ///
     /// # Errors
     ///
-    /// If `PgBouncer` is not installed or does not come up.
+    /// If `PgBouncer` is not installed or does not start.
     pub fn pooling_sessions(server: &PostgresServer) -> Result<Self, StartError> {
         Self::with_mode(server, "session")
     }
@@ -38,7 +38,7 @@ impl PgBouncer {
     fn with_mode(server: &PostgresServer, mode: &'static str) -> Result<Self, StartError> {
         let mut program = Binaries::installed().find("pgbouncer", "pgbouncer");
         if program.is_err() {
-            // Debian installs it outside of the `PATH` of ordinary users.
+            // On Debian it is in /usr/sbin, which is not in the `PATH` of ordinary users.
             program = Binaries::within([PathBuf::from("/usr/sbin")]).find("pgbouncer", "pgbouncer");
         }
         let (server, user) = (server.port(), user()?);
@@ -73,7 +73,7 @@ impl Recipe for Bouncer {
     }
 
     fn prepare(&self, dir: &Path) -> Result<(), StartError> {
-        give(dir, self.user)
+        change_owner(dir, self.user)
     }
 
     fn command(&self, dir: &Path, ports: Ports) -> Command {
@@ -94,7 +94,7 @@ impl Recipe for Bouncer {
         command
     }
 
-    fn ask(&self, mut stream: TcpStream, pid: Pid, dir: &Path) -> io::Result<bool> {
+    fn probe(&self, mut stream: TcpStream, pid: Pid, dir: &Path) -> io::Result<bool> {
         let own = fs::read_to_string(dir.join("pid"))?;
         Ok(sends_authentication_request(&mut stream)? && own.trim() == pid.as_raw_pid().to_string())
     }

@@ -15,12 +15,12 @@ use rustix::process::{Pid, Signal, geteuid};
 
 use super::{Binaries, POLL_INTERVAL, Ports, Recipe, Server, StartError};
 
-/// How long `initdb` and `pg_basebackup` may take.
-const MAKING: Duration = Duration::from_secs(60);
+/// The timeout of `initdb` and `pg_basebackup`.
+const SETUP_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A `PostgreSQL` server that trusts everyone on this machine. What it can do is at [`Server`].
+/// A `PostgreSQL` server with `trust` authentication. Its common methods are those of [`Server`].
 ///
-/// It keeps its promises over a crash, as a real one does: `fsync` is on.
+/// It is durable over a crash: `fsync` is on.
 #[derive(Debug)]
 pub struct PostgresServer {
     server: Server,
@@ -28,58 +28,58 @@ pub struct PostgresServer {
 }
 
 impl PostgresServer {
-    /// Starts one and waits until it answers.
+    /// Starts a server and waits until it replies.
     ///
     /// # Errors
     ///
-    /// If `PostgreSQL` is not installed or does not come up.
+    /// If `PostgreSQL` is not installed or does not start.
     pub fn start() -> Result<Self, StartError> {
         Self::with_args(&[])
     }
 
-    /// Starts one, and fails the test if that fails.
+    /// Starts a server as [`start`](Self::start) does.
     ///
     /// # Panics
     ///
-    /// If `PostgreSQL` is not installed or does not come up.
+    /// If `PostgreSQL` is not installed or does not start.
     #[track_caller]
     pub fn start_or_panic() -> Self {
         Self::start().unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// Starts one with further arguments, such as `["-c", "fsync=off"]` where nothing is killed.
+    /// Starts a server with further arguments, such as `["-c", "fsync=off"]` in tests without crashes.
     ///
     /// # Errors
     ///
-    /// If `PostgreSQL` is not installed or does not come up.
+    /// If `PostgreSQL` is not installed or does not start.
     pub fn with_args(args: &[&str]) -> Result<Self, StartError> {
         Self::from_binaries(&Binaries::installed(), args)
     }
 
-    /// Starts one from programs in other places, with further arguments.
+    /// Starts a server from programs in these directories, with further arguments.
     ///
     /// # Errors
     ///
-    /// If `initdb` or `postgres` is not there, or it does not come up.
+    /// If `initdb` or `postgres` is missing, or the server does not start.
     pub fn from_binaries(binaries: &Binaries, args: &[&str]) -> Result<Self, StartError> {
         let program = binaries.find("postgres", "postgresql")?;
-        let maker = binaries.find("initdb", "postgresql")?;
+        let setup = binaries.find("initdb", "postgresql")?;
         let args: Vec<String> = args.iter().map(ToString::to_string).collect();
-        let recipe = Postgres { program, maker, args: args.clone(), user: user()?, primary: None };
+        let recipe = Postgres { program, setup, args: args.clone(), user: user()?, primary: None };
         Ok(Self { server: Server::launch(recipe)?, args })
     }
 
-    /// Starts a standby of this one, which follows it, with the same arguments.
+    /// Starts a streaming standby of this server, with the same arguments.
     ///
     /// # Errors
     ///
-    /// If it cannot be copied, or does not come up.
+    /// If the base backup fails or the standby does not start.
     pub fn standby(&self) -> Result<Self, StartError> {
         let binaries = Binaries::installed();
         let program = binaries.find("postgres", "postgresql")?;
-        let maker = binaries.find("pg_basebackup", "postgresql")?;
+        let setup = binaries.find("pg_basebackup", "postgresql")?;
         let (args, user, primary) = (self.args.clone(), user()?, Some(self.port()));
-        let server = Server::launch(Postgres { program, maker, args, user, primary })?;
+        let server = Server::launch(Postgres { program, setup, args, user, primary })?;
         Ok(Self { server, args: self.args.clone() })
     }
 }
@@ -100,12 +100,12 @@ impl DerefMut for PostgresServer {
 
 struct Postgres {
     program: PathBuf,
-    /// What makes its directory: `initdb`, or `pg_basebackup` for a standby.
-    maker: PathBuf,
+    /// The program that creates the data directory: `initdb`, or `pg_basebackup` for a standby.
+    setup: PathBuf,
     args: Vec<String>,
-    /// Whom to run as, if not as the user of the test.
+    /// The user to run as, if not the user of the test.
     user: Option<User>,
-    /// The port of the server that it follows, if it is a standby.
+    /// The port of the primary, if it is a standby.
     primary: Option<u16>,
 }
 
@@ -115,7 +115,7 @@ pub(super) struct User {
     gid: u32,
 }
 
-/// A command that is run as another user, if there is one.
+/// Returns a command that runs as `user`, if there is one.
 pub(super) fn run_as(user: Option<User>, program: &Path) -> Command {
     let mut command = Command::new(program);
     if let Some(user) = user {
@@ -124,11 +124,11 @@ pub(super) fn run_as(user: Option<User>, program: &Path) -> Command {
     command
 }
 
-/// Gives a directory to the user that a server runs as.
-pub(super) fn give(dir: &Path, user: Option<User>) -> Result<(), StartError> {
+/// Makes the user that a server runs as the owner of a directory.
+pub(super) fn change_owner(dir: &Path, user: Option<User>) -> Result<(), StartError> {
     let Some(user) = user else { return Ok(()) };
     chown(dir, Some(user.uid), Some(user.gid))
-        .map_err(|e| StartError(format!("postgres: cannot give away its directory: {e}")))
+        .map_err(|e| StartError(format!("postgres: cannot change the owner of its directory: {e}")))
 }
 
 impl Recipe for Postgres {
@@ -141,32 +141,32 @@ impl Recipe for Postgres {
     }
 
     fn prepare(&self, dir: &Path) -> Result<(), StartError> {
-        give(dir, self.user)?;
-        let mut maker = run_as(self.user, &self.maker);
-        maker.arg("-D").arg(data(dir)).current_dir(dir).stdin(Stdio::null());
-        // Nobody needs this directory after a power cut.
-        maker.arg("--no-sync");
+        change_owner(dir, self.user)?;
+        let mut setup = run_as(self.user, &self.setup);
+        setup.arg("-D").arg(data(dir)).current_dir(dir).stdin(Stdio::null());
+        // The directory need not survive a power failure.
+        setup.arg("--no-sync");
         if let Some(port) = self.primary {
-            maker.args(["-h", "127.0.0.1", "-U", "postgres", "-R", "-X", "stream", "-c", "fast"]);
-            maker.args(["-p", &port.to_string()]);
+            setup.args(["-h", "127.0.0.1", "-U", "postgres", "-R", "-X", "stream", "-c", "fast"]);
+            setup.args(["-p", &port.to_string()]);
         } else {
-            maker.args(["-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C"]);
+            setup.args(["-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C"]);
         }
-        let (name, log) = (self.maker.display(), dir.join("maker.log"));
+        let (name, log) = (self.setup.display(), dir.join("setup.log"));
         let cannot = |e: io::Error| StartError(format!("{name}: cannot be run: {e}"));
         let errors = fs::File::create(&log).map_err(cannot)?;
-        let mut maker = maker.stdout(Stdio::null()).stderr(errors).spawn().map_err(cannot)?;
+        let mut setup = setup.stdout(Stdio::null()).stderr(errors).spawn().map_err(cannot)?;
         let start = Instant::now();
-        // It is not waited for without end: a copy of a server that hangs never ends.
+        // With a timeout: a base backup of a server that hangs never ends.
         let status = loop {
-            match maker.try_wait().map_err(cannot)? {
+            match setup.try_wait().map_err(cannot)? {
                 Some(status) if status.success() => return Ok(()),
                 Some(status) => break status.to_string(),
-                None if start.elapsed() < MAKING => sleep(POLL_INTERVAL),
+                None if start.elapsed() < SETUP_TIMEOUT => sleep(POLL_INTERVAL),
                 None => {
-                    let _ = maker.kill();
-                    let _ = maker.wait();
-                    break format!("not done within {MAKING:?}");
+                    let _ = setup.kill();
+                    let _ = setup.wait();
+                    break format!("not done within {SETUP_TIMEOUT:?}");
                 }
             }
         };
@@ -183,23 +183,23 @@ impl Recipe for Postgres {
         command
     }
 
-    fn ask(&self, mut stream: TcpStream, pid: Pid, dir: &Path) -> io::Result<bool> {
+    fn probe(&self, mut stream: TcpStream, pid: Pid, dir: &Path) -> io::Result<bool> {
         let admitted = sends_authentication_request(&mut stream)?;
         let state = fs::read_to_string(data(dir).join("postmaster.pid"))?;
         let own = state.lines().next() == Some(&pid.as_raw_pid().to_string());
-        // The status line is what tells that it has bound its port: the file is there before that.
+        // The file exists before the server has bound its port. The status line says "ready" after that.
         let ready = state.lines().nth(7).is_some_and(|line| line.trim_end() == "ready");
         Ok(admitted && own && ready)
     }
 
     fn shutdown_signal(&self) -> Signal {
-        // "Immediate": like a crash, except that it ends its children and frees its shared memory.
+        // The "immediate" shutdown: like a crash, except that it ends its children and frees its shared memory.
         Signal::QUIT
     }
 
     fn clean_up(&self, dir: &Path) {
-        // A killed server leaves a System V segment behind, of which the machine has few thousand. Its
-        // id is the second number on line 7. Without `ipcrm` it stays, which does no harm for long.
+        // A killed server leaves a System V segment behind, and the machine has only a few thousand. The
+        // second number on line 7 of the file is its id. Without `ipcrm` the segment stays.
         let state = fs::read_to_string(data(dir).join("postmaster.pid")).unwrap_or_default();
         if let Some(id) = state.lines().nth(6).and_then(|line| line.split_whitespace().nth(1)) {
             let mut ipcrm = Command::new("ipcrm");
@@ -208,8 +208,8 @@ impl Recipe for Postgres {
     }
 }
 
-/// Sends a startup message and returns whether the server starts to authenticate: a server that starts up or recovers sends an
-/// error instead.
+/// Sends a startup message and returns whether the server sends an authentication request. A server that is starting up
+/// or recovering sends an error instead.
 pub(super) fn sends_authentication_request(stream: &mut TcpStream) -> io::Result<bool> {
     let mut startup = Vec::from(196_608_u32.to_be_bytes()); // Version 3.0 of the protocol.
     startup.extend(b"user\0postgres\0database\0postgres\0\0");
@@ -225,12 +225,12 @@ fn data(dir: &Path) -> PathBuf {
     dir.join("data")
 }
 
-/// Whom to run a server as, if not as the user of the test.
+/// Returns the user to run a server as, if not the user of the test.
 pub(super) fn user() -> Result<Option<User>, StartError> {
     if geteuid().is_root() { unprivileged_user().map(Some) } else { Ok(None) }
 }
 
-/// Whom root runs `PostgreSQL` as, since it refuses to run as root.
+/// Returns the user that root runs `PostgreSQL` as, since it refuses to run as root.
 fn unprivileged_user() -> Result<User, StartError> {
     let passwd = fs::read_to_string("/etc/passwd").unwrap_or_default();
     let find = |name: &str| {
@@ -239,6 +239,6 @@ fn unprivileged_user() -> Result<User, StartError> {
         Some(User { uid: user.get(2)?.parse().ok()?, gid: user.get(3)?.parse().ok()? })
     };
     find("postgres").or_else(|| find("nobody")).ok_or_else(|| {
-        StartError("postgres: will not run as root, and there is no user postgres or nobody".into())
+        StartError("postgres: refuses to run as root: create a user named postgres".into())
     })
 }

@@ -1,4 +1,4 @@
-//! Redis: one server. Several that belong together are in the files beneath.
+//! Redis: one server. Submodules have groups of servers.
 
 mod cluster;
 mod redlock;
@@ -27,7 +27,7 @@ use super::{
 };
 use resp::Client;
 
-/// A Redis server without persistence by default. Its common methods are those of [`Server`].
+/// A Redis server, by default without persistence. Its common methods are those of [`Server`].
 ///
 /// ```
 /// use lockkeeper_testkit::server::RedisServer;
@@ -42,26 +42,26 @@ pub struct RedisServer {
 }
 
 impl RedisServer {
-    /// Starts one and waits until it answers.
+    /// Starts a server and waits until it replies.
     ///
     /// # Errors
     ///
-    /// If `redis-server` is not installed or does not come up.
+    /// If `redis-server` is not installed or does not start.
     pub fn start() -> Result<Self, StartError> {
         Self::builder().start()
     }
 
-    /// Starts one, and fails the test if that fails.
+    /// Starts a server as [`start`](Self::start) does.
     ///
     /// # Panics
     ///
-    /// If `redis-server` is not installed or does not come up.
+    /// If `redis-server` is not installed or does not start.
     #[track_caller]
     pub fn start_or_panic() -> Self {
         Self::builder().start_or_panic()
     }
 
-    /// One that is not started yet, to be set up otherwise.
+    /// Returns a builder for a server with other settings.
     pub fn builder() -> RedisBuilder {
         RedisBuilder {
             args: Vec::new(),
@@ -73,41 +73,41 @@ impl RedisServer {
         }
     }
 
-    /// Starts one with further arguments, such as `["--maxmemory", "10mb"]`. Passwords are for the
-    /// [`builder`](Self::builder), which then uses them too.
+    /// Starts a server with further arguments, such as `["--maxmemory", "10mb"]`. Set passwords with the
+    /// [`builder`](Self::builder), which also logs in with them.
     ///
     /// # Errors
     ///
-    /// If `redis-server` is not installed or does not come up.
+    /// If `redis-server` is not installed or does not start.
     pub fn with_args(args: &[&str]) -> Result<Self, StartError> {
         Self::from_binaries(&Binaries::installed(), args)
     }
 
-    /// Starts one from programs in other places, with further arguments.
+    /// Starts a server from a program in these directories, with further arguments.
     ///
     /// # Errors
     ///
-    /// If `redis-server` is not there or does not come up.
+    /// If `redis-server` is missing or does not start.
     pub fn from_binaries(binaries: &Binaries, args: &[&str]) -> Result<Self, StartError> {
         Self::builder().args(args).start_from(binaries)
     }
 
-    /// Runs a command on a connection of its own, logged in, and returns the answer as text: an
-    /// array is its elements, one to a line, and nothing is `(nil)`.
+    /// Runs a command on a new connection, logged in, and returns the reply as text. The text of an array is its elements,
+    /// one per line; that of a null is `(nil)`.
     ///
     /// # Panics
     ///
-    /// If the server answers with an error, or not at all.
+    /// If the server replies with an error or does not reply.
     #[track_caller]
     pub fn command(&self, args: &[&str]) -> String {
         self.try_command(args).unwrap_or_else(|error| panic!("{self:?}: {args:?}: {error}"))
     }
 
-    /// Runs a command as [`command`](Self::command) does, for where it may fail.
+    /// Runs a command as [`command`](Self::command) does.
     ///
     /// # Errors
     ///
-    /// The server's own, as it words it (`WRONGTYPE …`), or that of the connection.
+    /// The server's error in its own words (`WRONGTYPE …`), or an error of the connection.
     pub fn try_command(&self, args: &[&str]) -> io::Result<String> {
         let stream = TcpStream::connect_timeout(&self.addr(), START_TIMEOUT)?;
         stream.set_read_timeout(Some(START_TIMEOUT))?;
@@ -117,37 +117,39 @@ impl RedisServer {
         client.call(args)
     }
 
-    /// Runs a command that is part of a start.
-    fn ask_for(&self, command: &[&str]) -> Result<String, StartError> {
+    /// Runs a command that is part of the start of a group.
+    fn start_command(&self, command: &[&str]) -> Result<String, StartError> {
         let failed =
             |e| StartError(format!("redis-server: {command:?} on port {}: {e}", self.port()));
         self.try_command(command).map_err(failed)
     }
 
-    /// The certificate, as PEM, of the authority that vouches for a server with [`tls`](RedisBuilder::tls).
+    /// Returns the path of the CA certificate (PEM) of a server with [`tls`](RedisBuilder::tls).
     pub fn ca_file(&self) -> PathBuf {
         self.dir().join(tls::CA)
     }
 
-    /// The port of its mode.
+    /// Returns the port of the cluster bus or of TLS.
     fn second_port(&self) -> u16 {
         self.server.ports.second
     }
 
-    /// Waits until the server's answer to a command contains this line.
+    /// Waits until the server's reply to a command contains this line.
     fn wait_for(&self, command: &[&str], line: &str) -> Result<(), StartError> {
         let start = Instant::now();
-        let mut answer = String::new();
+        let mut reply = String::new();
         while start.elapsed() < START_TIMEOUT {
-            answer = self.try_command(command).unwrap_or_else(|error| error.to_string());
-            if answer.lines().any(|got| got == line) {
+            reply = self.try_command(command).unwrap_or_else(|error| error.to_string());
+            if reply.lines().any(|got| got == line) {
                 return Ok(());
             }
             sleep(POLL_INTERVAL);
         }
-        let answer: Vec<&str> = answer.lines().collect();
-        let (port, answer) = (self.port(), answer.join(" | "));
-        Err(StartError(format!("redis-server: no {line:?} on port {port}, but: {answer}")))
+        let reply: Vec<&str> = reply.lines().collect();
+        let (port, reply) = (self.port(), reply.join(" | "));
+        Err(StartError(format!(
+            "redis-server: no {line:?} on port {port} within {START_TIMEOUT:?}, but: {reply}"
+        )))
     }
 }
 
@@ -171,7 +173,7 @@ impl fmt::Debug for RedisServer {
     }
 }
 
-/// How to start a [`RedisServer`]: from [`RedisServer::builder`].
+/// A builder for a [`RedisServer`], from [`RedisServer::builder`].
 #[must_use]
 pub struct RedisBuilder {
     args: Vec<String>,
@@ -182,7 +184,7 @@ pub struct RedisBuilder {
     clock: Option<ServerClock>,
 }
 
-/// Which server to start.
+/// The server program to start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum RedisMake {
     /// The `redis-server` of the system.
@@ -190,12 +192,14 @@ pub enum RedisMake {
     Installed,
     /// Redis 6.2, from `./check servers`.
     Redis62,
+    /// Redis 8.2, from `./check servers`.
+    Redis82,
     /// Valkey, from `./check servers`.
     Valkey,
 }
 
 impl RedisBuilder {
-    /// Chooses the server.
+    /// Sets the server program.
     pub fn make(mut self, make: RedisMake) -> Self {
         self.make = make;
         self
@@ -212,42 +216,41 @@ impl RedisBuilder {
         self
     }
 
-    /// Demands a password, which must be letters and digits. It is part of the server's url.
+    /// Requires a password, which must be letters and digits. The server's URL contains it.
     pub fn password(mut self, password: &str) -> Self {
         self.login = Some(Login { user: None, password: password.to_owned() });
         self.args(&["--requirepass", password])
     }
 
-    /// Demands this user's name and password, which must be letters and digits: the default user is
-    /// off, and this one may do everything. They are part of the server's url.
+    /// Requires a user name and a password, which must be letters and digits. The user has all permissions, and the
+    /// default user is off. The server's URL contains both.
     pub fn user(mut self, user: &str, password: &str) -> Self {
         self.login = Some(Login { user: Some(user.to_owned()), password: password.to_owned() });
         let rule = format!(">{password}");
         self.args(&["--user", user, "on", &rule, "~*", "&*", "+@all", "--user", "default", "off"])
     }
 
-    /// Has it write every change to disk before it answers, so that a restart keeps its data.
+    /// Makes the server flush every change to disk before it replies, so that a restart keeps its data.
     pub fn persistent(self) -> Self {
         self.args(&["--appendonly", "yes", "--appendfsync", "always"])
     }
 
-    /// Enables TLS, with a new certificate for `localhost` and 127.0.0.1, on a second port: the
-    /// url is `rediss://localhost:PORT/`. Clients need no certificate.
+    /// Enables TLS on a second port, with a new certificate for `localhost` and 127.0.0.1. The
+    /// URL is `rediss://localhost:PORT/`. Clients need no certificate.
     ///
-    /// [`addr`](Server::addr) and [`port`](Server::port) are still those without TLS, which
-    /// [`command`](RedisServer::command) uses.
+    /// [`addr`](Server::addr), [`port`](Server::port) and [`command`](RedisServer::command) still use the port without TLS.
     pub fn tls(mut self) -> Self {
         self.mode = Mode::Tls;
         self
     }
 
-    /// Gives it a wall clock of its own.
+    /// Runs the server on this wall clock.
     pub fn clock(mut self, clock: &ServerClock) -> Self {
         self.clock = Some(clock.clone());
         self
     }
 
-    /// Makes it a replica of another. It is started when it has all that the other has.
+    /// Makes the server a replica. The start waits until it is in sync with its master.
     pub fn replica_of(mut self, other: &RedisServer) -> Self {
         self.replica = true;
         if let Some(login) = &other.login {
@@ -259,20 +262,20 @@ impl RedisBuilder {
         self.args(&["--replicaof", "127.0.0.1", &other.port().to_string()])
     }
 
-    /// Starts it and waits until it answers.
+    /// Starts the server and waits until it replies.
     ///
     /// # Errors
     ///
-    /// If `redis-server` is not installed or does not come up.
+    /// If its program is not installed or does not start.
     pub fn start(self) -> Result<RedisServer, StartError> {
         self.start_from(&Binaries::installed())
     }
 
-    /// Starts it, and fails the test if that fails.
+    /// Starts the server as [`start`](Self::start) does.
     ///
     /// # Panics
     ///
-    /// If `redis-server` is not installed or does not come up.
+    /// If its program is not installed or does not start.
     #[track_caller]
     pub fn start_or_panic(self) -> RedisServer {
         self.start().unwrap_or_else(|error| panic!("{error}"))
@@ -283,6 +286,7 @@ impl RedisBuilder {
         let program = match make {
             RedisMake::Installed => binaries.find("redis-server", "redis-server")?,
             RedisMake::Redis62 => Binaries::downloaded("redis-6.2", "redis-server")?,
+            RedisMake::Redis82 => Binaries::downloaded("redis-8.2", "redis-server")?,
             RedisMake::Valkey => Binaries::downloaded("valkey", "valkey-server")?,
         };
         let recipe = Redis { program, args, login: login.clone(), make, mode, clock };
@@ -302,7 +306,7 @@ impl fmt::Debug for RedisBuilder {
     }
 }
 
-/// Starts them all at once.
+/// Starts all servers concurrently.
 fn in_parallel(builders: Vec<RedisBuilder>) -> Result<Vec<RedisServer>, StartError> {
     thread::scope(|scope| {
         let starts = builders.into_iter().map(|builder| scope.spawn(|| builder.start()));
@@ -311,13 +315,13 @@ fn in_parallel(builders: Vec<RedisBuilder>) -> Result<Vec<RedisServer>, StartErr
     })
 }
 
-/// Their addresses, with commas between.
+/// Returns the addresses of the servers, joined by commas.
 fn addresses(servers: &[RedisServer]) -> String {
     let addresses: Vec<_> = servers.iter().map(|server| server.addr().to_string()).collect();
     addresses.join(",")
 }
 
-/// As whom to talk to a server.
+/// The credentials for a server.
 #[derive(Clone)]
 struct Login {
     user: Option<String>,
@@ -333,20 +337,20 @@ impl Login {
     }
 }
 
-/// What kind of server it is.
+/// The mode of a server.
 enum Mode {
     Single,
-    /// One whose second port is for TLS.
+    /// The second port is for TLS.
     Tls,
-    /// A node of a cluster, whose second port is for the other nodes.
+    /// A node of a cluster. The second port is the cluster bus.
     Cluster,
-    /// A sentinel. It also writes down in this file what it learns.
+    /// A sentinel. It rewrites its configuration file at run time.
     Sentinel {
         config: String,
     },
 }
 
-/// The name of its file.
+/// The name of a sentinel's configuration file.
 const SENTINEL_CONF: &str = "sentinel.conf";
 
 struct Redis {
@@ -387,7 +391,7 @@ impl Recipe for Redis {
         let mut command = Command::new(&self.program);
         command.envs(self.clock.iter().flat_map(ServerClock::environment));
         if let Mode::Sentinel { .. } = self.mode {
-            // The name of a file comes before everything else.
+            // The configuration file must be the first argument.
             command.arg(dir.join(SENTINEL_CONF)).arg("--sentinel");
         }
         let port = ports.main.to_string();
@@ -404,25 +408,25 @@ impl Recipe for Redis {
             Mode::Cluster => {
                 let bus = ports.second.to_string();
                 command.args(["--cluster-enabled", "yes", "--cluster-port", &bus]);
-                // Longer than a busy machine keeps a node from answering the others.
+                // Long enough that a busy machine does not make a node look dead.
                 command.args(["--cluster-node-timeout", "10000"]);
             }
         }
         command.args(["--save", "", "--appendonly", "no"]);
-        // A replica need not wait for others that might come.
+        // By default the master waits for further replicas before it starts to sync.
         command.args(["--repl-diskless-sync-delay", "0"]);
         if self.make != RedisMake::Redis62 {
-            // For `DEBUG SLEEP`, which older servers always allow.
+            // For `DEBUG SLEEP`. Servers before 7.0 always allow it and do not know the option.
             command.args(["--enable-debug-command", "yes"]);
         }
         command.args(&self.args);
         command
     }
 
-    fn ask(&self, stream: TcpStream, pid: Pid, _: &Path) -> io::Result<bool> {
+    fn probe(&self, stream: TcpStream, pid: Pid, _: &Path) -> io::Result<bool> {
         let mut client = Client::new(stream);
         Login::log_in(self.login.as_ref(), &mut client)?;
-        // While it loads its data, this is an error.
+        // An error while the server loads its data.
         client.call(&["PING"])?;
         let info = client.call(&["INFO", "server"])?;
         let own = format!("process_id:{}", pid.as_raw_pid());
@@ -430,7 +434,7 @@ impl Recipe for Redis {
     }
 
     fn shutdown_signal(&self) -> Signal {
-        // It has nothing to save or to tidy up.
+        // Nothing to save or to clean up.
         Signal::KILL
     }
 

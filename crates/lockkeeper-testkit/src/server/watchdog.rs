@@ -1,4 +1,4 @@
-//! A watchdog that ends a server if its test process died without doing so.
+//! A watchdog that terminates a server if its test process dies first.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -12,11 +12,11 @@ kill -\"$2\" \"$1\"; kill -CONT \"$1\"
 for _ in 1 2 3 4 5 6 7 8 9 10; do kill -0 \"$1\" || break; sleep 1; done
 kill -KILL \"$1\"; rm -rf \"$3\"";
 
-/// Ends a process after the death of this one. Dropping it cancels that.
+/// Terminates a process after the death of this one. Dropping it cancels that.
 pub(super) struct Watchdog(Option<Child>);
 
 impl Watchdog {
-    /// Starts a watchdog for a child process. Without a shell there is none.
+    /// Starts a watchdog for a child process. Does nothing if there is no shell.
     pub(super) fn start(pid: Pid, signal: Signal, dir: &Path) -> Self {
         let mut shell = Command::new("sh");
         shell.args(["-c", SCRIPT, "lockkeeper-watchdog"]);

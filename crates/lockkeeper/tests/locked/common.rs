@@ -1,11 +1,11 @@
-//! What these tests share.
+//! Helpers for these tests.
 
 use std::time::Duration;
 
 use lockkeeper::{Error, ErrorKind, Keeper, Memory};
 use lockkeeper_testkit::{Faults, Faulty};
 
-/// An error of an application's own.
+/// An application's error type.
 #[derive(Debug)]
 pub(crate) enum AppError {
     Locking(Error),
@@ -19,7 +19,7 @@ impl From<Error> for AppError {
 }
 
 impl AppError {
-    /// What kind of error of ours it is.
+    /// Returns the kind of a locking error.
     pub(crate) fn kind(&self) -> Option<ErrorKind> {
         match self {
             Self::Locking(error) => Some(error.kind()),
@@ -28,7 +28,7 @@ impl AppError {
     }
 }
 
-/// A keeper, and one on the same store with the faults that are set.
+/// Returns a healthy keeper, and one on the same store with fault injection.
 pub(crate) fn faulty() -> (Keeper, Keeper, Faults) {
     let memory = Memory::new();
     let (store, faults) = Faulty::new(memory.clone());
@@ -39,17 +39,17 @@ pub(crate) fn keeper() -> Keeper {
     bounded(Keeper::new(Memory::new()))
 }
 
-/// Whoever would wait for ever, does so for half a minute.
+/// Limits waits, so that a test fails instead of hanging.
 fn bounded(keeper: Keeper) -> Keeper {
     keeper.max_wait(Duration::from_secs(30))
 }
 
-/// Whether nobody holds a lock or waits for it.
+/// Whether a lock has neither a holder nor a waiter.
 pub(crate) async fn is_free(keeper: &Keeper, name: &str) -> bool {
     keeper.mutex(name).try_lock().await.unwrap().is_some()
 }
 
-/// The names that are held.
+/// Returns the names of held locks.
 pub(crate) async fn held(keeper: &Keeper) -> Vec<String> {
     let locks = keeper.inspect().unwrap().list("").await.unwrap();
     locks.iter().filter(|lock| !lock.holders.is_empty()).map(|lock| lock.name.to_string()).collect()

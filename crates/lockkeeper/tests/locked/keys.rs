@@ -1,4 +1,4 @@
-//! Two calls exclude each other if, and only if, their keys are rendered alike.
+//! Two calls exclude each other if and only if their rendered keys are equal.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ struct Item {
     number: i16,
 }
 
-/// Holds its lock while the other is tried.
+/// Holds its lock while `other` runs.
 #[locked(key = "{prefix}:{item.shop}/{item.number}", keeper = "keeper", wait = "0s")]
 async fn hold(
     keeper: &Keeper,
@@ -29,7 +29,7 @@ async fn try_it(keeper: &Keeper, prefix: &str, item: &Item) -> Result<()> {
     Ok(())
 }
 
-/// Few characters, the separators among them, so that different arguments meet in one key.
+/// Few characters, including the separators, so that different arguments often render to the same key.
 fn text() -> impl Strategy<Value = String> {
     proptest::string::string_regex("[a:/0-1{}é]{0,3}").unwrap()
 }
@@ -42,9 +42,9 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..Default::default() })]
 
     #[test]
-    fn two_calls_exclude_each_other_exactly_if_their_keys_are_the_same(
+    fn two_calls_exclude_each_other_if_and_only_if_their_keys_are_equal(
         (one, other) in (arguments(), arguments()).prop_flat_map(|(one, other)| {
-            // As often as not the same, or with the separator elsewhere.
+            // Often equal, or with the separator in another place.
             let (prefix, item) = &one;
             let moved = (format!("{prefix}:{}", item.shop), item.clone());
             let same = (prefix.clone(), item.clone());
@@ -52,18 +52,18 @@ proptest! {
         }),
     ) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let alike = key(&one) == key(&other);
+        let equal = key(&one) == key(&other);
         let tried = runtime.block_on(async {
-            // A wait that is not needed must not add up over all cases.
+            // Unexpected waits must not add up over all cases.
             let keeper = keeper().max_wait(Duration::from_millis(100));
             let again = async || try_it(&keeper, &other.0, &other.1).await;
             hold(&keeper, &one.0, &one.1, again).await
         });
         match tried.unwrap() {
-            Ok(()) => prop_assert!(!alike, "both held {:?}", key(&one)),
+            Ok(()) => prop_assert!(!equal, "both held {:?}", key(&one)),
             Err(error) => {
                 prop_assert_eq!(error.kind(), ErrorKind::TimedOut);
-                prop_assert!(alike, "{:?} excluded {:?}", key(&one), key(&other));
+                prop_assert!(equal, "{:?} excluded {:?}", key(&one), key(&other));
             }
         }
     }

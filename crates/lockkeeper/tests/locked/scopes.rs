@@ -17,12 +17,12 @@ async fn debit(keeper: &Keeper, account: u32) -> Result<Option<Fence>> {
 #[locked(key = "account:{account}", keeper = "keeper", wait = "0s", reentrant)]
 async fn transfer(keeper: &Keeper, account: u32) -> Result<[Option<Fence>; 2]> {
     let first = debit(keeper, account).await?;
-    assert_eq!(held(keeper).await.len(), 1, "the inner one gives nothing back");
+    assert_eq!(held(keeper).await.len(), 1, "the inner call releases nothing");
     Ok([first, debit(keeper, account).await?])
 }
 
 #[tokio::test]
-async fn within_a_scope_a_nested_one_counts_up_and_the_outermost_gives_back() {
+async fn in_a_scope_nested_calls_share_the_hold_and_the_outermost_releases_it() {
     let keeper = keeper();
     let [first, second] = scope(transfer(&keeper, 1)).await.unwrap();
     assert!(first.is_some());
@@ -42,7 +42,7 @@ async fn plain(keeper: &Keeper, account: u32) -> Result<Option<Fence>> {
 }
 
 #[tokio::test]
-async fn one_that_is_not_re_entrant_excludes_those_that_are() {
+async fn a_plain_function_excludes_re_entrant_ones() {
     let keeper = keeper();
     let error = scope(plain(&keeper, 1)).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut);
@@ -54,7 +54,7 @@ async fn one_that_is_not_re_entrant_excludes_those_that_are() {
 }
 
 #[tokio::test]
-async fn a_scoped_guard_and_a_re_entrant_function_know_of_each_other() {
+async fn a_re_entrant_function_shares_the_hold_of_a_scoped_guard() {
     let keeper = keeper();
     scope(async {
         let guard = keeper.lock_scoped("account:1").await.unwrap();
@@ -68,7 +68,7 @@ async fn a_scoped_guard_and_a_re_entrant_function_know_of_each_other() {
 
 #[locked(key = "side", keeper = "keeper", reentrant)]
 async fn side_by_side(keeper: &Keeper, inside: &AtomicUsize) -> Result<()> {
-    assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two are inside");
+    assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two holders at a time");
     again(keeper).await?;
     tokio::task::yield_now().await;
     inside.fetch_sub(1, Ordering::SeqCst);
@@ -100,7 +100,7 @@ async fn branches_of_one_scope_exclude_each_other() {
 }
 
 #[tokio::test]
-async fn what_was_locked_before_the_branches_parted_is_held_for_all_of_them() {
+async fn branches_share_a_lock_acquired_before_they_start() {
     let keeper = keeper();
     scope(async {
         let guard = keeper.lock_scoped("side").await.unwrap();
@@ -131,7 +131,7 @@ async fn one_permit(keeper: &Keeper, depth: u32) -> Result<()> {
 }
 
 #[tokio::test]
-async fn reading_inside_of_writing_is_fine_and_writing_inside_of_reading_is_refused() {
+async fn a_nested_read_in_a_write_is_granted_and_a_nested_write_in_a_read_is_rejected() {
     let keeper = keeper();
     scope(write(&keeper, true)).await.unwrap();
     let error = scope(read(&keeper, true)).await.unwrap_err();
@@ -142,9 +142,8 @@ async fn reading_inside_of_writing_is_fine_and_writing_inside_of_reading_is_refu
     assert_eq!(keeper.semaphore("m", 1).available().await.unwrap(), 1);
 }
 
-/// Another who waits to write must not come between a reader and its inner reader.
 #[tokio::test]
-async fn a_writer_that_waits_does_not_stop_a_nested_reader() {
+async fn a_waiting_writer_does_not_block_a_nested_reader() {
     let keeper = keeper();
     let writer = keeper.rw_lock("m");
     scope(async {
@@ -152,7 +151,7 @@ async fn a_writer_that_waits_does_not_stop_a_nested_reader() {
             let mut waiting = Box::pin(writer.write());
             tokio::select! {
                 biased;
-                _ = &mut waiting => panic!("it is read"),
+                _ = &mut waiting => panic!("the writer entered beside a reader"),
                 read = soon("the inner reader", read(&keeper, false)) => read.unwrap(),
             }
         };
@@ -183,7 +182,7 @@ async fn mixed(keeper: &Keeper, account: u32) -> Result<u32> {
 }
 
 #[tokio::test]
-async fn functions_that_are_not_async_are_in_the_scope_of_those_that_call_them() {
+async fn blocking_functions_share_the_scope_of_their_async_callers() {
     let keeper = keeper();
     assert_eq!(scope(mixed(&keeper, 5)).await.unwrap(), 5);
     assert_eq!(lockkeeper::blocking::scope(|| debit_blocking(&keeper, 0)).unwrap(), 0);
@@ -197,7 +196,7 @@ async fn of_two(keeper: &Keeper) -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_semaphore_of_another_size_is_refused_inside() {
+async fn a_nested_semaphore_of_another_size_is_rejected() {
     let error = scope(of_two(&keeper())).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidOption, "{error}");
 }

@@ -1,4 +1,4 @@
-//! Functions of every shape, and the options.
+//! Signatures that `#[locked]` accepts, and its options.
 
 use std::fmt::{Debug, Display};
 use std::sync::Arc;
@@ -29,7 +29,7 @@ impl Shop {
         Ok(held(&self.keeper).await)
     }
 
-    /// Documented, and with another attribute.
+    /// Has a doc comment and another attribute.
     #[locked(key = "{self.name}/{cents}", keeper = "&self.keeper")]
     #[inline]
     pub(crate) async fn by_mutable_reference(&mut self, cents: u64) -> Result<u64, AppError> {
@@ -66,7 +66,7 @@ impl Shop {
 }
 
 #[tokio::test]
-async fn methods_take_their_receiver_in_every_way() {
+async fn methods_may_have_any_receiver() {
     let mut shop = shop();
     let order = Order { id: 7, lines: (0, "") };
     assert_eq!(shop.by_reference(&order).await.unwrap(), ["north/7"]);
@@ -102,7 +102,7 @@ struct Lines {
 }
 
 #[tokio::test]
-async fn arguments_in_patterns_and_of_any_type_make_the_key() {
+async fn keys_use_arguments_from_patterns_and_of_any_type() {
     let order = Order { id: 4, lines: (0, "") };
     assert_eq!(order.lines, (0, ""));
     let lines = Lines { lines: 9 };
@@ -130,7 +130,7 @@ async fn a_generic_function_keeps_its_bounds_and_lifetimes() {
     assert_eq!(generic(&keeper, 5_u8, []).await.unwrap().0, 5);
 }
 
-/// The argument is called as the macro's own variables could be.
+/// The arguments have names that the generated code might use.
 #[locked(key = "{keeper}/{wanted}/{returned}", keeper = "store")]
 async fn odd_names(store: Keeper, keeper: u8, wanted: u8, returned: u8) -> Result<Vec<String>> {
     let _ = (keeper, wanted, returned);
@@ -166,7 +166,7 @@ fn returns_an_iterator_blocking(
 }
 
 #[tokio::test]
-async fn a_result_may_hold_what_has_no_name() {
+async fn a_result_may_contain_an_unnameable_type() {
     assert_eq!(returns_an_iterator(&keeper()).await.unwrap().sum::<u8>(), 3);
     assert_eq!(returns_an_iterator_blocking(&keeper()).unwrap().sum::<u8>(), 3);
 }
@@ -219,7 +219,7 @@ async fn one_of_two(keeper: &Keeper) -> Result<u32> {
 }
 
 #[tokio::test]
-async fn the_mode_and_the_permits_are_as_asked_for() {
+async fn mode_and_permits_are_those_of_the_attribute() {
     let keeper = keeper();
     read(&keeper).await.unwrap();
     write(&keeper).await.unwrap();
@@ -240,7 +240,7 @@ async fn remaining(keeper: &Keeper) -> Result<Option<Duration>> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_ttl_and_the_wait_are_as_asked_for() {
+async fn ttl_and_wait_are_those_of_the_attribute() {
     let keeper = keeper();
     let left = remaining(&keeper).await.unwrap().unwrap();
     assert!(left > Duration::from_secs(80) && left <= Duration::from_secs(90), "{left:?}");
@@ -255,7 +255,7 @@ async fn the_ttl_and_the_wait_are_as_asked_for() {
     drop(guard);
     assert!(
         waiting.await.unwrap().unwrap().is_some(),
-        "it waits, whatever the keeper's own default"
+        "the attribute takes precedence over the keeper's max_wait"
     );
 }
 
@@ -271,11 +271,10 @@ macro_rules! made {
 made!(made, x);
 
 #[tokio::test]
-async fn a_function_that_a_macro_makes_is_locked() {
+async fn a_function_generated_by_a_macro_is_locked() {
     assert_eq!(made(&keeper(), 3).await.unwrap(), ["made:3"]);
 }
 
-/// A key that cannot be a name is an error of the call, like any other.
 #[locked(key = "{name}", keeper = "keeper")]
 async fn any_name(keeper: &Keeper, name: &str) -> Result<()> {
     let _ = name;
@@ -283,7 +282,7 @@ async fn any_name(keeper: &Keeper, name: &str) -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_rendered_key_that_is_no_name_is_an_error() {
+async fn a_rendered_key_that_is_not_a_valid_name_is_an_error() {
     for name in ["", "a\0b", &"x".repeat(1025)] {
         let error = any_name(&keeper(), name).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidName, "{name:?}");
@@ -296,7 +295,7 @@ fn is_send<T: Send>(value: T) -> T {
 }
 
 #[tokio::test]
-async fn the_future_can_be_sent() {
+async fn the_future_is_send() {
     let shop = shop();
     let order = Order { id: 4, lines: (0, "") };
     is_send(shop.by_reference(&order)).await.unwrap();
@@ -305,7 +304,7 @@ async fn the_future_can_be_sent() {
     is_send(borrows_from_a_cell(&keeper(), &std::sync::Mutex::new(keeper()))).await.unwrap();
 }
 
-/// What the keeper's expression borrows is gone before the first await.
+/// The borrow in the keeper expression ends before the first await.
 #[locked(key = "a", keeper = "*other.lock().unwrap()")]
 async fn borrows_from_a_cell(keeper: &Keeper, other: &std::sync::Mutex<Keeper>) -> Result<()> {
     assert!(held(keeper).await.is_empty());

@@ -1,4 +1,4 @@
-//! Functions that are not async, from every kind of thread, with keepers of every kind.
+//! Blocking functions on plain threads and in runtimes, with keepers of both.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,7 +13,7 @@ static INSIDE: AtomicUsize = AtomicUsize::new(0);
 
 #[locked(key = "counter", keeper = "keeper")]
 fn count(keeper: &Keeper) -> Result<()> {
-    assert_eq!(INSIDE.fetch_add(1, Ordering::SeqCst), 0, "two are inside");
+    assert_eq!(INSIDE.fetch_add(1, Ordering::SeqCst), 0, "two holders at a time");
     std::thread::yield_now();
     INSIDE.fetch_sub(1, Ordering::SeqCst);
     Ok(())
@@ -21,15 +21,14 @@ fn count(keeper: &Keeper) -> Result<()> {
 
 #[locked(key = "counter", keeper = "keeper")]
 async fn count_async(keeper: &Keeper) -> Result<()> {
-    assert_eq!(INSIDE.fetch_add(1, Ordering::SeqCst), 0, "two are inside");
+    assert_eq!(INSIDE.fetch_add(1, Ordering::SeqCst), 0, "two holders at a time");
     tokio::task::yield_now().await;
     INSIDE.fetch_sub(1, Ordering::SeqCst);
     Ok(())
 }
 
-/// From a runtime with one thread, which is blocked meanwhile, and from threads without one.
 #[test]
-fn threads_and_tasks_exclude_each_other_whatever_their_keeper_is() {
+fn plain_threads_and_a_blocked_runtime_exclude_each_other() {
     in_a_runtime(exclude_each_other());
 }
 
@@ -64,7 +63,6 @@ fn work_for(keeper: &Keeper, long: Duration) -> Result<()> {
     Ok(())
 }
 
-/// The runtime of the keeper is blocked: the lock is renewed all the same.
 #[test]
 fn a_lock_is_renewed_while_its_function_blocks_the_only_thread() {
     in_a_runtime(async { work_for(&keeper(), Duration::from_millis(900)).unwrap() });
@@ -79,21 +77,20 @@ fn in_a_runtime(future: impl Future<Output = ()> + Send + 'static) {
         runtime.block_on(future);
         done.send(()).unwrap();
     });
-    is_done.recv_timeout(Duration::from_secs(30)).expect("it panicked, or blocks for ever");
+    is_done.recv_timeout(Duration::from_secs(30)).expect("the future panicked or hangs");
 }
 
 #[locked(key = "a", keeper = "keeper", wait = "50ms")]
-fn try_for_a_while(keeper: &Keeper) -> Result<()> {
+fn wait_briefly(keeper: &Keeper) -> Result<()> {
     Ok(())
 }
 
-/// The timer of the wait cannot be one of the runtime that is blocked.
 #[test]
-fn a_wait_ends_even_if_it_blocks_the_only_thread() {
+fn a_wait_times_out_while_it_blocks_the_only_thread() {
     in_a_runtime(async {
         let keeper = keeper();
         let _guard = keeper.mutex("a").lock().await.unwrap();
-        assert_eq!(try_for_a_while(&keeper).unwrap_err().kind(), ErrorKind::TimedOut);
+        assert_eq!(wait_briefly(&keeper).unwrap_err().kind(), ErrorKind::TimedOut);
     });
 }
 

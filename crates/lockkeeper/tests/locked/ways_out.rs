@@ -1,4 +1,4 @@
-//! However a body ends, its lock is given back first; and what the caller gets.
+//! How a body can end: the lock is released first, and then the caller gets the result.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -48,7 +48,7 @@ fn leave_blocking(keeper: &Keeper, way: Way) -> Result<u8, AppError> {
     }
 }
 
-/// What a way out gives to the caller.
+/// Checks what the caller gets.
 fn check(way: Way, left: std::thread::Result<Result<u8, AppError>>) {
     match (way, left) {
         (Way::Value, Ok(Ok(1)))
@@ -61,9 +61,8 @@ fn check(way: Way, left: std::thread::Result<Result<u8, AppError>>) {
     }
 }
 
-/// A release takes its time here: whoever does not wait for it finds the lock held.
 #[tokio::test(start_paused = true)]
-async fn the_lock_is_given_back_before_the_caller_gets_the_result() {
+async fn the_lock_is_released_before_the_caller_gets_the_result() {
     for way in WAYS {
         let (healthy, keeper, faults) = faulty();
         faults.always(Op::Release, Fault::SlowRequest(Duration::from_secs(3)));
@@ -73,7 +72,7 @@ async fn the_lock_is_given_back_before_the_caller_gets_the_result() {
         });
         match caller.await {
             Ok((left, free, _)) => {
-                assert!(free, "{way:?}: the caller has the result, and the lock is held");
+                assert!(free, "{way:?}: the caller has the result while the lock is held");
                 check(way, Ok(left));
             }
             Err(error) => check(way, Err(error.into_panic())),
@@ -81,9 +80,8 @@ async fn the_lock_is_given_back_before_the_caller_gets_the_result() {
     }
 }
 
-/// A panic goes on only when the lock has been given back.
 #[tokio::test(start_paused = true)]
-async fn a_panic_waits_for_the_release() {
+async fn a_panic_propagates_after_the_release() {
     let (healthy, keeper, faults) = faulty();
     faults.always(Op::Release, Fault::SlowRequest(Duration::from_secs(3)));
     let left = tokio::spawn(async move { leave(&keeper, Way::Panic).await }).await;
@@ -92,7 +90,7 @@ async fn a_panic_waits_for_the_release() {
 }
 
 #[test]
-fn a_blocking_function_gives_its_lock_back_in_every_way_too() {
+fn a_blocking_function_releases_its_lock_before_it_returns() {
     for way in WAYS {
         let (healthy, keeper, faults) = faulty();
         faults.always(Op::Release, Fault::SlowRequest(Duration::from_millis(20)));
@@ -103,7 +101,7 @@ fn a_blocking_function_gives_its_lock_back_in_every_way_too() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_release_that_fails_masks_neither_value_nor_error() {
+async fn a_failed_release_masks_neither_value_nor_error() {
     for way in WAYS {
         let (healthy, keeper, faults) = faulty();
         faults.always(Op::Release, Fault::Refused);
@@ -113,7 +111,7 @@ async fn a_release_that_fails_masks_neither_value_nor_error() {
     }
 }
 
-/// Tells when it is dropped.
+/// Sets a flag when it is dropped.
 struct Dropped(Arc<AtomicBool>);
 
 impl Drop for Dropped {
@@ -134,7 +132,7 @@ async fn hang(
 }
 
 #[tokio::test]
-async fn a_dropped_future_gives_its_lock_back() {
+async fn a_dropped_future_releases_its_lock() {
     let keeper = keeper();
     let dropped = Arc::new(AtomicBool::new(false));
     let (started, is_started) = oneshot::channel();
@@ -149,7 +147,7 @@ async fn a_dropped_future_gives_its_lock_back() {
 }
 
 #[tokio::test]
-async fn a_body_is_cancelled_when_its_lock_is_lost_and_the_error_says_so() {
+async fn a_body_is_cancelled_when_its_lock_is_lost_and_the_caller_gets_the_loss() {
     let keeper = keeper();
     let dropped = Arc::new(AtomicBool::new(false));
     let (started, is_started) = oneshot::channel();
@@ -159,10 +157,10 @@ async fn a_body_is_cancelled_when_its_lock_is_lost_and_the_error_says_so() {
     keeper.inspect().unwrap().break_lock("a").await.unwrap();
     let error = soon("the body ends", task).await.unwrap().unwrap_err();
     assert_eq!(error.kind(), Some(ErrorKind::Lost));
-    assert!(dropped.load(Ordering::SeqCst), "the body is gone before the caller is told");
+    assert!(dropped.load(Ordering::SeqCst), "the body is dropped before the caller gets the error");
 }
 
-/// Remembers how many releases had been asked for when it was dropped.
+/// Records how many releases were sent before it was dropped.
 struct Counts(Faults, Arc<AtomicUsize>);
 
 impl Drop for Counts {
@@ -183,7 +181,7 @@ async fn drop_something(keeper: &Keeper, counts: Counts, way: Way) -> Result<(),
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_the_body_has_is_gone_before_the_lock_is_given_back() {
+async fn the_values_of_a_body_are_dropped_before_the_release() {
     for way in WAYS {
         let (_, keeper, faults) = faulty();
         let released = Arc::new(AtomicUsize::new(usize::MAX));
@@ -207,7 +205,7 @@ async fn keep_something_scoped(keeper: &Keeper, counts: Counts) -> Result<(), Ap
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_the_body_has_is_gone_before_the_lock_is_given_back_if_the_future_is_dropped_too() {
+async fn the_values_of_a_dropped_future_are_dropped_before_the_release() {
     for reentrant in [false, true] {
         let (_, keeper, faults) = faulty();
         let released = Arc::new(AtomicUsize::new(usize::MAX));
@@ -228,26 +226,26 @@ async fn what_the_body_has_is_gone_before_the_lock_is_given_back_if_the_future_i
 
 #[locked(key = "a", keeper = "keeper", ttl = "10s")]
 async fn lose(keeper: &Keeper, own: Option<AppError>) -> Result<(), AppError> {
-    // Without an await after it: the body ends by itself, and too late.
+    // No await follows, so the body returns after the loss.
     keeper.inspect()?.break_lock("a").await?;
     own.map_or(Ok(()), Err)
 }
 
 #[locked(key = "a", keeper = "keeper", ttl = "50ms")]
 fn lose_blocking(keeper: &Keeper, own: Option<AppError>) -> Result<(), AppError> {
-    // Past the lease, which nobody can renew.
+    // Past the lease: renewals fail.
     std::thread::sleep(Duration::from_millis(100));
     own.map_or(Ok(()), Err)
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lease_that_ran_out_is_an_error_even_if_the_body_came_to_its_end() {
+async fn a_body_that_outlives_its_lease_is_cancelled() {
     let (_, keeper, faults) = faulty();
     faults.always(Op::Renew, Fault::Refused);
     let late = run_late(&keeper, None).await.unwrap_err();
     assert_eq!(late.kind(), Some(ErrorKind::Lost));
     let late = run_late(&keeper, Some(AppError::Declined)).await.unwrap_err();
-    assert!(late.kind() == Some(ErrorKind::Lost), "cancelled before it could say anything");
+    assert!(late.kind() == Some(ErrorKind::Lost), "cancelled before it returned its error");
 }
 
 #[locked(key = "late", keeper = "keeper", ttl = "10s")]
@@ -256,7 +254,7 @@ async fn run_late(keeper: &Keeper, own: Option<AppError>) -> Result<(), AppError
     own.map_or(Ok(()), Err)
 }
 
-/// A blocking body cannot be stopped: it comes to its end, and its own error counts before the loss.
+/// A blocking body cannot be cancelled.
 #[test]
 fn a_blocking_body_that_lost_its_lock_returns_its_own_error_or_the_loss() {
     let (_, keeper, faults) = faulty();
@@ -271,7 +269,7 @@ fn a_blocking_body_that_lost_its_lock_returns_its_own_error_or_the_loss() {
 async fn an_error_of_the_body_is_not_masked_by_a_loss() {
     let keeper = keeper();
     for _ in 0..20 {
-        // By the time that the body returns, the loss may be known or not.
+        // The loss may be reported before or after the body returns.
         let own = lose(&keeper, Some(AppError::Declined)).await.unwrap_err();
         assert_eq!(own.kind(), None, "{own:?}");
     }
@@ -288,7 +286,7 @@ async fn patiently(keeper: &Keeper) -> Result<(), AppError> {
 }
 
 #[tokio::test]
-async fn without_a_wait_contention_is_the_ordinary_error_and_with_one_it_is_waited_for() {
+async fn a_contended_call_fails_at_once_with_wait_0s_and_waits_otherwise() {
     let keeper = keeper();
     let guard = keeper.mutex("a").lock().await.unwrap();
     let AppError::Locking(error) = at_once(&keeper).await.unwrap_err() else { panic!() };
@@ -298,7 +296,7 @@ async fn without_a_wait_contention_is_the_ordinary_error_and_with_one_it_is_wait
     let mut waiting = Box::pin(patiently(&keeper));
     tokio::select! {
         biased;
-        _ = &mut waiting => panic!("it does not wait"),
+        _ = &mut waiting => panic!("the call did not wait"),
         () = tokio::task::yield_now() => {}
     }
     drop(guard);
@@ -306,7 +304,7 @@ async fn without_a_wait_contention_is_the_ordinary_error_and_with_one_it_is_wait
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_is_down_is_an_error() {
+async fn a_store_that_is_down_is_unavailable() {
     let (_, keeper, faults) = faulty();
     faults.everything(Fault::Refused);
     assert_eq!(at_once(&keeper).await.unwrap_err().kind(), Some(ErrorKind::Unavailable));

@@ -1,4 +1,4 @@
-//! What a plugin must do, whatever store is behind it.
+//! Cases that a plugin must pass on every store.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -6,15 +6,15 @@ use std::time::{Duration, Instant};
 use lockkeeper::ReleaseOutcome;
 use lockkeeper::plugin::{LockHandle, LockPlugin, Standing};
 
-/// Longer than any case takes.
+/// Longer than any case runs.
 const LONG: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_secs(1);
 
-/// A store to check plugins on.
+/// A store under test.
 pub(crate) struct Store<'a> {
-    /// A new plugin on it.
+    /// Creates a plugin on the store.
     pub(crate) plugin: &'a dyn Fn() -> Box<dyn LockPlugin>,
-    /// Whether a handle is good without the plugin that made it.
+    /// Whether a handle is valid in another plugin than the one that created it.
     pub(crate) leases: bool,
 }
 
@@ -22,15 +22,15 @@ type Case = fn(&Store<'_>);
 
 pub(crate) fn check(store: &Store<'_>) {
     let cases: [(&str, Case); 9] = [
-        ("contention is none, and a release lets the next one in", contention),
-        ("a handle that nobody renews ends with its ttl", ends_with_its_ttl),
+        ("contention is `None`, and a release lets the next client acquire", contention),
+        ("a handle that is not renewed expires after its ttl", ends_with_its_ttl),
         ("a renewed handle outlives its ttl", outlives_its_ttl),
-        ("a renewal may be shorter", shorter),
-        ("a forged handle has nothing", forged),
-        ("what cannot be used is an error", refused),
+        ("a renewal may shorten the lease", shorter),
+        ("a forged handle affects no hold", forged),
+        ("invalid arguments are errors", refused),
         ("a handle is two strings", two_strings),
         ("threads and tasks exclude each other", threads),
-        ("where a handle is good", another_plugin),
+        ("a handle is valid in another plugin if the store has leases", another_plugin),
     ];
     for (name, case) in cases {
         eprintln!("case: {name}");
@@ -40,10 +40,10 @@ pub(crate) fn check(store: &Store<'_>) {
 
 #[track_caller]
 fn lock(plugin: &dyn LockPlugin, key: &str, ttl: Duration) -> LockHandle {
-    plugin.try_lock(key, ttl).unwrap().unwrap_or_else(|| panic!("{key} is taken"))
+    plugin.try_lock(key, ttl).unwrap().unwrap_or_else(|| panic!("{key} is held"))
 }
 
-/// Tries until it has the lock.
+/// Tries until it acquires the lock.
 #[track_caller]
 fn lock_soon(plugin: &dyn LockPlugin, key: &str) -> LockHandle {
     let start = Instant::now();
@@ -51,7 +51,7 @@ fn lock_soon(plugin: &dyn LockPlugin, key: &str) -> LockHandle {
         if let Some(handle) = plugin.try_lock(key, LONG).unwrap() {
             return handle;
         }
-        assert!(start.elapsed() < Duration::from_secs(30), "{key} stays taken");
+        assert!(start.elapsed() < Duration::from_secs(30), "{key} stays held");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
@@ -61,13 +61,13 @@ fn contention(store: &Store<'_>) {
     let handle = lock(&*one, "contention", LONG);
     assert_eq!(handle.key, "contention");
     assert_eq!(two.try_lock("contention", LONG).unwrap(), None);
-    assert_eq!(one.try_lock("contention", LONG).unwrap(), None, "not even the same plugin");
+    assert_eq!(one.try_lock("contention", LONG).unwrap(), None, "locks are not re-entrant");
     let other = lock(&*two, "other", LONG);
     assert_eq!(one.renew(&handle, LONG).unwrap(), Standing::Held);
     assert_eq!(one.release(handle.clone()).unwrap(), ReleaseOutcome::Released);
     let next = lock_soon(&*two, "contention");
     assert_ne!(next.lock_id, handle.lock_id);
-    // The handle is stale now: it takes nothing from the next.
+    // The handle is stale: it does not affect the next holder.
     assert_eq!(one.renew(&handle, LONG).unwrap(), Standing::Lost);
     assert_eq!(one.release(handle).unwrap(), ReleaseOutcome::AlreadyLost);
     assert_eq!(one.try_lock("contention", LONG).unwrap(), None);
@@ -83,7 +83,7 @@ fn ends_with_its_ttl(store: &Store<'_>) {
     assert!(start.elapsed() >= SHORT * 9 / 10, "after {:?}", start.elapsed());
     assert_eq!(one.renew(&stale, LONG).unwrap(), Standing::Lost);
     assert_eq!(one.release(stale).unwrap(), ReleaseOutcome::AlreadyLost);
-    assert_eq!(one.try_lock("ends", LONG).unwrap(), None, "the next one still has it");
+    assert_eq!(one.try_lock("ends", LONG).unwrap(), None, "the next holder still holds it");
     assert_eq!(two.renew(&next, LONG).unwrap(), Standing::Held);
     assert_eq!(two.release(next).unwrap(), ReleaseOutcome::Released);
 }
@@ -93,7 +93,7 @@ fn outlives_its_ttl(store: &Store<'_>) {
     let start = Instant::now();
     let handle = loop {
         let handle = lock_for(&*one, "outlives");
-        // On a machine that stands still for all of the ttl, once more.
+        // Retries if the machine stalled for the whole ttl.
         if one.renew(&handle, LONG).unwrap() == Standing::Held {
             break handle;
         }
@@ -144,9 +144,9 @@ fn refused(store: &Store<'_>) {
     }
     let handle = lock(&*plugin, "refused", LONG);
     assert!(plugin.renew(&handle, Duration::ZERO).is_err());
-    let other = LockHandle { key: "refused".to_owned(), lock_id: "not one of ours".to_owned() };
+    let other = LockHandle { key: "refused".to_owned(), lock_id: "not-an-id".to_owned() };
     for error in [plugin.renew(&other, LONG).unwrap_err(), plugin.release(other).unwrap_err()] {
-        assert!(error.contains("not one of ours"), "{error}");
+        assert!(error.contains("not-an-id"), "{error}");
     }
     assert_eq!(plugin.renew(&handle, LONG).unwrap(), Standing::Held);
     assert_eq!(plugin.release(handle).unwrap(), ReleaseOutcome::Released);
@@ -164,14 +164,14 @@ fn two_strings(store: &Store<'_>) {
     assert_eq!(plugin.release(back).unwrap(), ReleaseOutcome::Released);
 }
 
-/// Threads without a runtime, and a task of a runtime with a single thread.
+/// Plain threads, and a task in a current-thread runtime.
 fn threads(store: &Store<'_>) {
     let plugin = &*(store.plugin)();
     let (inside, held) = (&AtomicBool::new(false), &AtomicUsize::new(0));
     let exclude = move || {
         for _ in 0..10 {
             let handle = lock_soon(plugin, "threads");
-            assert!(!inside.swap(true, Ordering::SeqCst), "two are inside");
+            assert!(!inside.swap(true, Ordering::SeqCst), "two holders at a time");
             held.fetch_add(1, Ordering::SeqCst);
             inside.store(false, Ordering::SeqCst);
             assert_eq!(plugin.release(handle).unwrap(), ReleaseOutcome::Released);
@@ -193,13 +193,17 @@ fn another_plugin(store: &Store<'_>) {
     let handle = lock(&*one, "another", LONG);
     if store.leases {
         drop(one);
-        assert_eq!(two.try_lock("another", LONG).unwrap(), None, "it outlives its plugin");
+        assert_eq!(two.try_lock("another", LONG).unwrap(), None, "the hold outlives its plugin");
         assert_eq!(two.renew(&handle, LONG).unwrap(), Standing::Held);
         assert_eq!(two.release(handle).unwrap(), ReleaseOutcome::Released);
     } else {
         assert_eq!(two.renew(&handle, LONG).unwrap(), Standing::Lost);
         assert_eq!(two.release(handle).unwrap(), ReleaseOutcome::AlreadyLost);
-        assert_eq!(two.try_lock("another", LONG).unwrap(), None, "another plugin's session has it");
+        assert_eq!(
+            two.try_lock("another", LONG).unwrap(),
+            None,
+            "the session of the other plugin holds it"
+        );
         drop(one);
         let next = lock_soon(&*two, "another");
         two.release(next).unwrap();

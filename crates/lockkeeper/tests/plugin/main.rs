@@ -16,23 +16,22 @@ use lockkeeper_testkit::{Fault, Faulty, Flock, Op};
 use crate::cases::{Store, check};
 
 #[test]
-fn it_does_what_it_must_on_memory() {
+fn all_cases_pass_on_memory() {
     let memory = Memory::new();
     let plugin =
         || -> Box<dyn LockPlugin> { Box::new(KeeperPlugin::new(Keeper::new(memory.clone()))) };
     check(&Store { plugin: &plugin, leases: true });
 }
 
-/// An async keeper, made in a runtime whose only thread the plugin blocks.
 #[tokio::test(flavor = "current_thread")]
-async fn it_does_what_it_must_with_a_keeper_of_a_runtime_that_it_blocks() {
+async fn all_cases_pass_with_a_keeper_of_a_blocked_runtime() {
     let keeper = Keeper::new(Memory::new());
     let plugin = || -> Box<dyn LockPlugin> { Box::new(KeeperPlugin::new(keeper.clone())) };
     check(&Store { plugin: &plugin, leases: true });
 }
 
 #[test]
-fn it_does_what_it_must_on_a_quorum() {
+fn all_cases_pass_on_a_quorum() {
     let nodes = [Memory::new(), Memory::new(), Memory::new()];
     let plugin = || -> Box<dyn LockPlugin> {
         let nodes = nodes.clone().map(|node| Arc::new(node) as Arc<dyn Backend>);
@@ -42,7 +41,7 @@ fn it_does_what_it_must_on_a_quorum() {
 }
 
 #[test]
-fn it_does_what_it_must_on_locked_files() {
+fn all_cases_pass_on_locked_files() {
     let dir = tempfile::tempdir().unwrap();
     let plugin = || -> Box<dyn LockPlugin> {
         let store: Arc<dyn Backend> = Arc::new(Flock::new(dir.path()));
@@ -56,7 +55,7 @@ fn on(url: &str) -> Box<dyn LockPlugin> {
 }
 
 #[test]
-fn it_does_what_it_must_on_redis_and_a_dead_server_is_an_error() {
+fn all_cases_pass_on_redis_and_a_dead_server_is_an_error() {
     let mut server = RedisServer::start_or_panic();
     let plugin = || on(&server.url());
     check(&Store { plugin: &plugin, leases: true });
@@ -68,7 +67,7 @@ fn it_does_what_it_must_on_redis_and_a_dead_server_is_an_error() {
 }
 
 #[test]
-fn it_does_what_it_must_on_postgres_and_a_dead_server_is_an_error() {
+fn all_cases_pass_on_postgres_and_a_dead_server_is_an_error() {
     let mut server = PostgresServer::with_args(&["-c", "fsync=off"]).unwrap();
     let plugin = || on(&server.url());
     check(&Store { plugin: &plugin, leases: false });
@@ -79,7 +78,7 @@ fn it_does_what_it_must_on_postgres_and_a_dead_server_is_an_error() {
 }
 
 #[test]
-fn a_store_that_is_down_is_an_error_and_not_contention_nor_a_loss() {
+fn a_store_that_is_down_is_an_error_not_contention_or_loss() {
     let (store, faults) = Faulty::new(Memory::new());
     let plugin = KeeperPlugin::new(Keeper::new(store));
     let ttl = Duration::from_secs(60);
@@ -91,13 +90,13 @@ fn a_store_that_is_down_is_an_error_and_not_contention_nor_a_loss() {
     refused(plugin.try_lock("b", ttl).unwrap_err());
     refused(plugin.renew(&handle, ttl).unwrap_err());
     faults.none();
-    assert_eq!(plugin.try_lock("a", ttl).unwrap(), None, "held all the while");
+    assert_eq!(plugin.try_lock("a", ttl).unwrap(), None, "still held");
     faults.everything(Fault::Refused);
     refused(plugin.release(handle).unwrap_err());
 }
 
 #[test]
-fn a_release_sends_no_renewal_and_one_that_fails_leaves_the_lease_as_it_was() {
+fn a_release_sends_no_renewal_and_a_failed_release_does_not_extend_the_lease() {
     let memory = Memory::new();
     let (store, faults) = Faulty::new(memory.clone());
     let plugin = KeeperPlugin::new(Keeper::new(store));
@@ -119,7 +118,7 @@ fn a_release_sends_no_renewal_and_one_that_fails_leaves_the_lease_as_it_was() {
 }
 
 #[test]
-fn a_release_that_failed_is_sent_again_in_the_background() {
+fn a_failed_release_is_retried_in_the_background() {
     let (store, faults) = Faulty::new(Memory::new());
     let plugin = KeeperPlugin::new(Keeper::new(store));
     let ttl = Duration::from_secs(60);

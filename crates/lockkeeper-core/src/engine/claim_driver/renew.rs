@@ -1,4 +1,4 @@
-//! A hold: listen, renew and serve the guard's requests until it ends or is lost.
+//! The driver of a hold: renews, serves the guard's requests and listens to the store, until the hold ends or is lost.
 
 use std::time::Duration;
 
@@ -14,7 +14,8 @@ use crate::futures::boxed;
 use crate::loss::LossReason;
 
 impl ClaimDriver {
-    pub(super) async fn keep(&mut self, mut schedule: RenewalSchedule) -> Cleanup {
+    /// Renews the hold and serves requests until the hold ends or is lost.
+    pub(super) async fn hold_until_end(&mut self, mut schedule: RenewalSchedule) -> Cleanup {
         loop {
             match self.hold.ending() {
                 Some(Ending::Release | Ending::Drop) => return Cleanup::Release,
@@ -23,13 +24,13 @@ impl ClaimDriver {
             }
             let now = Moment::now();
             let request = self.hold.next_request();
-            let lives = if self.hold.deadline().is_some_and(|deadline| now >= deadline) {
+            let still_held = if self.hold.deadline().is_some_and(|deadline| now >= deadline) {
                 Err(LossReason::Expired)
             } else if let Some(request) = request {
                 boxed(self.serve(request, &mut schedule)).await
             } else if schedule.due.is_some_and(|due| now >= due) {
                 let ttl = self.hold.ttl();
-                let renewal = boxed(self.renew(ttl, Step::Renew, &mut schedule));
+                let renewal = boxed(self.renew(ttl, RenewalKind::Renew, &mut schedule));
                 match renewal.await {
                     Ok(Renewal::Lost(reason)) => Err(reason),
                     _ => Ok(()),
@@ -37,85 +38,72 @@ impl ClaimDriver {
             } else {
                 self.listen(&mut schedule).await
             };
-            if let Err(reason) = lives {
+            if let Err(reason) = still_held {
                 self.hold.lose(reason);
                 return Cleanup::Release;
             }
         }
     }
 
-    /// Waits for the next thing to do; an error if the hold is gone.
+    /// Waits for a request, a notification, a due renewal or the deadline. Returns an error if the store reports a loss.
     async fn listen(&mut self, schedule: &mut RenewalSchedule) -> Result<(), LossReason> {
-        let deadline = self.hold.deadline();
-        let alarm = match (schedule.due, deadline) {
-            (Some(due), Some(deadline)) => Some(due.min(deadline)),
-            (due, deadline) => due.or(deadline),
-        };
+        let wake_at = [schedule.due, self.hold.deadline()].into_iter().flatten().min();
         tokio::select! {
             biased;
             () = requested(&self.hold) => {}
             change = self.claim.changed() => match change {
                 Change::Lost(reason) => return Err(reason),
                 Change::LookAgain | Change::Granted(_) => {
-                    // With a pause, even if the store always notifies.
+                    // The pause bounds the rate of renewals if the store always notifies.
                     let due = schedule.sent.add(MIN_PAUSE);
                     boxed(sleep_until(Some(due))).await;
                     schedule.due = Some(due);
                 }
             },
-            () = sleep_until(alarm) => {}
-            () = self.hold.context.resumed() => {}
+            () = sleep_until(wake_at) => {}
+            () = self.hold.context.maintenance.resumed() => {}
         }
         Ok(())
     }
 
-    /// Does what the guard asked for; an error if the hold is gone.
+    /// Serves a request of the guard. Returns an error if the hold is lost.
     async fn serve(
         &mut self,
         request: Request,
         schedule: &mut RenewalSchedule,
     ) -> Result<(), LossReason> {
-        let (ttl, step, reply) = match request {
+        let (operation, ttl, kind, reply) = match request {
             Request::Extend(ttl, reply) => {
                 if ttl < self.hold.ttl() {
-                    // From now on, whatever the answer: this request could still shorten a longer lease of a
-                    // later renewal.
+                    // Applies even if this request fails: it may reach the store late, and shorten the lease of a later
+                    // renewal.
                     self.set_ttl(ttl, schedule);
                 }
-                (ttl, Step::Renew, reply)
+                ("extend", ttl, RenewalKind::Renew, reply)
             }
             Request::Downgrade(reply) => {
-                // The store may obey and its answer be lost: from now on others may read.
+                // Before the answer, which may be lost: other readers may hold the lock from now on.
                 self.hold.set_mode(Mode::Shared);
-                (self.hold.ttl(), Step::Downgrade, reply)
+                ("downgrade", self.hold.ttl(), RenewalKind::Downgrade, reply)
             }
         };
-        let answer = self.renew(ttl, step, schedule).await;
-        let lives = match &answer {
-            Ok(Renewal::Lost(reason)) => Err(*reason),
-            _ => Ok(()),
-        };
-        let operation = match step {
-            Step::Renew => "extend",
-            Step::Downgrade => "downgrade",
-        };
-        let answer = match answer {
+        let (answer, still_held) = match self.renew(ttl, kind, schedule).await {
             Ok(Renewal::Lost(reason)) => {
-                // Before the answer, so that the caller finds a state that matches it.
+                // Before the reply, so that a caller that gets the error also finds the state `Lost`.
                 self.hold.lose(reason);
-                Err(self.hold.lost_error(operation))
+                (Err(self.hold.lost_error(operation)), Err(reason))
             }
             Ok(Renewal::Renewed { .. } | Renewal::Held) => {
-                if step == Step::Renew {
+                if kind == RenewalKind::Renew {
                     self.set_ttl(ttl, schedule);
                 }
-                Ok(())
+                (Ok(()), Ok(()))
             }
-            Err(error) => Err(self.hold.error(operation, error)),
+            Err(error) => (Err(self.hold.error(operation, error)), Ok(())),
         };
         // The caller may have dropped its future.
         let _ = reply.send(answer);
-        lives
+        still_held
     }
 
     fn set_ttl(&self, ttl: Duration, schedule: &mut RenewalSchedule) {
@@ -123,16 +111,16 @@ impl ClaimDriver {
         schedule.lease = ttl;
     }
 
-    /// Renews once. An error, or no answer, is neither a renewal nor a loss: the hold is at risk, and
-    /// the next attempt follows soon.
+    /// Sends one renewal. An error, or no answer in time, is neither a renewal nor a loss: the hold is at risk, and the
+    /// renewal is retried soon.
     async fn renew(
         &mut self,
         ttl: Duration,
-        step: Step,
+        kind: RenewalKind,
         schedule: &mut RenewalSchedule,
     ) -> Result<Renewal> {
         let renewing = self.hold.observer.renewing(self.hold.subject(), self.hold.fence());
-        let answer = self.send_renewal(ttl, step, schedule).await;
+        let answer = self.send_renewal(ttl, kind, schedule).await;
         renewing.answered(&answer, self.hold.ending());
         answer
     }
@@ -140,31 +128,27 @@ impl ClaimDriver {
     async fn send_renewal(
         &mut self,
         ttl: Duration,
-        step: Step,
+        kind: RenewalKind,
         schedule: &mut RenewalSchedule,
     ) -> Result<Renewal> {
         let sent = Moment::now();
-        let (lease, next) = match self.hold.latest() {
-            // The lease ends with `max_hold`: there is nothing to renew after this.
-            Some(latest) if latest < sent.add(ttl) => (latest.since(sent), Next::None),
-            _ => (ttl, Next::Due),
-        };
+        // A lease does not outlast `max_hold`.
+        let lease = self.hold.max_hold_end().map_or(ttl, |end| end.since(sent).min(ttl));
         self.hold.renewing(sent, lease);
-        // Half of the remaining time is for the next attempt.
+        // Leaves half of the remaining time for another renewal.
         let left = self.hold.deadline().map_or(Duration::MAX, |deadline| deadline.since(sent));
-        let patience = schedule.patience(lease).min(left / 2);
+        let end = sent.add(schedule.answer_timeout(lease).min(left / 2));
         schedule.sent = sent;
-        let end = self.hold.deadline().map_or(sent.add(patience), |d| d.min(sent.add(patience)));
-        let mut renewal = match step {
-            Step::Renew => self.claim.renew(lease),
-            Step::Downgrade => self.claim.downgrade(lease),
+        let mut renewal = match kind {
+            RenewalKind::Renew => self.claim.renew(lease),
+            RenewalKind::Downgrade => self.claim.downgrade(lease),
         };
         let answer = tokio::select! {
             biased;
             answer = &mut renewal => Some(answer),
             () = ended(&self.hold) => None,
             () = sleep_until(Some(end)) => None,
-            () = self.hold.context.resumed() => None,
+            () = self.hold.context.maintenance.resumed() => None,
         };
         drop(renewal);
         let answer = answer.unwrap_or_else(|| Err(Error::no_answer(Moment::now().since(sent))));
@@ -172,7 +156,9 @@ impl ClaimDriver {
             Ok(Renewal::Renewed { valid_for }) => Some(*valid_for),
             Ok(Renewal::Held) => None,
             Ok(Renewal::Lost(_)) => return answer,
-            Err(error) if step == Step::Downgrade && error.kind() == ErrorKind::Unsupported => {
+            Err(error)
+                if kind == RenewalKind::Downgrade && error.kind() == ErrorKind::Unsupported =>
+            {
                 return answer;
             }
             Err(error) => {
@@ -181,10 +167,12 @@ impl ClaimDriver {
             }
         };
         if !self.hold.renewed(sent, valid_for) {
-            // Confirmed after the deadline: the loss has been reported by then, and is final.
+            // Confirmed after the deadline. The loss has been reported and is final.
             return Ok(Renewal::Lost(LossReason::Expired));
         }
-        schedule.renewed(sent, valid_for.unwrap_or(lease).min(lease), next);
+        schedule.failures = 0;
+        // A lease that was cut short by `max_hold` is not renewed.
+        schedule.due = (lease == ttl).then(|| sent.add(valid_for.unwrap_or(lease).min(lease) / 3));
         answer
     }
 
@@ -197,29 +185,22 @@ impl ClaimDriver {
     }
 }
 
-/// What kind of renewal is sent.
+/// The request to send as a renewal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Step {
+enum RenewalKind {
     Renew,
     Downgrade,
 }
 
-/// Whether another renewal follows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Next {
-    Due,
-    /// The lease lasts until `max_hold` ends it.
-    None,
-}
-
 /// When to renew next.
 pub(super) struct RenewalSchedule {
-    /// When the last one was sent.
+    /// When the last renewal was sent; before the first one, when the granted attempt was.
     sent: Moment,
-    /// `None` when the hold may not last longer than it does already.
+    /// `None` if `max_hold` allows no further renewal.
     due: Option<Moment>,
+    /// The lease that renewals request.
     lease: Duration,
-    /// How many have failed since the last that did not.
+    /// The number of failed renewals since the last successful one.
     failures: u32,
 }
 
@@ -229,26 +210,19 @@ impl RenewalSchedule {
         Self { sent, due, lease, failures: 0 }
     }
 
-    /// How long to wait for an answer: longer after each failure, for a store that is slow.
-    fn patience(&self, lease: Duration) -> Duration {
-        let patience = lease / 6 * 2_u32.pow(self.failures.min(3));
-        patience.max(MIN_PAUSE)
+    /// Returns the timeout of the next renewal. It doubles with each of the first three failures, because the store may be
+    /// slow.
+    fn answer_timeout(&self, lease: Duration) -> Duration {
+        (lease / 6 * 2_u32.pow(self.failures.min(3))).max(MIN_PAUSE)
     }
 
-    fn renewed(&mut self, sent: Moment, lease: Duration, next: Next) {
-        self.due = match next {
-            Next::Due => Some(sent.add(lease / 3)),
-            Next::None => None,
-        };
-        self.failures = 0;
-    }
-
+    /// Schedules the retry of a failed renewal.
     fn failed(&mut self, deadline: Option<Moment>) {
         let now = Moment::now();
         let limit = self.lease / 60 * 2_u32.pow(self.failures.min(2));
         let mut pause = Backoff::new(limit, limit).next();
         if let Some(deadline) = deadline {
-            // Leaves time for another attempt.
+            // Leaves time for the retry.
             pause = pause.min(deadline.since(now) / 2);
         }
         self.failures += 1;

@@ -1,4 +1,4 @@
-//! What a hold reports, and when.
+//! Reports of loss, abandoned acquires and requests, on a hold without a driver.
 
 use std::cell::Cell;
 use std::future::poll_fn;
@@ -7,26 +7,29 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 
 use super::*;
+use crate::background::Background;
 use crate::clock::simulated::sleep_machine;
 use crate::{Keeper, Memory};
 
 const TTL: Duration = Duration::from_secs(30);
 
-fn asking() -> Hold {
+const GRANT: Grant = Grant { fence: None, fence_is_past: false, valid_for: Some(TTL) };
+
+fn waiting() -> Hold {
     let context = Keeper::new(Memory::new()).context;
-    let who = (Name::new("a").unwrap(), Owner::random(), Label::default());
-    Hold::new(context, who, Mode::Exclusive, TTL, None)
+    let spec = ClaimSpec::new(Name::new("a").unwrap(), TTL, Background::blocking());
+    Hold::new(context, &spec, None)
 }
 
 fn hold() -> Hold {
-    let hold = asking();
-    assert!(hold.granted(Moment::now(), None, Some(TTL), None));
+    let hold = waiting();
+    assert!(hold.granted(Moment::now(), GRANT, None));
     hold.succeed();
     hold
 }
 
 #[test]
-fn a_hold_is_lost_while_the_machine_sleeps_and_says_so_at_once() {
+fn a_hold_that_expires_while_the_machine_is_suspended_is_lost_at_the_next_check() {
     let hold = hold();
     assert_eq!(hold.state(), State::Held);
     let token = hold.lost_token();
@@ -38,12 +41,12 @@ fn a_hold_is_lost_while_the_machine_sleeps_and_says_so_at_once() {
 }
 
 #[test]
-fn a_renewal_confirmed_after_the_deadline_does_not_bring_a_hold_back() {
-    for looked in [true, false] {
+fn a_renewal_confirmed_after_the_deadline_does_not_restore_a_hold() {
+    for is_checked in [true, false] {
         let hold = hold();
         let sent = Moment::now();
         sleep_machine(TTL);
-        if looked {
+        if is_checked {
             assert_eq!(hold.state(), State::Lost);
         }
         assert!(!hold.renewed(Moment::now(), Some(TTL)));
@@ -54,17 +57,17 @@ fn a_renewal_confirmed_after_the_deadline_does_not_bring_a_hold_back() {
 }
 
 #[test]
-fn a_hold_that_ran_out_before_it_was_given_back_was_lost() {
+fn releasing_a_hold_that_has_expired_reports_that_it_was_lost() {
     let hold = hold();
     sleep_machine(TTL);
     assert!(hold.end(Ending::Release));
-    hold.released(Ok(ReleaseOutcome::Released));
+    hold.released(Ok(ReleaseOutcome::Released), Reporter::Driver);
     let outcome = hold.take_release_outcome(Waker::noop());
     assert_eq!(outcome.unwrap().unwrap(), ReleaseOutcome::AlreadyLost);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_guard_tells_of_its_loss_soon_after_the_machine_wakes() {
+async fn a_guard_reports_its_loss_within_a_second_after_a_suspension() {
     let keeper = Keeper::new(Memory::new());
     let guard = keeper.mutex("a").lock().await.unwrap();
     tokio::time::sleep(Duration::from_secs(5)).await;
@@ -75,7 +78,7 @@ async fn a_guard_tells_of_its_loss_soon_after_the_machine_wakes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn work_that_wakes_before_the_loss_is_told_does_no_step_more() {
+async fn work_that_wakes_before_the_loss_is_reported_is_not_polled() {
     let keeper = Keeper::new(Memory::new());
     let guard = keeper.mutex("a").lock().await.unwrap();
     let steps = Cell::new(0);
@@ -90,48 +93,48 @@ async fn work_that_wakes_before_the_loss_is_told_does_no_step_more() {
     assert_eq!(steps.get(), 1);
 }
 
-fn given_up() -> Error {
-    Error::new(ErrorKind::Unavailable, "given up")
+fn abandoned() -> Error {
+    Error::new(ErrorKind::Unavailable, "abandoned")
 }
 
 #[test]
-fn an_acquire_that_has_its_lock_by_now_is_not_given_up() {
+fn an_acquire_that_was_granted_is_not_abandoned() {
     let hold = hold();
-    assert!(!hold.fail_from_outside(given_up()));
+    assert!(!hold.fail_from_other_task(abandoned()));
     assert_eq!(hold.state(), State::Held);
     assert_eq!(hold.ending(), None);
     assert!(matches!(hold.take_acquire_outcome(Waker::noop()), Some(AcquireOutcome::Granted)));
 }
 
 #[test]
-fn an_acquire_that_was_given_up_gets_no_guard_from_a_grant_that_comes_then() {
-    let hold = asking();
-    assert!(hold.fail_from_outside(given_up()));
-    assert!(hold.granted(Moment::now(), None, Some(TTL), None));
+fn an_abandoned_acquire_gets_no_guard_from_a_later_grant() {
+    let hold = waiting();
+    assert!(hold.fail_from_other_task(abandoned()));
+    assert!(hold.granted(Moment::now(), GRANT, None));
     hold.succeed();
     assert!(matches!(hold.take_acquire_outcome(Waker::noop()), Some(AcquireOutcome::Failed(_))));
     assert_eq!(hold.ending(), Some(Ending::Release));
 }
 
 #[test]
-fn an_acquire_that_is_given_up_is_woken_if_it_was_polled_just_before() {
+fn an_acquire_that_is_abandoned_is_woken() {
     struct Woken(AtomicBool);
     impl std::task::Wake for Woken {
         fn wake(self: Arc<Self>) {
             self.0.store(true, Ordering::SeqCst);
         }
     }
-    let (hold, woken) = (asking(), Arc::new(Woken(AtomicBool::new(false))));
+    let (hold, woken) = (waiting(), Arc::new(Woken(AtomicBool::new(false))));
     assert!(hold.take_acquire_outcome(&woken.clone().into()).is_none());
-    assert!(hold.fail_from_outside(given_up()));
+    assert!(hold.fail_from_other_task(abandoned()));
     assert!(woken.0.load(Ordering::SeqCst));
 }
 
 #[test]
-fn a_request_to_a_hold_that_nobody_drives_any_more_is_answered() {
+fn the_reply_to_a_request_is_closed_if_the_driver_has_ended() {
     let hold = hold();
     hold.lose(LossReason::Broken);
-    hold.finished();
+    hold.driver_ended();
     let (reply, mut answer) = oneshot::channel();
     hold.request(Request::Downgrade(reply));
     assert!(answer.try_recv().is_err_and(|error| error == oneshot::error::TryRecvError::Closed));

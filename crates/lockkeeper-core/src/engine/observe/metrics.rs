@@ -1,11 +1,10 @@
 //! Counters and histograms of the `metrics` crate. Without the feature `metrics` they are empty.
 //!
-//! Labels have few values: the store, the mode, the outcome. The name of a lock is never one of them, nor is its
-//! holder: there may be a lock for each order, and a time series for each would grow without limit. Spans carry
-//! both.
+//! Labels have few values: the store, the mode, the outcome. Names and holders of locks are not labels: there may be a
+//! lock for each order, and the number of time series would grow without limit. Spans carry both.
 //!
-//! A metric is looked up in the recorder each time. A handle that is kept would stay with the recorder of its first use,
-//! which is none if the keeper was made before one was installed.
+//! Metrics are looked up at each use. A cached handle would keep the recorder of its first use, which is a no-op if the
+//! keeper was created before a recorder was installed.
 
 use std::time::Duration;
 
@@ -26,10 +25,10 @@ const REMAINING: &str = "lockkeeper_remaining_lease_seconds";
 const LOSSES: &str = "lockkeeper_losses_total";
 const RENEWALS_FAILED: &str = "lockkeeper_renewals_failed_total";
 
-/// Tells the recorder of the `metrics` crate what the metrics of Lockkeeper mean, and their units.
+/// Registers the descriptions and units of all Lockkeeper metrics with the recorder of the `metrics` crate.
 ///
-/// To be called once, after a recorder was installed; one that is installed later is not told. Metrics are
-/// recorded without it as well.
+/// Call it once, after the recorder was installed: a recorder that is installed later does not receive them. Metrics are
+/// recorded even if it is never called.
 ///
 /// # Examples
 ///
@@ -39,11 +38,11 @@ const RENEWALS_FAILED: &str = "lockkeeper_renewals_failed_total";
 #[cfg(feature = "metrics")]
 pub fn describe_metrics() {
     describe_counter!(ACQUISITIONS, Unit::Count, "Acquires that have ended, by outcome.");
-    describe_counter!(CONTENDED, Unit::Count, "Acquires that found others holding the lock.");
-    describe_histogram!(WAIT, Unit::Seconds, "From the first ask to the outcome of an acquire.");
-    describe_histogram!(HOLD, Unit::Seconds, "From a grant until it was given back or lost.");
-    describe_histogram!(REMAINING, Unit::Seconds, "What was left of a lease given back in time.");
-    describe_counter!(LOSSES, Unit::Count, "Holds that ended against the holder's will.");
+    describe_counter!(CONTENDED, Unit::Count, "Acquires that found the lock contended.");
+    describe_histogram!(WAIT, Unit::Seconds, "Time from first attempt to outcome.");
+    describe_histogram!(HOLD, Unit::Seconds, "Time from grant to release or loss.");
+    describe_histogram!(REMAINING, Unit::Seconds, "Remaining lease at release.");
+    describe_counter!(LOSSES, Unit::Count, "Holds that were lost, by reason.");
     describe_counter!(RENEWALS_FAILED, Unit::Count, "Renewals that failed or got no answer.");
 }
 
@@ -80,7 +79,7 @@ macro_rules! record {
     };
 }
 
-/// An acquire has ended, after so long; without a time if the store was never asked.
+/// Records the end of an acquire. `waited` is `None` if no attempt was sent.
 pub(super) fn acquired(
     store: &'static str,
     mode: Mode,

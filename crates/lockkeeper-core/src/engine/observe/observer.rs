@@ -1,4 +1,4 @@
-//! What happens to one claim, reported as spans and as metrics.
+//! Reports the life of one claim as spans and metrics.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -13,29 +13,29 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::fence::Fence;
 use crate::loss::LossReason;
 
-/// Whether there is anything to report to.
+/// Whether spans or metrics are compiled in.
 const ENABLED: bool = metrics::ENABLED || spans::ENABLED;
 
-/// Follows one claim from the first attempt to the end of its hold.
+/// Reports one claim from the first attempt to the end of its hold.
 ///
-/// It keeps track of the phase itself, so that every acquire has one outcome and every hold one end, whichever is
-/// reported first: a grant and the drop of the acquire may race on two threads.
+/// It keeps the phase of the claim, so that every acquire has one outcome and every hold has one end. The first report
+/// counts: a grant and the drop of the acquire may race on two threads.
 #[derive(Debug)]
 pub(crate) struct Observer {
-    /// One, or none in a build that reports nothing, so that it takes no space there.
+    /// An array of one phase. It is empty in a build without spans and metrics, so that the observer has no size there.
     phase: [Mutex<Phase>; ENABLED as usize],
 }
 
 #[derive(Debug)]
 enum Phase {
     New,
-    Asking(Asking),
+    Acquiring(Acquiring),
     Holding(Holding),
-    Over,
+    Ended,
 }
 
 #[derive(Debug)]
-struct Asking {
+struct Acquiring {
     since: Moment,
     kind: AcquireKind,
     contended: bool,
@@ -48,25 +48,25 @@ struct Holding {
     span: Span,
 }
 
-/// How a lock is asked for.
+/// How a lock is acquired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AcquireKind {
     /// One attempt.
     Try,
-    /// With a wait.
+    /// Attempts, and a wait for other holders.
     Wait,
-    /// By a ticket.
+    /// By a ticket, with a renewal.
     Adopt,
 }
 
-/// Reports; nothing in a build without spans and metrics.
+/// Runs a report. Does nothing in a build without spans and metrics.
 fn report(report: impl FnOnce()) {
     if ENABLED {
         contained(report);
     }
 }
 
-/// An acquire was rejected before the store was asked.
+/// Reports an acquire that was rejected before the first attempt.
 pub(crate) fn rejected(store: &'static str, mode: Mode, error: &Error) {
     report(|| {
         let outcome = match error.kind() {
@@ -84,27 +84,29 @@ impl Observer {
     }
 
     fn phase(&self) -> Option<MutexGuard<'_, Phase>> {
-        // A subscriber may panic while it is locked, and that changes no phase.
+        // A subscriber may panic while the mutex is locked (`Span::clone`). That does not change the phase.
         self.phase.first().map(|phase| phase.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn replace(&self, next: Phase) -> Phase {
-        self.phase().map_or(Phase::Over, |mut phase| std::mem::replace(&mut *phase, next))
+        self.phase().map_or(Phase::Ended, |mut phase| std::mem::replace(&mut *phase, next))
     }
 
-    /// The first attempt is about to be sent.
-    pub(crate) fn asking(&self, subject: Subject<'_>, kind: AcquireKind, since: Moment) {
+    /// Reports that the first attempt is about to be sent.
+    pub(crate) fn acquiring(&self, subject: Subject<'_>, kind: AcquireKind, since: Moment) {
         report(|| {
-            let asking = Asking { since, kind, contended: false, span: spans::wait(subject) };
-            self.replace(Phase::Asking(asking));
+            let acquiring = Acquiring { since, kind, contended: false, span: spans::wait(subject) };
+            self.replace(Phase::Acquiring(acquiring));
         });
     }
 
-    /// Another claim holds the lock. Reported at every such answer; the first counts.
+    /// Reports an attempt that was contended or undecided. Called for each one; the first counts.
     pub(crate) fn contended(&self, subject: Subject<'_>) {
         report(|| {
             let first = match self.phase().as_deref_mut() {
-                Some(Phase::Asking(asking)) => !std::mem::replace(&mut asking.contended, true),
+                Some(Phase::Acquiring(acquiring)) => {
+                    !std::mem::replace(&mut acquiring.contended, true)
+                }
                 _ => false,
             };
             if first {
@@ -113,56 +115,56 @@ impl Observer {
         });
     }
 
-    /// The lock is held from now on. To be reported before the grant can be seen, and ended.
+    /// Reports a grant. Must be called before another thread can see the grant and end the hold.
     pub(crate) fn granted(&self, subject: Subject<'_>, fence: impl FnOnce() -> Option<Fence>) {
         report(|| {
             let (now, fence) = (Moment::now(), fence());
             let span = spans::hold(subject, fence);
             let Some(mut phase) = self.phase() else { return };
-            // The acquire may have been dropped at this very moment.
-            if !matches!(*phase, Phase::Asking(_)) {
+            // Another thread may have dropped the acquire just now.
+            if !matches!(*phase, Phase::Acquiring(_)) {
                 return;
             }
             let holding = Phase::Holding(Holding { since: now, span });
-            let asking = std::mem::replace(&mut *phase, holding);
+            let acquiring = std::mem::replace(&mut *phase, holding);
             drop(phase);
-            if let Phase::Asking(asking) = asking {
-                let outcome = match asking.kind {
+            if let Phase::Acquiring(acquiring) = acquiring {
+                let outcome = match acquiring.kind {
                     AcquireKind::Adopt => "adopted",
-                    _ if asking.contended => "granted_after_wait",
+                    _ if acquiring.contended => "granted_after_wait",
                     _ => "granted_at_once",
                 };
-                asking.span.record("fence", fence.map(Fence::get));
-                asking.end(subject, outcome, now);
+                acquiring.span.record("fence", fence.map(Fence::get));
+                acquiring.end(subject, outcome, now);
             }
         });
     }
 
-    /// The caller is about to be told that it did not get the lock.
+    /// Reports the outcome of an acquire that was not granted, before the caller gets it.
     pub(crate) fn not_granted(&self, subject: Subject<'_>, outcome: &AcquireOutcome) {
         report(|| {
-            // If the acquire was dropped, that was the outcome.
-            if let Phase::Asking(asking) = self.replace(Phase::Over) {
+            // If the acquire was dropped first, that is its outcome.
+            if let Phase::Acquiring(acquiring) = self.replace(Phase::Ended) {
                 let outcome = match outcome {
-                    AcquireOutcome::NotInTime { .. } if asking.kind == AcquireKind::Try => {
+                    AcquireOutcome::NotAcquired { .. } if acquiring.kind == AcquireKind::Try => {
                         "not_acquired"
                     }
-                    AcquireOutcome::NotInTime { .. } => "timed_out",
+                    AcquireOutcome::NotAcquired { .. } => "timed_out",
                     AcquireOutcome::Failed(error) if error.kind() == ErrorKind::Closed => "closed",
                     AcquireOutcome::Failed(error) if error.kind() == ErrorKind::Undecided => {
                         "undecided"
                     }
                     AcquireOutcome::Failed(_) | AcquireOutcome::Granted => "failed",
                 };
-                asking.end(subject, outcome, Moment::now());
+                acquiring.end(subject, outcome, Moment::now());
             }
         });
     }
 
-    /// The guard, or the acquire, has ended; so much was left of the lease.
+    /// Reports the end of the guard or of the acquire, with the time that was left of the lease.
     pub(crate) fn ended(&self, subject: Subject<'_>, ending: Ending, left: Option<Duration>) {
-        report(|| match self.replace(Phase::Over) {
-            Phase::Asking(asking) => asking.end(subject, "cancelled", Moment::now()),
+        report(|| match self.replace(Phase::Ended) {
+            Phase::Acquiring(acquiring) => acquiring.end(subject, "cancelled", Moment::now()),
             Phase::Holding(holding) => {
                 let outcome = match ending {
                     Ending::Release => "released",
@@ -174,30 +176,30 @@ impl Observer {
                 }
                 holding.end(subject, outcome);
             }
-            Phase::New | Phase::Over => {}
+            Phase::New | Phase::Ended => {}
         });
     }
 
-    /// The hold is lost; or an acquire that has not ended is no longer driven.
+    /// Reports that the hold is lost, or that an acquire without an outcome is no longer driven.
     pub(crate) fn lost(&self, subject: Subject<'_>, reason: LossReason) {
-        report(|| match self.replace(Phase::Over) {
-            Phase::Asking(asking) => {
+        report(|| match self.replace(Phase::Ended) {
+            Phase::Acquiring(acquiring) => {
                 let outcome = match reason {
                     LossReason::RuntimeShutdown => "closed",
                     _ => "failed",
                 };
-                asking.end(subject, outcome, Moment::now());
+                acquiring.end(subject, outcome, Moment::now());
             }
             Phase::Holding(holding) => {
                 metrics::lost(subject, reason);
                 holding.span.record("reason", reason.as_str());
                 holding.end(subject, "lost");
             }
-            Phase::New | Phase::Over => {}
+            Phase::New | Phase::Ended => {}
         });
     }
 
-    /// A renewal is about to be sent.
+    /// Reports that a renewal is about to be sent.
     pub(crate) fn renewing(&self, subject: Subject<'_>, fence: Option<Fence>) -> Renewing {
         if !spans::ENABLED {
             return Renewing(Span::none());
@@ -206,22 +208,22 @@ impl Observer {
         Renewing(span.unwrap_or_else(Span::none))
     }
 
-    /// Makes an event part of the phase's span.
+    /// Emits an event inside the span of the phase.
     pub(crate) fn in_span(&self, event: impl FnOnce()) {
         contained(|| self.span().in_scope(event));
     }
 
     fn span(&self) -> Span {
         match self.phase().as_deref() {
-            Some(Phase::Asking(Asking { span, .. }) | Phase::Holding(Holding { span, .. })) => {
-                span.clone()
-            }
-            Some(Phase::New | Phase::Over) | None => Span::none(),
+            Some(
+                Phase::Acquiring(Acquiring { span, .. }) | Phase::Holding(Holding { span, .. }),
+            ) => span.clone(),
+            Some(Phase::New | Phase::Ended) | None => Span::none(),
         }
     }
 }
 
-impl Asking {
+impl Acquiring {
     fn end(self, subject: Subject<'_>, outcome: &'static str, now: Moment) {
         let Subject { store, mode, .. } = subject;
         metrics::acquired(store, mode, outcome, Some(now.since(self.since)));
@@ -236,17 +238,17 @@ impl Holding {
     }
 }
 
-/// A renewal that was sent.
+/// A renewal in flight.
 pub(crate) struct Renewing(Span);
 
 impl Renewing {
-    /// Reports the answer. `ending`: the hold has ended in the meantime.
+    /// Reports the answer. `ending` is set if the hold has ended in the meantime.
     pub(crate) fn answered(self, answer: &Result<Renewal>, ending: Option<Ending>) {
         report(|| {
             let outcome = match answer {
                 Ok(Renewal::Renewed { .. } | Renewal::Held) => "renewed",
                 Ok(Renewal::Lost(_)) => "lost",
-                Err(_) if ending.is_some() => "given_up",
+                Err(_) if ending.is_some() => "cancelled",
                 Err(_) => "failed",
             };
             self.0.record("outcome", outcome);

@@ -1,4 +1,4 @@
-//! A look from outside: what the store knows, and the waiters of this process that it does not know of.
+//! Inspection: the locks that the store lists, and the waiters of this process that it does not.
 
 use super::LocalQueue;
 use crate::contract::{BoxFuture, Inspector, Kind, LockInfo, Participant};
@@ -6,8 +6,8 @@ use crate::error::{Error, Result};
 use crate::name::Name;
 
 impl LocalQueue {
-    fn look(&self) -> Result<&dyn Inspector> {
-        self.inner.inspector().ok_or_else(|| Error::unsupported("way to be looked into"))
+    fn inner_inspector(&self) -> Result<&dyn Inspector> {
+        self.inner.inspector().ok_or_else(|| Error::unsupported("inspection"))
     }
 
     /// Adds the waiters of this process behind those of the store.
@@ -38,7 +38,7 @@ impl Inspector for LocalQueue {
     fn list(&self, prefix: &str) -> BoxFuture<'_, Result<Vec<LockInfo>>> {
         let prefix = prefix.to_owned();
         Box::pin(async move {
-            let mut infos = self.look()?.list(&prefix).await?;
+            let mut infos = self.inner_inspector()?.list(&prefix).await?;
             self.add_waiters(&mut infos, |name| name.starts_with(&prefix));
             Ok(infos)
         })
@@ -47,7 +47,7 @@ impl Inspector for LocalQueue {
     fn show(&self, name: &Name) -> BoxFuture<'_, Result<Vec<LockInfo>>> {
         let name = name.clone();
         Box::pin(async move {
-            let mut infos = self.look()?.show(&name).await?;
+            let mut infos = self.inner_inspector()?.show(&name).await?;
             self.add_waiters(&mut infos, |other| other == name.as_str());
             Ok(infos)
         })
@@ -55,7 +55,7 @@ impl Inspector for LocalQueue {
 
     fn break_lock(&self, name: &Name) -> BoxFuture<'_, Result<usize>> {
         let name = name.clone();
-        Box::pin(async move { self.look()?.break_lock(&name).await })
+        Box::pin(async move { self.inner_inspector()?.break_lock(&name).await })
     }
 
     fn changed(&self) -> BoxFuture<'_, ()> {

@@ -1,5 +1,4 @@
-//! The table of locks behind the memory store. Everything in it happens under one lock, at a time
-//! that the caller gives.
+//! The lock table of the memory store. All operations run under one mutex, at a time that the caller passes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -15,56 +14,60 @@ use crate::owner::Owner;
 
 #[derive(Debug, Default)]
 pub(super) struct Table {
-    entries: HashMap<(Kind, Name), Entry>,
-    /// The highest fence of all names: so a name need not be remembered for its fence.
+    locks: HashMap<(Kind, Name), Lock>,
+    /// The highest fence of all names, so that names need not be kept for their fences.
     last_fence: u64,
-    /// Asks since the last sweep.
-    asks: usize,
+    /// The attempts since the last sweep.
+    attempts: usize,
 }
 
-/// The answer to an ask.
-pub(super) enum Asked {
+fn key(spec: &ClaimSpec) -> (Kind, Name) {
+    (spec.mode.kind(), spec.name.clone())
+}
+
+/// The outcome of an attempt.
+pub(super) enum Attempted {
     Granted(Fence),
     Contended {
-        ticket: Option<u64>,
+        position: Option<u64>,
         retry: Retry,
         holder: Holder,
-        /// For one that is not queued: rung at the next change.
-        notice: Option<Arc<Notify>>,
+        /// For a claim that is not queued: notified at the next change.
+        listener: Option<Arc<Notify>>,
     },
 }
 
-/// What a renewal does to a hold.
+/// The effect of a renewal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
     Renew,
     Downgrade,
 }
 
-/// What an owner is at the moment.
-pub(super) enum Standing {
+/// The state of a claim.
+pub(super) enum ClaimState {
     Holds(Fence),
     Waits,
-    /// Waits, and should ask when the holder's lease ends: nobody else would in time.
-    ShouldAsk,
-    Gone,
+    /// Waits, and must repeat the attempt to learn when the holder's lease ends.
+    MustRetry,
+    Absent,
 }
 
-/// One lock or semaphore that is held or awaited. Removed when it is neither.
+/// A lock or semaphore that has a holder or a waiter. Removed when it has neither.
 #[derive(Debug)]
-struct Entry {
+struct Lock {
     fence: Fence,
-    holders: Vec<Place>,
-    queue: BTreeMap<u64, Place>,
-    next_ticket: u64,
-    /// No place ends before this; renewals make it too early, never too late.
-    next_end: Instant,
-    notice: Option<Arc<Notify>>,
+    holders: Vec<Entry>,
+    queue: BTreeMap<u64, Entry>,
+    last_position: u64,
+    /// A lower bound of the time at which the first entry expires.
+    next_expiry: Instant,
+    listener: Option<Arc<Notify>>,
 }
 
 /// A holder or a waiter.
 #[derive(Debug)]
-struct Place {
+struct Entry {
     owner: Owner,
     label: Label,
     mode: Mode,
@@ -72,13 +75,13 @@ struct Place {
     since: Instant,
     /// `None` if past the end of the clock.
     end: Option<Instant>,
-    bell: Option<Arc<Notify>>,
-    /// A waiter that has not been told of the present holder's lease, and must be.
-    should_ask: bool,
+    notify: Option<Arc<Notify>>,
+    /// Set for a waiter that does not know the current holder's lease, and needs it.
+    must_retry: bool,
 }
 
-impl Place {
-    fn new(spec: &ClaimSpec, bell: Option<&Arc<Notify>>, now: Instant) -> Self {
+impl Entry {
+    fn new(spec: &ClaimSpec, notify: Option<&Arc<Notify>>, now: Instant) -> Self {
         Self {
             owner: spec.owner,
             label: spec.label.clone(),
@@ -86,18 +89,23 @@ impl Place {
             ttl: spec.ttl,
             since: now,
             end: now.checked_add(spec.ttl),
-            bell: bell.cloned(),
-            should_ask: false,
+            notify: notify.cloned(),
+            must_retry: false,
         }
     }
 
-    fn has_ended(&self, now: Instant) -> bool {
-        self.end.is_some_and(|end| now >= end)
+    /// Returns whether the entry is still valid, and notifies its claim if not.
+    fn is_live(&self, now: Instant) -> bool {
+        let live = self.end.is_none_or(|end| now < end);
+        if !live {
+            self.notify();
+        }
+        live
     }
 
-    fn ring(&self) {
-        if let Some(bell) = &self.bell {
-            bell.notify_one();
+    fn notify(&self) {
+        if let Some(notify) = &self.notify {
+            notify.notify_one();
         }
     }
 
@@ -114,88 +122,82 @@ impl Place {
 }
 
 impl Table {
-    /// The highest fence that was granted, of any name.
+    /// Returns the highest fence granted for any name.
     pub(super) fn last_fence(&self) -> u64 {
         self.last_fence
     }
 
-    pub(super) fn ask(
+    pub(super) fn attempt(
         &mut self,
         spec: &ClaimSpec,
-        ticket: Option<u64>,
+        position: Option<u64>,
         floor: Option<Fence>,
-        bell: Option<&Arc<Notify>>,
+        notify: Option<&Arc<Notify>>,
         now: Instant,
-    ) -> Asked {
-        self.sweep_now_and_then(now);
-        let key = (spec.mode.kind(), spec.name.clone());
-        let last_fence = &mut self.last_fence;
-        let entry = self.entries.entry(key).or_insert_with(|| Entry::new(last_fence, now));
-        entry.advance(last_fence, now);
-        if let Some(holder) = entry.holders.iter_mut().find(|holder| holder.owner == spec.owner) {
-            holder.end = now.checked_add(spec.ttl);
-            entry.next_end = holder.end.map_or(entry.next_end, |end| end.min(entry.next_end));
-            return Asked::Granted(entry.raise(last_fence, floor));
-        }
-        let place = Place::new(spec, bell, now);
-        if entry.queue.is_empty() && entry.admits(spec.mode) {
-            entry.admit(place, last_fence);
-            return Asked::Granted(entry.raise(last_fence, floor));
-        }
-        // Whoever releases hands over without a floor: so it is remembered here.
-        *last_fence = floor.map_or(*last_fence, |floor| (floor.get() - 1).max(*last_fence));
-        let ticket = spec.queue.then(|| entry.queue_up(ticket, place));
-        // Everybody is told, and whoever asks first then moves the queue on for all.
-        let ends = entry.holders.iter().filter_map(|holder| holder.end).min();
-        let retry =
-            ends.map_or(Retry::OnNotify, |end| Retry::After(end.saturating_duration_since(now)));
-        let holder = entry.holder();
-        let notice = ticket.is_none().then(|| entry.notice.get_or_insert_default().clone());
-        if entry.is_empty() {
-            self.entries.remove(&(spec.mode.kind(), spec.name.clone()));
-        }
-        Asked::Contended { ticket, retry, holder, notice }
-    }
-
-    /// Forgets entries whose last holder died, and which nobody has asked for since.
-    fn sweep_now_and_then(&mut self, now: Instant) {
-        self.asks += 1;
-        if self.asks > self.entries.len() + 1024 {
-            self.asks = 0;
+    ) -> Attempted {
+        self.attempts += 1;
+        if self.attempts > self.locks.len() + 1024 {
+            self.attempts = 0;
             self.sweep(now);
         }
+        let last_fence = &mut self.last_fence;
+        let lock = self.locks.entry(key(spec)).or_insert_with(|| Lock::new(last_fence, now));
+        lock.advance(last_fence, now);
+        if let Some(holder) = lock.holder_mut(spec.owner) {
+            holder.end = now.checked_add(spec.ttl);
+            let end = holder.end;
+            lock.expires_at(end);
+            return Attempted::Granted(lock.raise(last_fence, floor));
+        }
+        let entry = Entry::new(spec, notify, now);
+        if lock.queue.is_empty() && admits(&lock.holders, spec.mode) {
+            lock.admit(entry, last_fence);
+            return Attempted::Granted(lock.raise(last_fence, floor));
+        }
+        // A later hand-off has no floor, so it is recorded here.
+        *last_fence = floor.map_or(*last_fence, |floor| (floor.get() - 1).max(*last_fence));
+        let position = spec.queue.then(|| lock.enqueue(position, entry));
+        // Every waiter learns when the lease ends. The first attempt after that advances the queue for all.
+        let ends = lock.holders.iter().filter_map(|holder| holder.end).min();
+        let retry =
+            ends.map_or(Retry::OnNotify, |end| Retry::After(end.saturating_duration_since(now)));
+        let holder = lock.holder();
+        let listener = position.is_none().then(|| lock.listener.get_or_insert_default().clone());
+        if lock.is_empty() {
+            self.locks.remove(&key(spec));
+        }
+        Attempted::Contended { position, retry, holder, listener }
     }
 
+    /// Removes locks whose last holder and waiters have expired.
     fn sweep(&mut self, now: Instant) {
         let last_fence = &mut self.last_fence;
-        self.entries.retain(|_, entry| {
-            entry.advance(last_fence, now);
-            !entry.is_empty()
+        self.locks.retain(|_, lock| {
+            lock.advance(last_fence, now);
+            !lock.is_empty()
         });
     }
 
-    pub(super) fn standing(
+    pub(super) fn state(
         &mut self,
         spec: &ClaimSpec,
-        ticket: Option<u64>,
-        bell: &Arc<Notify>,
-    ) -> Standing {
-        let Some(entry) = self.entries.get_mut(&(spec.mode.kind(), spec.name.clone())) else {
-            return Standing::Gone;
-        };
-        if let Some(holder) = entry.holders.iter_mut().find(|holder| holder.owner == spec.owner) {
-            holder.bell = Some(bell.clone());
-            return Standing::Holds(entry.fence);
+        position: Option<u64>,
+        notify: &Arc<Notify>,
+    ) -> ClaimState {
+        let Some(lock) = self.locks.get_mut(&key(spec)) else { return ClaimState::Absent };
+        if let Some(holder) = lock.holder_mut(spec.owner) {
+            holder.notify = Some(notify.clone());
+            return ClaimState::Holds(lock.fence);
         }
-        let waiter = ticket.and_then(|ticket| entry.queue.get_mut(&ticket));
-        let Some(waiter) = waiter.filter(|waiter| waiter.owner == spec.owner) else {
-            return Standing::Gone;
-        };
-        let should_ask = std::mem::take(&mut waiter.should_ask);
-        if should_ask { Standing::ShouldAsk } else { Standing::Waits }
+        let waiter = position.and_then(|position| lock.waiter_mut(spec.owner, position));
+        match waiter.map(|waiter| std::mem::take(&mut waiter.must_retry)) {
+            Some(true) => ClaimState::MustRetry,
+            Some(false) => ClaimState::Waits,
+            None => ClaimState::Absent,
+        }
     }
 
-    /// Renews a hold, or turns it into a shared one; false if this owner does not hold in this mode.
+    /// Renews or downgrades a hold; false if this owner does not hold the lock in this mode.
     pub(super) fn renew(
         &mut self,
         spec: &ClaimSpec,
@@ -203,67 +205,74 @@ impl Table {
         ttl: Duration,
         now: Instant,
     ) -> bool {
-        let key = (spec.mode.kind(), spec.name.clone());
         let last_fence = &mut self.last_fence;
-        let Some(entry) = self.entries.get_mut(&key) else { return false };
-        entry.advance(last_fence, now);
-        let holder = entry.holders.iter_mut().find(|holder| holder.owner == spec.owner);
-        // A hold that was downgraded is not brought back by a claim that does not know of it.
+        let Some(lock) = self.locks.get_mut(&key(spec)) else { return false };
+        lock.advance(last_fence, now);
+        // A ticket with another fence does not match. (That of shared holds may have been raised since.)
+        let is_altered = spec.ticket.is_some_and(|fence| fence != lock.fence);
+        let holder = lock.holder_mut(spec.owner);
+        // A claim that does not know of a downgrade does not match.
         let holder = holder.filter(|holder| step == Step::Downgrade || holder.mode == spec.mode);
-        // Neither is one whose ticket was altered. (Those who hold together may have been raised since.)
-        let is_altered = spec.ticket.is_some_and(|fence| fence != entry.fence);
         let holder = holder.filter(|_| spec.mode != Mode::Exclusive || !is_altered);
         let renewed = holder.is_some();
         if let Some(holder) = holder {
             holder.end = now.checked_add(ttl);
             holder.ttl = ttl;
-            entry.next_end = holder.end.map_or(entry.next_end, |end| end.min(entry.next_end));
-            if step == Step::Downgrade && holder.mode != Mode::Shared {
+            let downgraded = step == Step::Downgrade && holder.mode != Mode::Shared;
+            if downgraded {
                 holder.mode = Mode::Shared;
-                entry.advance(last_fence, now);
-                entry.tell();
+            }
+            let end = holder.end;
+            lock.expires_at(end);
+            if downgraded {
+                lock.advance(last_fence, now);
+                lock.notify_listeners();
             }
         }
-        if entry.is_empty() {
-            self.entries.remove(&key);
+        if lock.is_empty() {
+            self.locks.remove(&key(spec));
         }
         renewed
     }
 
-    /// Removes an owner, and hands over; true if it held.
-    pub(super) fn release(&mut self, spec: &ClaimSpec, ticket: Option<u64>, now: Instant) -> bool {
-        let key = (spec.mode.kind(), spec.name.clone());
-        let Some(entry) = self.entries.get_mut(&key) else { return false };
-        // First the expired go, so that a hold that has ended does not count as released.
-        entry.advance(&mut self.last_fence, now);
-        let place = entry.holders.iter().position(|holder| holder.owner == spec.owner);
-        if let Some(place) = place {
-            entry.holders.swap_remove(place);
+    /// Removes a claim, and hands the lock off; true if the claim held it.
+    pub(super) fn release(
+        &mut self,
+        spec: &ClaimSpec,
+        position: Option<u64>,
+        now: Instant,
+    ) -> bool {
+        let key = key(spec);
+        let Some(lock) = self.locks.get_mut(&key) else { return false };
+        // Expired entries are removed first: an expired hold does not count as released.
+        lock.advance(&mut self.last_fence, now);
+        let held = lock.holders.iter().position(|holder| holder.owner == spec.owner);
+        if let Some(held) = held {
+            lock.holders.swap_remove(held);
         }
-        // The owner is compared: tickets start again when an entry does.
-        if let Some(ticket) = ticket
-            && entry.queue.get(&ticket).is_some_and(|waiter| waiter.owner == spec.owner)
+        if let Some(position) = position
+            && lock.waiter_mut(spec.owner, position).is_some()
         {
-            entry.queue.remove(&ticket);
+            lock.queue.remove(&position);
         }
-        if entry.move_on(&mut self.last_fence, now) {
-            self.entries.remove(&key);
+        if lock.hand_off(&mut self.last_fence, now) {
+            self.locks.remove(&key);
         }
-        place.is_some()
+        held.is_some()
     }
 
     pub(super) fn break_lock(&mut self, name: &Name, now: Instant) -> usize {
         let mut broken = 0;
         for kind in [Kind::Lock, Kind::Semaphore] {
             let key = (kind, name.clone());
-            let Some(entry) = self.entries.get_mut(&key) else { continue };
-            entry.advance(&mut self.last_fence, now);
-            for holder in entry.holders.drain(..) {
-                holder.ring();
+            let Some(lock) = self.locks.get_mut(&key) else { continue };
+            lock.advance(&mut self.last_fence, now);
+            for holder in lock.holders.drain(..) {
+                holder.notify();
                 broken += 1;
             }
-            if entry.move_on(&mut self.last_fence, now) {
-                self.entries.remove(&key);
+            if lock.hand_off(&mut self.last_fence, now) {
+                self.locks.remove(&key);
             }
         }
         broken
@@ -271,25 +280,15 @@ impl Table {
 
     pub(super) fn list(&mut self, now: Instant, wanted: impl Fn(&str) -> bool) -> Vec<LockInfo> {
         self.sweep(now);
-        let wanted = self.entries.iter().filter(|((_, name), _)| wanted(name));
+        let wanted = self.locks.iter().filter(|((_, name), _)| wanted(name));
         let mut infos: Vec<LockInfo> = wanted
-            .map(|((kind, name), entry)| {
-                let fence = Some(entry.fence);
-                let mut holders: Vec<&Place> = entry.holders.iter().collect();
+            .map(|((kind, name), lock)| {
+                let fence = Some(lock.fence);
+                let mut holders: Vec<&Entry> = lock.holders.iter().collect();
                 holders.sort_by_key(|holder| holder.since);
-                LockInfo {
-                    name: name.clone(),
-                    kind: *kind,
-                    holders: holders
-                        .into_iter()
-                        .map(|place| place.participant(now, fence))
-                        .collect(),
-                    waiters: entry
-                        .queue
-                        .values()
-                        .map(|place| place.participant(now, None))
-                        .collect(),
-                }
+                let holders = holders.iter().map(|entry| entry.participant(now, fence)).collect();
+                let waiters = lock.queue.values().map(|entry| entry.participant(now, None));
+                LockInfo { name: name.clone(), kind: *kind, holders, waiters: waiters.collect() }
             })
             .collect();
         infos.sort_by(|a, b| (&a.name, a.kind).cmp(&(&b.name, b.kind)));
@@ -297,75 +296,74 @@ impl Table {
     }
 }
 
-impl Entry {
+impl Lock {
     fn new(last_fence: &mut u64, now: Instant) -> Self {
-        // Those who hold together have the same fence: at least that of any exclusive hold before.
+        // Concurrent holders share this fence. It is at least that of any earlier exclusive hold.
         *last_fence = (*last_fence).max(1);
         Self {
             fence: Fence::new(*last_fence).unwrap_or(Fence::MAX),
             holders: Vec::with_capacity(1),
             queue: BTreeMap::new(),
-            next_ticket: 0,
-            next_end: now,
-            notice: None,
+            last_position: 0,
+            next_expiry: now,
+            listener: None,
         }
     }
 
-    /// Removes those whose time has ended, and lets in whoever can enter then.
+    fn holder_mut(&mut self, owner: Owner) -> Option<&mut Entry> {
+        self.holders.iter_mut().find(|holder| holder.owner == owner)
+    }
+
+    /// Returns the waiter at a position. The owner is compared, because positions start again when a lock is created again.
+    fn waiter_mut(&mut self, owner: Owner, position: u64) -> Option<&mut Entry> {
+        self.queue.get_mut(&position).filter(|waiter| waiter.owner == owner)
+    }
+
+    /// Removes expired entries, and grants the lock to the next waiters.
     fn advance(&mut self, last_fence: &mut u64, now: Instant) {
-        if now >= self.next_end {
+        if now >= self.next_expiry {
             let before = self.holders.len() + self.queue.len();
-            self.holders.retain(|place| {
-                let ended = place.has_ended(now);
-                if ended {
-                    place.ring();
-                }
-                !ended
-            });
-            self.queue.retain(|_, place| {
-                let ended = place.has_ended(now);
-                if ended {
-                    place.ring();
-                }
-                !ended
-            });
-            self.recount_end(now);
+            self.holders.retain(|entry| entry.is_live(now));
+            self.queue.retain(|_, entry| entry.is_live(now));
+            let entries = self.holders.iter().chain(self.queue.values());
+            let far = now + Duration::from_secs(24 * 60 * 60);
+            self.next_expiry = entries.filter_map(|entry| entry.end).min().unwrap_or(far).min(far);
             if self.holders.len() + self.queue.len() < before {
-                self.tell();
+                self.notify_listeners();
             }
         }
         while let Some(next) = self.queue.first_entry() {
             if !admits(&self.holders, next.get().mode) {
                 break;
             }
-            let mut place = next.remove();
-            place.since = now;
-            place.end = now.checked_add(place.ttl);
-            place.ring();
-            let lease = place.ttl;
-            self.admit(place, last_fence);
-            // Who is next looks by itself after a third of its own ttl. If the new holder's lease may
-            // end before that, it has to learn of it.
+            let mut entry = next.remove();
+            entry.since = now;
+            entry.end = now.checked_add(entry.ttl);
+            entry.notify();
+            let lease = entry.ttl;
+            self.admit(entry, last_fence);
+            // The next waiter repeats its attempt after a third of its own TTL. If the new holder's lease may end before
+            // that, it must learn of the lease now.
             if let Some(mut next) = self.queue.first_entry()
                 && lease < next.get().ttl / 3
             {
-                next.get_mut().should_ask = true;
-                next.get().ring();
+                next.get_mut().must_retry = true;
+                next.get().notify();
             }
         }
     }
 
-    /// Lets in whoever can enter after somebody left; true if nobody is left at all.
-    fn move_on(&mut self, last_fence: &mut u64, now: Instant) -> bool {
+    /// Grants the lock to the next waiters after an entry was removed; true if the lock is empty.
+    fn hand_off(&mut self, last_fence: &mut u64, now: Instant) -> bool {
         self.advance(last_fence, now);
-        self.tell();
+        self.notify_listeners();
         self.is_empty()
     }
 
     fn holder(&self) -> Holder {
         match self.holders.first() {
-            Some(Place { mode: Mode::Exclusive, owner, .. }) => Holder::Owner(*owner),
-            Some(Place { mode: Mode::Shared, .. }) => Holder::Readers,
+            Some(Entry { mode: Mode::Exclusive, owner, .. }) => Holder::Owner(*owner),
+            Some(Entry { mode: Mode::Shared, .. }) => Holder::Readers,
             Some(_) | None => Holder::Unknown,
         }
     }
@@ -374,23 +372,18 @@ impl Entry {
         self.holders.is_empty() && self.queue.is_empty()
     }
 
-    fn recount_end(&mut self, now: Instant) {
-        let places = self.holders.iter().chain(self.queue.values());
-        let far = now + Duration::from_secs(24 * 60 * 60);
-        self.next_end = places.filter_map(|place| place.end).min().unwrap_or(far).min(far);
+    /// Accounts for an entry that expires at `end`.
+    fn expires_at(&mut self, end: Option<Instant>) {
+        self.next_expiry = end.map_or(self.next_expiry, |end| end.min(self.next_expiry));
     }
 
-    fn admits(&self, mode: Mode) -> bool {
-        admits(&self.holders, mode)
-    }
-
-    fn admit(&mut self, place: Place, last_fence: &mut u64) {
-        if place.mode == Mode::Exclusive {
+    fn admit(&mut self, entry: Entry, last_fence: &mut u64) {
+        if entry.mode == Mode::Exclusive {
             *last_fence += 1;
             self.fence = Fence::new(*last_fence).unwrap_or(Fence::MAX);
         }
-        self.next_end = place.end.map_or(self.next_end, |end| end.min(self.next_end));
-        self.holders.push(place);
+        self.expires_at(entry.end);
+        self.holders.push(entry);
     }
 
     fn raise(&mut self, last_fence: &mut u64, floor: Option<Fence>) -> Fence {
@@ -399,34 +392,33 @@ impl Entry {
         self.fence
     }
 
-    /// Takes a place in the queue, or refreshes the one that is there.
-    fn queue_up(&mut self, ticket: Option<u64>, place: Place) -> u64 {
-        self.next_end = place.end.map_or(self.next_end, |end| end.min(self.next_end));
-        if let Some(ticket) = ticket
-            && let Some(waiter) = self.queue.get_mut(&ticket)
-            && waiter.owner == place.owner
+    /// Adds a waiter, or refreshes the one at `position`. Returns its position.
+    fn enqueue(&mut self, position: Option<u64>, entry: Entry) -> u64 {
+        self.expires_at(entry.end);
+        if let Some(position) = position
+            && let Some(waiter) = self.waiter_mut(entry.owner, position)
         {
-            waiter.end = place.end;
-            return ticket;
+            waiter.end = entry.end;
+            return position;
         }
-        self.next_ticket += 1;
-        self.queue.insert(self.next_ticket, place);
-        self.next_ticket
+        self.last_position += 1;
+        self.queue.insert(self.last_position, entry);
+        self.last_position
     }
 
-    /// Tells those who listen without being queued that something changed.
-    fn tell(&mut self) {
-        if let Some(notice) = self.notice.take() {
-            notice.notify_waiters();
+    /// Notifies claims that listen without being queued.
+    fn notify_listeners(&mut self) {
+        if let Some(listener) = self.listener.take() {
+            listener.notify_waiters();
         }
     }
 }
 
-/// Whether a claim may enter beside those who hold.
-fn admits(holders: &[Place], mode: Mode) -> bool {
+/// Returns whether a claim is compatible with the holders.
+fn admits(holders: &[Entry], mode: Mode) -> bool {
     match mode {
         Mode::Exclusive => holders.is_empty(),
-        // Either one exclusive holder or any number of shared ones: the first tells.
+        // Either one exclusive holder or any number of shared ones: the first one shows which.
         Mode::Shared => holders.first().is_none_or(|holder| holder.mode == Mode::Shared),
         Mode::Permits { take, of } => {
             let (mut used, mut limit) = (u64::from(take), of);

@@ -1,4 +1,4 @@
-//! A look at semaphores that are made of slots.
+//! Inspection of semaphores that are made of slots.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use crate::contract::{BoxFuture, Inspector, Kind, LockInfo, Mode, Participant};
 use crate::error::Result;
 use crate::name::Name;
 
-/// Shows slots and gates as the semaphores that they are.
+/// Combines slots and gates into semaphores.
 fn as_semaphores(infos: Vec<LockInfo>) -> Vec<LockInfo> {
     let mut shown = Vec::new();
     let mut semaphores: BTreeMap<String, LockInfo> = BTreeMap::new();
@@ -17,7 +17,7 @@ fn as_semaphores(infos: Vec<LockInfo>) -> Vec<LockInfo> {
             continue;
         };
         if part == "turn" {
-            // A try that is being decided: it neither holds nor waits.
+            // A try in progress neither holds nor waits.
             continue;
         }
         let semaphore = semaphores.entry(name.to_owned()).or_insert_with(|| LockInfo {
@@ -28,19 +28,19 @@ fn as_semaphores(infos: Vec<LockInfo>) -> Vec<LockInfo> {
         });
         if part == "gate" {
             let at_gate = info.holders.into_iter().chain(info.waiters);
-            semaphore.waiters.extend(at_gate.map(|participant| permits(participant, 1)));
+            semaphore.waiters.extend(at_gate.map(one_permit));
         } else {
             for holder in info.holders {
                 let known = semaphore.holders.iter_mut().find(|known| known.owner == holder.owner);
                 match known.map(|known| &mut known.mode) {
                     Some(Mode::Permits { take, .. }) => *take += 1,
-                    _ => semaphore.holders.push(permits(holder, 1)),
+                    _ => semaphore.holders.push(one_permit(holder)),
                 }
             }
         }
     }
     for semaphore in semaphores.values_mut() {
-        // Whoever is at the gate waits, even if it has some slots already.
+        // The claim at the gate counts as a waiter, even if it holds some slots.
         let LockInfo { holders, waiters, .. } = semaphore;
         holders.retain(|holder| {
             holder.owner.is_none() || waiters.iter().all(|waiter| waiter.owner != holder.owner)
@@ -51,23 +51,23 @@ fn as_semaphores(infos: Vec<LockInfo>) -> Vec<LockInfo> {
     shown
 }
 
-/// How many permits its holder believes in is not written anywhere: 0.
-fn permits(participant: Participant, take: u32) -> Participant {
-    Participant { mode: Mode::Permits { take, of: 0 }, ..participant }
+/// Sets the mode to one permit. The store does not record the total number, so `of` is 0.
+fn one_permit(participant: Participant) -> Participant {
+    Participant { mode: Mode::Permits { take: 1, of: 0 }, ..participant }
 }
 
 impl Inspector for Slots {
     fn list(&self, prefix: &str) -> BoxFuture<'_, Result<Vec<LockInfo>>> {
         let prefix = prefix.to_owned();
-        Box::pin(async move { Ok(as_semaphores(self.look()?.list(&prefix).await?)) })
+        Box::pin(async move { Ok(as_semaphores(self.inner_inspector()?.list(&prefix).await?)) })
     }
 
     fn show(&self, name: &Name) -> BoxFuture<'_, Result<Vec<LockInfo>>> {
         let name = name.clone();
         Box::pin(async move {
-            let look = self.look()?;
-            let mut infos = look.show(&name).await?;
-            infos.extend(look.list(&format!("{name}\0")).await?);
+            let inner = self.inner_inspector()?;
+            let mut infos = inner.show(&name).await?;
+            infos.extend(inner.list(&format!("{name}\0")).await?);
             Ok(as_semaphores(infos))
         })
     }
@@ -75,24 +75,24 @@ impl Inspector for Slots {
     fn break_lock(&self, name: &Name) -> BoxFuture<'_, Result<usize>> {
         let name = name.clone();
         Box::pin(async move {
-            let look = self.look()?;
-            let mut broken = look.break_lock(&name).await?;
-            let parts = look.list(&format!("{name}\0")).await?;
-            // Owners and not slots are counted, as everywhere.
-            let holders =
-                as_semaphores(parts.clone()).iter().map(|info| info.holders.len()).sum::<usize>();
-            let waiting: Vec<_> =
-                parts.iter().filter(|part| part.name.ends_with("\0gate")).collect();
-            let waits =
-                |owner| waiting.iter().flat_map(|gate| &gate.holders).any(|p| p.owner == owner);
+            let inner = self.inner_inspector()?;
+            let broken = inner.break_lock(&name).await?;
+            let parts = inner.list(&format!("{name}\0")).await?;
+            // Counts owners, not slots.
+            let holders: usize =
+                as_semaphores(parts.clone()).iter().map(|info| info.holders.len()).sum();
+            let gates = parts.iter().filter(|part| part.name.ends_with("\0gate"));
+            let at_gate: Vec<_> =
+                gates.flat_map(|gate| &gate.holders).map(|waiter| waiter.owner).collect();
             for part in &parts {
                 let holder = part.holders.first().map(|holder| holder.owner);
-                if part.name.contains("\0slot\0") && !holder.is_some_and(&waits) {
-                    look.break_lock(&part.name).await?;
+                if part.name.contains("\0slot\0")
+                    && !holder.is_some_and(|owner| at_gate.contains(&owner))
+                {
+                    inner.break_lock(&part.name).await?;
                 }
             }
-            broken += holders;
-            Ok(broken)
+            Ok(broken + holders)
         })
     }
 

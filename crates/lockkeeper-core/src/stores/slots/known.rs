@@ -1,8 +1,7 @@
-//! What one process knows of the slots of its semaphores.
+//! What one process knows about the slots of its semaphores.
 //!
-//! A hint, so that an acquire need not ask for slots that are known to be taken. Only [`Seen::Ours`] is certain: a
-//! claim of this process has the slot, or has asked for it and not been answered. Everything else is asked of the
-//! store before an acquire is refused.
+//! It lets an acquire skip slots that are known to be held. Only [`SlotState::Reserved`] is certain: a claim of this process
+//! holds the slot, or has a request for it in flight. All other slots are attempted before an acquire is refused.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,9 +10,9 @@ use tokio::sync::Notify;
 
 use crate::name::Name;
 
-/// How many semaphores are remembered that no claim of this process uses any more, beside as many as were in use.
+/// How many semaphores that no claim uses are kept, in addition to as many as were in use at the last sweep.
 const MAX_IDLE: usize = 256;
-/// How many slots are drawn at random before all of them are sorted.
+/// How many slots are drawn at random before all slots are sorted.
 const DRAWS: usize = 4;
 
 /// The semaphores of a store, by name.
@@ -22,19 +21,19 @@ pub(super) struct Semaphores(Mutex<ByName>);
 
 #[derive(Debug, Default)]
 struct ByName {
-    known: HashMap<Name, Arc<Known>>,
-    /// How many were in use when the idle ones were last forgotten.
+    known: HashMap<Name, Arc<KnownSlots>>,
+    /// How many were in use at the last sweep.
     in_use: usize,
 }
 
 impl Semaphores {
-    /// Returns what is known of a semaphore.
-    pub(super) fn get(&self, name: &Name) -> Arc<Known> {
+    /// Returns the slots of a semaphore.
+    pub(super) fn get(&self, name: &Name) -> Arc<KnownSlots> {
         let ByName { known, in_use } = &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = known.get(name) {
             return known.clone();
         }
-        // Not at every new name if many are in use: each sweep then pays for as many new names as it looks at.
+        // The limit grows with the number in use, so that the cost of a sweep is spread over as many new names.
         if known.len() >= *in_use * 2 + MAX_IDLE {
             known.retain(|_, known| Arc::strong_count(known) > 1);
             *in_use = known.len();
@@ -45,55 +44,55 @@ impl Semaphores {
 
 /// The slots of one semaphore.
 #[derive(Debug, Default)]
-pub(super) struct Known {
+pub(super) struct KnownSlots {
     table: Mutex<Table>,
-    /// Notified when a claim of this process has given a slot back.
+    /// Notified when a claim of this process has released a slot.
     released: Notify,
 }
 
 #[derive(Debug, Default)]
 struct Table {
-    /// Slots behind the end have not been seen.
-    slots: Vec<Seen>,
-    /// The slot that was given back last.
+    /// Slots past the end are `Unknown`.
+    slots: Vec<SlotState>,
+    /// The slot that was released last.
     last_free: Option<u32>,
-    /// Counts refusals, to ask first for the slot whose refusal is oldest.
+    /// Counts refusals, so that the slot with the oldest refusal is tried first.
     refusals: u64,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-enum Seen {
+enum SlotState {
     #[default]
-    Unseen,
-    /// A claim of this process has it, or may have it.
-    Ours,
-    /// A claim of this process gave it back.
+    Unknown,
+    /// A claim of this process holds it, or may hold it.
+    Reserved,
+    /// A claim of this process released it.
     Free,
     /// The store refused it.
-    Taken { refusal: u64 },
+    Refused { refusal: u64 },
 }
 
 impl Table {
-    fn at(&self, slot: u32) -> Seen {
+    fn at(&self, slot: u32) -> SlotState {
         self.slots.get(slot as usize).copied().unwrap_or_default()
     }
 
-    fn set(&mut self, slot: u32, seen: Seen) {
+    fn set(&mut self, slot: u32, state: SlotState) {
         let slot = slot as usize;
         if self.slots.len() <= slot {
-            self.slots.resize(slot + 1, Seen::Unseen);
+            self.slots.resize(slot + 1, SlotState::Unknown);
         }
-        self.slots[slot] = seen;
+        self.slots[slot] = state;
     }
 
-    /// All slots that this process does not have, the most promising last.
+    /// Returns all slots that this process has not reserved, the most promising last.
     fn sorted(&self, of: u32) -> Vec<u32> {
         let mut slots: Vec<_> = (0..of)
             .filter_map(|slot| match self.at(slot) {
-                Seen::Ours => None,
-                Seen::Free => Some((0, fastrand::u64(..), slot)),
-                Seen::Unseen => Some((1, fastrand::u64(..), slot)),
-                Seen::Taken { refusal } => Some((2, refusal, slot)),
+                SlotState::Reserved => None,
+                SlotState::Free => Some((0, fastrand::u64(..), slot)),
+                SlotState::Unknown => Some((1, fastrand::u64(..), slot)),
+                SlotState::Refused { refusal } => Some((2, refusal, slot)),
             })
             .collect();
         slots.sort_unstable_by(|a, b| b.cmp(a));
@@ -101,89 +100,94 @@ impl Table {
     }
 }
 
-impl Known {
+impl KnownSlots {
     fn table(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until a claim of this process gives a slot back.
+    /// Waits until a claim of this process releases a slot.
     pub(super) async fn released(&self) {
         self.released.notified().await;
     }
 
-    /// Marks a slot as used by this process.
-    pub(super) fn mark(self: &Arc<Self>, slot: u32) -> Mark {
-        self.table().set(slot, Seen::Ours);
-        Mark { known: self.clone(), slot, refused: false }
+    /// Reserves one slot.
+    pub(super) fn reserve_slot(self: &Arc<Self>, slot: u32) -> Reservation {
+        self.table().set(slot, SlotState::Reserved);
+        Reservation { known: self.clone(), slot, refused: false }
     }
 
-    /// Marks the most promising `count` of `of` slots, without those that this process has. Slots that were given
-    /// back here come first, then those never seen, then those refused, the oldest refusal first.
-    pub(super) fn choose(self: &Arc<Self>, count: usize, of: u32, order: &mut Order) -> Vec<Mark> {
+    /// Reserves the `count` most promising of `of` slots that are neither reserved nor tried: first slots that were
+    /// released here, then unknown ones, then refused ones, the oldest refusal first.
+    pub(super) fn reserve(
+        self: &Arc<Self>,
+        count: usize,
+        of: u32,
+        candidates: &mut Candidates,
+    ) -> Vec<Reservation> {
         let mut table = self.table();
-        let mut chosen = Vec::new();
-        let mut choose = |table: &mut Table, order: &mut Order, slot: u32| {
-            if slot < of && table.at(slot) != Seen::Ours && order.seen.insert(slot) {
-                table.set(slot, Seen::Ours);
-                chosen.push(Mark { known: self.clone(), slot, refused: false });
+        let mut reserved = Vec::new();
+        let mut reserve = |table: &mut Table, candidates: &mut Candidates, slot: u32| {
+            if slot < of && table.at(slot) != SlotState::Reserved && candidates.tried.insert(slot) {
+                table.set(slot, SlotState::Reserved);
+                reserved.push(Reservation { known: self.clone(), slot, refused: false });
             }
-            chosen.len() == count
+            reserved.len() == count
         };
-        if order.rest.is_none() {
-            // Nearly always one of these is free, and the rest need not be sorted.
+        if candidates.rest.is_none() {
+            // One of these is nearly always free, so that sorting is not necessary.
             let last = table.last_free.take();
             let drawn = (0..DRAWS).map(|_| fastrand::u32(..of.max(1)));
             for slot in last.into_iter().chain(drawn) {
-                let promising = matches!(table.at(slot), Seen::Unseen | Seen::Free);
-                if promising && choose(&mut table, order, slot) {
-                    return chosen;
+                let promising = matches!(table.at(slot), SlotState::Unknown | SlotState::Free);
+                if promising && reserve(&mut table, candidates, slot) {
+                    return reserved;
                 }
             }
         }
-        let mut rest = order.rest.take().unwrap_or_else(|| table.sorted(of));
+        let mut rest = candidates.rest.take().unwrap_or_else(|| table.sorted(of));
         while let Some(slot) = rest.pop() {
-            if choose(&mut table, order, slot) {
+            if reserve(&mut table, candidates, slot) {
                 break;
             }
         }
-        order.rest = Some(rest);
-        chosen
+        candidates.rest = Some(rest);
+        reserved
     }
 }
 
-/// The slots that one attempt has asked for, and those that it has yet to ask for.
+/// The slots that one attempt has tried, and those that it has yet to try.
 #[derive(Debug, Default)]
-pub(super) struct Order {
-    pub(super) seen: BTreeSet<u32>,
-    /// The most promising last. Sorted once per attempt, and only if the first guesses failed.
+pub(super) struct Candidates {
+    pub(super) tried: BTreeSet<u32>,
+    /// The most promising last. Sorted once per attempt, and only if the slots drawn at random failed.
     rest: Option<Vec<u32>>,
 }
 
-/// A slot that this process has or may have, until this is dropped.
+/// A slot that this process holds or may hold, until this is dropped.
 #[derive(Debug)]
-pub(super) struct Mark {
-    known: Arc<Known>,
+pub(super) struct Reservation {
+    known: Arc<KnownSlots>,
     pub(super) slot: u32,
     refused: bool,
 }
 
-impl Mark {
-    /// The store has answered that others hold the slot.
+impl Reservation {
+    /// Ends the reservation because the store reported another holder.
     pub(super) fn refused(mut self) {
         self.refused = true;
     }
 }
 
-impl Drop for Mark {
+impl Drop for Reservation {
     fn drop(&mut self) {
         let mut table = self.known.table();
         if self.refused {
             table.refusals += 1;
             let refusal = table.refusals;
-            table.set(self.slot, Seen::Taken { refusal });
+            table.set(self.slot, SlotState::Refused { refusal });
             return;
         }
-        table.set(self.slot, Seen::Free);
+        table.set(self.slot, SlotState::Free);
         table.last_free = Some(self.slot);
         drop(table);
         self.known.released.notify_one();
@@ -195,7 +199,7 @@ mod tests {
     use super::*;
 
     fn name(number: usize) -> Name {
-        Name::new(format!("{number}")).expect("is a name")
+        Name::new(format!("{number}")).expect("the name is valid")
     }
 
     fn len(semaphores: &Semaphores) -> usize {
@@ -203,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn idle_semaphores_are_forgotten_and_those_in_use_are_not() {
+    fn idle_semaphores_are_removed_and_those_in_use_are_kept() {
         let semaphores = Semaphores::default();
         for number in 0..10 * MAX_IDLE {
             semaphores.get(&name(number));
@@ -225,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_of_semaphores_in_use_is_seldom_swept() {
+    fn sweeps_are_rare_while_many_semaphores_are_in_use() {
         let semaphores = Semaphores::default();
         let mut sweeps = Vec::new();
         let used: Vec<_> = (0..20_000)

@@ -96,7 +96,7 @@ impl Account {
 pub(crate) fn main() {
     let keeper = Keeper::new(Memory::new());
     let account = || Account { id: 1, balance: 2 };
-    // Futures are made, so that nothing is unused, and not polled: no keeper is installed.
+    // Creates the futures, so that no function is unused, but does not poll them: no keeper is installed.
     drop((one_line(), one_line_reentrant(), one_line_call(), one_line_return(), several_lines()));
     drop((several_lines_blocking(), argument(1), moved_argument(String::new()), given_keeper(&keeper)));
     drop((generic("a"), borrows("a"), iterates(1), own_error(), early(true)));

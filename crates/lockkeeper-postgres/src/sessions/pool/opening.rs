@@ -1,4 +1,4 @@
-//! Opening connections.
+//! Opening sessions.
 
 use std::future::Future;
 use std::sync::{Arc, Weak};
@@ -18,10 +18,10 @@ use super::{SessionPool, SessionRequest, Source, Table};
 use crate::config::address;
 use crate::error::{at, unavailable};
 
-/// How often to check whether a pool's connection has closed: the pool runs its task and does not notify.
+/// How often to check whether a pooled connection has closed. The pool runs its task and does not notify.
 const POOLED_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// A session that is being opened, by a task of its own: it does not depend on a claim being polled.
+/// A session that a background task is opening. The task does not depend on the polling of any claim.
 #[derive(Clone)]
 pub(super) struct Opening {
     done: watch::Receiver<Option<Result<()>>>,
@@ -30,12 +30,12 @@ pub(super) struct Opening {
 
 impl Opening {
     pub(super) fn is_in_progress(&self) -> bool {
-        // An error if the task was dropped with its runtime.
+        // `has_changed` is an error if the task was dropped with its runtime.
         self.done.has_changed().is_ok() && self.done.borrow().is_none()
     }
 
-    /// Returns whether it takes so long that a claim of `ttl` should open another: if the server's first message was
-    /// lost, it is stuck until `connect_timeout`.
+    /// Returns whether it has taken so long that a claim of `ttl` should open another session. If a message of the server was
+    /// lost, it hangs until `connect_timeout`.
     pub(super) fn is_late(&self, ttl: Duration) -> bool {
         self.started.elapsed() >= idle_timeout_for(ttl) / 2
     }
@@ -49,7 +49,7 @@ impl Opening {
 }
 
 impl SessionPool {
-    /// Returns the task that opens a session and adds it to the pool. Until it ends, it counts towards the limit.
+    /// Returns the task that opens a session and adds it to the pool. The session counts towards the limit from now on.
     pub(super) fn open(
         self: &Arc<Self>,
         table: &mut Table,
@@ -58,7 +58,7 @@ impl SessionPool {
     ) -> (Opening, impl Future<Output = ()> + Send + use<>) {
         let reservation = Reservation::new(self, table, purpose);
         let (pool, ttl, label) = (self.clone(), request.ttl, self.label(&request).to_owned());
-        let (tell, done) = watch::channel(None);
+        let (sender, done) = watch::channel(None);
         let task = async move {
             let limit = pool.options.connect_timeout;
             let opened = tokio::time::timeout(limit, async {
@@ -67,7 +67,9 @@ impl SessionPool {
                 Ok(session)
             });
             let opened = opened.await.unwrap_or_else(|_| {
-                Err(unavailable(format!("the server did not let us in within {limit:.1?}")))
+                Err(unavailable(format!(
+                    "the connection was not ready within {limit:.1?} (connect_timeout)"
+                )))
             });
             let opened = opened.map_err(|error| match &pool.source {
                 Source::Server { config, .. } => at(&address(config), &error),
@@ -75,12 +77,12 @@ impl SessionPool {
             });
             let opened = opened.map(|session| pool.table().sessions.push(session));
             drop(reservation);
-            tell.send_replace(Some(opened));
+            sender.send_replace(Some(opened));
         };
         (Opening { done, started: Instant::now() }, task)
     }
 
-    /// Opens a connection that is not in the pool and does not count towards its limit.
+    /// Opens a session that is not in the pool and does not count towards its limit.
     pub(in super::super) async fn connect(
         self: &Arc<Self>,
         ttl: Duration,
@@ -113,7 +115,7 @@ impl SessionPool {
                 let (pool, watched) = (Arc::downgrade(self), Arc::downgrade(&session));
                 tokio::spawn(async move {
                     pooled_connection_closed(&watched).await;
-                    // It closes when it is dropped, and not before.
+                    // A pooled connection closes only when it is dropped.
                     if let Some(pool) = pool.upgrade() {
                         pool.table().sessions.retain(|session| !session.connection.is_closed());
                     }
@@ -125,8 +127,8 @@ impl SessionPool {
     }
 }
 
-/// Returns the configuration with keepalive probes about as frequent as those of the server. Settings of the user
-/// stay.
+/// Returns the configuration with TCP keepalives about as frequent as those of the server. Settings of the user take
+/// precedence.
 pub(super) fn with_keepalives(config: &Config, ttl: Duration) -> Config {
     const UNSET: Duration = Duration::from_secs(2 * 60 * 60);
     let (mut config, idle_timeout) = (config.clone(), idle_timeout_for(ttl));
@@ -143,7 +145,7 @@ pub(super) fn with_keepalives(config: &Config, ttl: Duration) -> Config {
     config
 }
 
-/// Waits until a pool's connection has closed or is no longer used, and cancels its token.
+/// Waits until a pooled connection has closed or is no longer referenced, and cancels its token.
 async fn pooled_connection_closed(session: &Weak<Session>) {
     while let Some(session) = session.upgrade() {
         let closed = session.connection.closed.clone();
@@ -158,7 +160,7 @@ async fn pooled_connection_closed(session: &Weak<Session>) {
     }
 }
 
-/// Dropped when a connection has closed: the session is over, and another may be opened.
+/// Notifies, when it is dropped, that a connection has closed: its session has ended, and another may be opened.
 struct CloseNotifier {
     closed: CancellationToken,
     freed: Arc<Notify>,
@@ -171,7 +173,7 @@ impl Drop for CloseNotifier {
     }
 }
 
-/// A session that is being opened counts towards the limit.
+/// Counts a session that is being opened towards the limit.
 struct Reservation {
     pool: Arc<SessionPool>,
     purpose: Purpose,

@@ -10,7 +10,7 @@ fn pool(url: &str) -> Arc<SessionPool> {
     Arc::new(SessionPool::new(Source::Server { config: Box::new(driver), tls }, options))
 }
 
-/// As the session itself sees them: for sockets, the server asks the operating system.
+/// Returns the settings as the session itself sees them. Those of its socket come from the operating system.
 async fn settings(session: &Arc<Session>) -> Vec<String> {
     let sql = "SELECT setting FROM pg_settings WHERE name IN ('idle_session_timeout', \
                'tcp_user_timeout', 'tcp_keepalives_idle', 'tcp_keepalives_interval', \
@@ -40,7 +40,7 @@ async fn a_session_has_the_timeouts_of_the_longest_lease_and_the_last_label() {
     connection.configure(Duration::from_secs(70), "another").await.unwrap();
     let expected = ["another", "1000", "120000", "3", "60", "20", "120000"];
     assert_eq!(settings(&slot.session).await, expected);
-    slot.leave();
+    slot.end_unused();
 }
 
 #[test]

@@ -1,6 +1,6 @@
--- Returns whether a session waits for a lock or executes a statement. False means that it is idle or gone.
--- $1: its process id. $2: when it started, in seconds, so that a later process with the same id is not taken for it.
--- For a role that may not see the state of the session, the lock table decides.
+-- Returns whether a session waits for a lock or executes a statement. False means that it is idle or has ended.
+-- $1: its process id. $2: when it started, in seconds, which distinguishes it from a later process with the same id.
+-- If the role may not read the state of the session, the lock table decides.
 SELECT EXISTS (
     SELECT FROM pg_stat_get_activity($1) AS session
     WHERE extract(epoch FROM session.backend_start)::float8 = $2

@@ -1,5 +1,5 @@
 -- Reads the identity of a new session and of its server. No arguments.
--- Returns the process id, when the session started (NULL if the role may not see that), whether the server is a standby,
+-- Returns the process id, when the session started (NULL if the role may not read that), whether the server is a standby,
 -- its version, and its timeline (NULL on a standby).
 SELECT pg_backend_pid() AS pid,
        (SELECT extract(epoch FROM backend_start)::float8

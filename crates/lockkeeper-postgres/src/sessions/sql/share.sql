@@ -1,7 +1,7 @@
--- Locks a key in shared mode that this session holds exclusively, unless it has done so already.
+-- Adds a shared lock to a key that this session holds exclusively, unless it already has one.
 -- {key}: the key, as arguments. {classid}, {objid}, {objsubid}: the same, as pg_locks shows it.
--- Uses the waiting form, because a try is refused when another session waits. It never waits: a session that holds a
--- lock is granted it before the waiters.
+-- Uses the waiting form, because a try fails while another session waits. It never waits: the server grants the lock to a
+-- session that already holds it before it grants it to waiters.
 SELECT pg_advisory_lock_shared({key})
 WHERE NOT EXISTS (
     SELECT FROM pg_locks

@@ -1,4 +1,4 @@
-//! A connection, and a server that does what a test wants.
+//! A connection to a server that the test controls.
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -10,20 +10,20 @@ use tokio::net::{TcpListener, TcpStream};
 use super::*;
 use crate::config::Config;
 
-/// More than the network takes at once.
-const MUCH: usize = 16 * 1024 * 1024;
+/// More bytes than the socket buffers accept.
+const LARGE: usize = 16 * 1024 * 1024;
 
 async fn pair(
     protocol: ProtocolVersion,
     on_message: Option<OnMessage>,
 ) -> (Arc<Connection>, TcpStream, CancellationToken) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = Address { host: "127.0.0.1".into(), port: listener.local_addr().unwrap().port() };
+    let address = Address::tcp("127.0.0.1", listener.local_addr().unwrap().port());
     let config = Config::from_url(&format!("redis://{address}/")).unwrap();
     let gone = CancellationToken::new();
-    let ips = [listener.local_addr().unwrap()];
+    let endpoints = [Endpoint::Ip(listener.local_addr().unwrap())];
     let connection =
-        Connection::connect(&config.client, &address, &ips, protocol, on_message, &gone);
+        Connection::connect(&config.client, &address, &endpoints, protocol, on_message, &gone);
     let (connection, accepted) = tokio::join!(connection, listener.accept());
     (Arc::new(connection.unwrap()), accepted.unwrap().0, gone)
 }
@@ -32,47 +32,47 @@ async fn plain() -> (Arc<Connection>, TcpStream, CancellationToken) {
     pair(ProtocolVersion::RESP3, None).await
 }
 
-fn ask(connection: &Arc<Connection>, word: &str) -> tokio::task::JoinHandle<RedisResult<Value>> {
+fn query(connection: &Arc<Connection>, word: &str) -> tokio::task::JoinHandle<RedisResult<Value>> {
     let (connection, command) = (connection.clone(), redis::cmd(word));
     tokio::spawn(async move { connection.query(&command).await })
 }
 
-/// Waits until so many have asked, and not been answered.
-async fn waiting(connection: &Connection, count: usize) {
-    eventually("requests", async || connection.shared.state().waiting.len() == count).await;
+/// Waits until this many commands are pending.
+async fn pending(connection: &Connection, count: usize) {
+    eventually("pending commands", async || connection.shared.state().waiting.len() == count).await;
 }
 
-async fn says(server: &mut TcpStream, text: &str) {
+async fn reply(server: &mut TcpStream, text: &str) {
     server.write_all(text.as_bytes()).await.unwrap();
 }
 
-async fn heard(server: &mut TcpStream, text: &str) {
+async fn expect(server: &mut TcpStream, text: &str) {
     let mut buffer = vec![0; text.len()];
-    soon("the request", server.read_exact(&mut buffer)).await.unwrap();
+    soon("the command", server.read_exact(&mut buffer)).await.unwrap();
     assert_eq!(String::from_utf8_lossy(&buffer), text);
 }
 
-/// Reads until the other side hangs up.
-async fn hung_up(server: &mut TcpStream) {
+/// Reads until the client closes the connection.
+async fn closed(server: &mut TcpStream) {
     let mut rest = Vec::new();
-    let _ = soon("the end", server.read_to_end(&mut rest)).await;
+    let _ = soon("the close", server.read_to_end(&mut rest)).await;
 }
 
 #[tokio::test]
-async fn replies_find_their_commands_also_if_some_callers_were_dropped() {
+async fn replies_match_their_commands_even_if_some_callers_are_dropped() {
     let (connection, mut server, _gone) = plain().await;
-    let first = ask(&connection, "ONE");
-    waiting(&connection, 1).await;
-    let given_up = ask(&connection, "TWO");
-    waiting(&connection, 2).await;
-    let last = ask(&connection, "THREE");
-    waiting(&connection, 3).await;
-    given_up.abort();
-    heard(&mut server, "*1\r\n$3\r\nONE\r\n*1\r\n$3\r\nTWO\r\n*1\r\n$5\r\nTHREE\r\n").await;
-    // In two parts, cut where it hurts.
-    says(&mut server, ":1\r\n:2\r\n$3\r\nth").await;
+    let first = query(&connection, "ONE");
+    pending(&connection, 1).await;
+    let dropped = query(&connection, "TWO");
+    pending(&connection, 2).await;
+    let last = query(&connection, "THREE");
+    pending(&connection, 3).await;
+    dropped.abort();
+    expect(&mut server, "*1\r\n$3\r\nONE\r\n*1\r\n$3\r\nTWO\r\n*1\r\n$5\r\nTHREE\r\n").await;
+    // In two parts, cut inside a value.
+    reply(&mut server, ":1\r\n:2\r\n$3\r\nth").await;
     assert_eq!(soon("the first", first).await.unwrap().unwrap(), Value::Int(1));
-    says(&mut server, "r\r\n").await;
+    reply(&mut server, "r\r\n").await;
     let last = soon("the last", last).await.unwrap().unwrap();
     assert_eq!(last, Value::BulkString(b"thr".into()));
 }
@@ -80,87 +80,90 @@ async fn replies_find_their_commands_also_if_some_callers_were_dropped() {
 #[tokio::test]
 async fn a_command_is_written_by_the_first_poll_on_any_thread() {
     let (connection, mut server, _gone) = plain().await;
-    // On a thread that belongs to no runtime, and then never again.
+    // Once, on a thread without a runtime.
     std::thread::spawn(move || {
         let command = redis::cmd("ONE");
-        let mut asked = Box::pin(connection.query(&command));
+        let mut sent = Box::pin(connection.query(&command));
         let mut context = Context::from_waker(Waker::noop());
-        assert!(asked.as_mut().poll(&mut context).is_pending());
-        drop(asked);
+        assert!(sent.as_mut().poll(&mut context).is_pending());
+        drop(sent);
         std::mem::forget(connection);
     })
     .join()
     .unwrap();
-    heard(&mut server, "*1\r\n$3\r\nONE\r\n").await;
+    expect(&mut server, "*1\r\n$3\r\nONE\r\n").await;
 }
 
 #[tokio::test]
-async fn what_the_network_does_not_accept_at_once_is_written_later_by_the_read_loop() {
+async fn the_read_loop_writes_bytes_that_the_socket_did_not_accept_at_once() {
     let (connection, mut server, _gone) = plain().await;
     let mut command = redis::cmd("SET");
-    command.arg("x".repeat(MUCH));
-    let mut asked = Box::pin(connection.query(&command));
-    assert!(asked.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    command.arg("x".repeat(LARGE));
+    let mut sent = Box::pin(connection.query(&command));
+    assert!(sent.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
     assert!(
         !connection.shared.state().unwritten.is_empty(),
-        "it took everything: {MUCH} is not much"
+        "the socket accepted all {LARGE} bytes: raise LARGE"
     );
-    drop(asked);
-    let next = ask(&connection, "NEXT");
+    drop(sent);
+    let next = query(&connection, "NEXT");
     let mut all = vec![0; command.get_packed_command().len()];
-    soon("all of it", server.read_exact(&mut all)).await.unwrap();
+    soon("the whole command", server.read_exact(&mut all)).await.unwrap();
     assert!(all == command.get_packed_command());
-    heard(&mut server, "*1\r\n$4\r\nNEXT\r\n").await;
-    says(&mut server, "+OK\r\n:2\r\n").await;
+    expect(&mut server, "*1\r\n$4\r\nNEXT\r\n").await;
+    reply(&mut server, "+OK\r\n:2\r\n").await;
     assert_eq!(soon("the next", next).await.unwrap().unwrap(), Value::Int(2));
 }
 
 #[tokio::test]
-async fn an_answer_may_be_larger_than_the_buffer() {
+async fn a_reply_may_be_larger_than_the_buffer() {
     let (connection, mut server, _gone) = plain().await;
     connection.end_handshake();
-    let asked = ask(&connection, "GET");
+    let sent = query(&connection, "GET");
     let text = "x".repeat(BUFFER * 5 + 1);
-    says(&mut server, &format!("${}\r\n{text}\r\n:1\r\n", text.len())).await;
-    let answer = soon("the answer", asked).await.unwrap().unwrap();
-    assert_eq!(answer, Value::BulkString(text.into_bytes()));
+    reply(&mut server, &format!("${}\r\n{text}\r\n:1\r\n", text.len())).await;
+    let value = soon("the reply", sent).await.unwrap().unwrap();
+    assert_eq!(value, Value::BulkString(text.into_bytes()));
 }
 
 #[tokio::test]
 async fn when_the_server_closes_the_connection_all_callers_fail_and_nothing_more_is_sent() {
     let (connection, server, gone) = plain().await;
-    let (one, two) = (ask(&connection, "ONE"), ask(&connection, "TWO"));
-    waiting(&connection, 2).await;
+    let (one, two) = (query(&connection, "ONE"), query(&connection, "TWO"));
+    pending(&connection, 2).await;
     drop(server);
-    for asked in [one, two] {
-        assert!(soon("the end", asked).await.unwrap().unwrap_err().is_io_error());
+    for sent in [one, two] {
+        assert!(soon("the error", sent).await.unwrap().unwrap_err().is_io_error());
     }
-    soon("the word of it", gone.cancelled()).await;
-    assert!(soon("the refusal", ask(&connection, "THREE")).await.unwrap().is_err());
+    soon("the cancelled token", gone.cancelled()).await;
+    assert!(soon("the error", query(&connection, "THREE")).await.unwrap().is_err());
 }
 
 #[tokio::test]
 async fn an_invalid_reply_closes_the_connection() {
-    for nonsense in ["HTTP/1.1 400 Bad Request\r\n", ":1\r\n:2\r\n"] {
+    for bytes in ["HTTP/1.1 400 Bad Request\r\n", ":1\r\n:2\r\n"] {
         let (connection, mut server, gone) = plain().await;
-        let one = ask(&connection, "ONE");
-        waiting(&connection, 1).await;
-        says(&mut server, nonsense).await;
-        soon("the end", gone.cancelled()).await;
-        let answer = soon("the answer", one).await.unwrap();
-        assert_eq!(answer.is_ok(), nonsense.starts_with(':'), "{answer:?}");
-        hung_up(&mut server).await;
+        let one = query(&connection, "ONE");
+        pending(&connection, 1).await;
+        reply(&mut server, bytes).await;
+        soon("the cancelled token", gone.cancelled()).await;
+        let replied = soon("the reply", one).await.unwrap();
+        assert_eq!(replied.is_ok(), bytes.starts_with(':'), "{replied:?}");
+        closed(&mut server).await;
     }
 }
 
-/// Answers that are too large: what they are, and as much of them as should end the connection.
-fn floods(limits: Limits) -> Vec<(&'static str, String)> {
+/// Replies that exceed a limit: a description, and the part that must close the connection.
+fn oversized_replies(limits: Limits) -> Vec<(&'static str, String)> {
     let (bytes, values, line) = (limits.bytes, limits.values, limits.line);
     let half = bytes / 2;
     let text = "x".repeat(half);
     vec![
-        ("a text that is announced to be too long", format!("${}\r\n", bytes + 1)),
-        ("two texts that are too long together", format!("*2\r\n${half}\r\n{text}\r\n${half}\r\n")),
+        ("a bulk string whose length is too large", format!("${}\r\n", bytes + 1)),
+        (
+            "two bulk strings that are too large together",
+            format!("*2\r\n${half}\r\n{text}\r\n${half}\r\n"),
+        ),
         ("more values than are allowed", format!("*{}\r\n", values + 1)),
         ("more pairs than are allowed", format!("%{}\r\n", values / 2 + 1)),
         ("arrays in arrays without end", "*1\r\n".repeat(values + 1)),
@@ -172,46 +175,46 @@ fn floods(limits: Limits) -> Vec<(&'static str, String)> {
 }
 
 #[tokio::test]
-async fn an_answer_that_is_too_large_ends_the_connection_and_is_not_kept() {
+async fn a_reply_that_exceeds_a_limit_closes_the_connection() {
     for (is_ready, limits) in [(false, Limits::HANDSHAKE), (true, Limits::READY)] {
-        for (what, start) in floods(limits) {
+        for (what, start) in oversized_replies(limits) {
             let (connection, mut server, gone) = plain().await;
             if is_ready {
                 connection.end_handshake();
             }
-            let one = ask(&connection, "ONE");
-            waiting(&connection, 1).await;
-            // It may have hung up before it has read all of it.
+            let one = query(&connection, "ONE");
+            pending(&connection, 1).await;
+            // The client may close the connection before it has read everything.
             let _ = server.write_all(start.as_bytes()).await;
             let case = format!("{what}, after the handshake: {is_ready}");
             soon(&case, gone.cancelled()).await;
             let error = soon(&case, one).await.unwrap().expect_err(&case);
             assert!(error.to_string().contains("limit"), "{case}: {error}");
-            hung_up(&mut server).await;
+            closed(&mut server).await;
         }
     }
 }
 
 #[tokio::test]
-async fn answers_within_the_limits_pass() {
+async fn replies_within_the_limits_are_accepted() {
     for (is_ready, limits) in [(false, Limits::HANDSHAKE), (true, Limits::READY)] {
         let (connection, mut server, _gone) = plain().await;
         if is_ready {
             connection.end_handshake();
         }
-        let (one, two) = (ask(&connection, "ONE"), ask(&connection, "TWO"));
-        waiting(&connection, 2).await;
+        let (one, two) = (query(&connection, "ONE"), query(&connection, "TWO"));
+        pending(&connection, 2).await;
         let text = "x".repeat(limits.bytes - 100);
-        says(&mut server, &format!("${}\r\n{text}\r\n", text.len())).await;
-        says(&mut server, &format!("+{}\r\n", "x".repeat(limits.line - 100))).await;
+        reply(&mut server, &format!("${}\r\n{text}\r\n", text.len())).await;
+        reply(&mut server, &format!("+{}\r\n", "x".repeat(limits.line - 100))).await;
         assert_eq!(soon("one", one).await.unwrap().unwrap(), Value::BulkString(text.into_bytes()));
         soon("two", two).await.unwrap().unwrap();
     }
 }
 
-/// A server that floods every client that connects to it.
+/// The server sends an endless line to every client.
 #[tokio::test]
-async fn a_flood_instead_of_a_login_is_refused() {
+async fn an_endless_reply_to_the_login_is_an_error() {
     for protocol in ["resp2", "resp3"] {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -222,21 +225,21 @@ async fn a_flood_instead_of_a_login_is_refused() {
                 let _ = client.write_all(b"+").await;
                 while client.write_all(&chunk).await.is_ok() {
                     sent += chunk.len();
-                    assert!(sent < MUCH * 4, "it reads on and on");
+                    assert!(sent < LARGE * 4, "the client does not stop reading");
                 }
             }
         });
         let url = format!("redis://:secret@{address}/?protocol={protocol}&connect_timeout=60s");
         let opened = crate::Redis::connect(Config::from_url(&url).unwrap());
-        let error = soon("the refusal", opened).await.unwrap_err();
+        let error = soon("the error", opened).await.unwrap_err();
         assert!(error.to_string().contains("limit"), "{error}");
         flood.abort();
     }
 }
 
-/// As a proxy may, that does not know a command and says so in its own words.
+/// A proxy may quote a command that it does not support.
 #[tokio::test]
-async fn a_refusal_of_the_login_that_quotes_it_is_not_passed_on() {
+async fn an_error_that_quotes_the_login_is_reported_without_the_password() {
     for protocol in ["resp2", "resp3"] {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -245,13 +248,13 @@ async fn a_refusal_of_the_login_that_quotes_it_is_not_passed_on() {
                 let mut bytes = [0; 1024];
                 let count = client.read(&mut bytes).await.unwrap();
                 let quoted = String::from_utf8_lossy(&bytes[..count]).replace("\r\n", " ");
-                let answer = format!("-ERR not supported: {quoted}\r\n");
-                client.write_all(answer.as_bytes()).await.unwrap();
+                let reply = format!("-ERR not supported: {quoted}\r\n");
+                client.write_all(reply.as_bytes()).await.unwrap();
             }
         });
         let url = format!("redis://:hunter2@{address}/?protocol={protocol}");
         let opened = crate::Redis::connect(Config::from_url(&url).unwrap());
-        let error = soon("the refusal", opened).await.unwrap_err();
+        let error = soon("the error", opened).await.unwrap_err();
         let chain =
             std::iter::successors(Some(&error as &dyn std::error::Error), |error| error.source());
         let shown: Vec<String> = chain.map(|error| format!("{error} {error:?}")).collect();
@@ -263,33 +266,33 @@ async fn a_refusal_of_the_login_that_quotes_it_is_not_passed_on() {
 }
 
 #[tokio::test]
-async fn a_cancelled_token_closes_it() {
+async fn cancelling_the_token_closes_the_connection() {
     let (connection, mut server, gone) = plain().await;
-    let one = ask(&connection, "ONE");
-    waiting(&connection, 1).await;
+    let one = query(&connection, "ONE");
+    pending(&connection, 1).await;
     gone.cancel();
-    assert!(soon("the end", one).await.unwrap().is_err());
-    hung_up(&mut server).await;
+    assert!(soon("the error", one).await.unwrap().is_err());
+    closed(&mut server).await;
 }
 
 #[tokio::test]
-async fn dropping_a_connection_closes_it_and_not_others_with_the_same_token() {
+async fn dropping_a_connection_closes_it_without_cancelling_the_token() {
     let (connection, mut server, gone) = plain().await;
     drop(connection);
-    hung_up(&mut server).await;
+    closed(&mut server).await;
     assert!(!gone.is_cancelled());
 }
 
 #[test]
-fn when_its_runtime_ends_all_callers_fail() {
+fn when_the_runtime_of_a_connection_ends_all_callers_fail() {
     let other = tokio::runtime::Runtime::new().unwrap();
     let (connection, _server, gone) = other.block_on(plain());
     let here = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     here.block_on(async {
-        let one = ask(&connection, "ONE");
-        waiting(&connection, 1).await;
+        let one = query(&connection, "ONE");
+        pending(&connection, 1).await;
         other.shutdown_background();
-        assert!(soon("the end", one).await.unwrap().is_err());
+        assert!(soon("the error", one).await.unwrap().is_err());
         assert!(gone.is_cancelled());
     });
 }
@@ -303,31 +306,31 @@ async fn messages_are_received_between_replies() {
             let _ = sender.send((text(channel), text(message)));
         };
         let (connection, mut server, _gone) = pair(protocol, Some(Box::new(on_message))).await;
-        let asked = ask(&connection, "SUBSCRIBE");
-        waiting(&connection, 1).await;
+        let sent = query(&connection, "SUBSCRIBE");
+        pending(&connection, 1).await;
         let message = "3\r\n$7\r\nmessage\r\n$1\r\na\r\n$2\r\nhi\r\n";
         let subscribed = "3\r\n$9\r\nsubscribe\r\n$1\r\na\r\n:1\r\n";
-        says(&mut server, &format!("{kind}{message}{kind}{subscribed}{kind}{message}")).await;
-        assert!(matches!(soon("the answer", asked).await.unwrap().unwrap(), Value::Array(_)));
-        let mut heard = Vec::new();
+        reply(&mut server, &format!("{kind}{message}{kind}{subscribed}{kind}{message}")).await;
+        assert!(matches!(soon("the reply", sent).await.unwrap().unwrap(), Value::Array(_)));
+        let mut messages = Vec::new();
         eventually("both messages", async || {
-            heard.extend(receiver.try_iter());
-            heard.len() == 2
+            messages.extend(receiver.try_iter());
+            messages.len() == 2
         })
         .await;
-        assert!(heard.iter().all(|(channel, message)| channel == "a" && message == "hi"));
+        assert!(messages.iter().all(|(channel, message)| channel == "a" && message == "hi"));
     }
 }
 
 #[tokio::test]
-async fn a_slow_server_keeps_no_caller_from_sending() {
+async fn callers_send_without_waiting_for_earlier_replies() {
     let (connection, mut server, _gone) = plain().await;
-    let asked: Vec<_> = (0..1000).map(|_| ask(&connection, "PING")).collect();
-    waiting(&connection, 1000).await;
-    tokio::time::timeout(Duration::from_secs(10), says(&mut server, &"+PONG\r\n".repeat(1000)))
+    let sent: Vec<_> = (0..1000).map(|_| query(&connection, "PING")).collect();
+    pending(&connection, 1000).await;
+    tokio::time::timeout(Duration::from_secs(10), reply(&mut server, &"+PONG\r\n".repeat(1000)))
         .await
         .unwrap();
-    for asked in asked {
-        soon("an answer", asked).await.unwrap().unwrap();
+    for sent in sent {
+        soon("a reply", sent).await.unwrap().unwrap();
     }
 }

@@ -1,4 +1,4 @@
-//! As much of Redis's protocol as it takes to ask one thing and read the answer.
+//! A minimal blocking client of Redis: one command, one reply.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -11,8 +11,8 @@ impl Client {
         Self(BufReader::new(stream))
     }
 
-    /// Runs a command. An array is its elements, one to a line; nothing is `(nil)`, and an error among
-    /// others is `(error)` and what it says.
+    /// Runs a command. Returns an array as its elements, one per line, a null as `(nil)`, and an error inside an
+    /// array as `(error)` with its text.
     pub(super) fn call(&mut self, args: &[&str]) -> io::Result<String> {
         let words = args.iter().map(|arg| format!("${}\r\n{arg}\r\n", arg.len()));
         let request = format!("*{}\r\n{}", args.len(), words.collect::<String>());
@@ -47,7 +47,7 @@ impl Client {
                 let parts: io::Result<Vec<_>> = (0..number(len)?).map(part).collect();
                 Ok(parts?.join("\n"))
             }
-            _ => Err(io::Error::other(format!("not an answer of Redis: {line:?}"))),
+            _ => Err(io::Error::other(format!("not a RESP2 reply: {line:?}"))),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Certificates that exist for one test.
+//! Certificates for one test.
 
 use std::path::Path;
 use std::{fs, io};
@@ -8,14 +8,14 @@ use rcgen::{
     KeyUsagePurpose,
 };
 
-/// The certificate of the authority.
+/// The certificate of the CA.
 pub(super) const CA: &str = "ca.pem";
-/// The certificate of the server, signed by the authority.
+/// The certificate of the server, signed by the CA.
 pub(super) const CERTIFICATE: &str = "server.pem";
 /// The server's private key.
 pub(super) const KEY: &str = "server.key";
 
-/// Makes an authority and a certificate from it, and writes these files.
+/// Creates a CA and a server certificate, and writes these files.
 pub(super) fn write_certificates(dir: &Path) -> io::Result<()> {
     let (ca, certificate, key) = certificates().map_err(io::Error::other)?;
     fs::write(dir.join(CA), ca)?;
@@ -25,7 +25,7 @@ pub(super) fn write_certificates(dir: &Path) -> io::Result<()> {
 
 fn certificates() -> Result<(String, String, String), rcgen::Error> {
     let mut ca = CertificateParams::new([])?;
-    // With the same name as the server's, its certificate would seem to be signed by itself.
+    // If both had the same name, the server's certificate would look self-signed.
     ca.distinguished_name.push(DnType::CommonName, "lockkeeper test authority");
     ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     ca.key_usages = vec![KeyUsagePurpose::KeyCertSign];
@@ -35,7 +35,7 @@ fn certificates() -> Result<(String, String, String), rcgen::Error> {
     let mut server = CertificateParams::new(["localhost".into(), "127.0.0.1".into()])?;
     server.distinguished_name.push(DnType::CommonName, "localhost");
     server.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-    // Strict clients demand it.
+    // Strict clients require it.
     server.use_authority_key_identifier_extension = true;
     let key = KeyPair::generate()?;
     let certificate = server.signed_by(&key, &Issuer::new(ca, ca_key))?;

@@ -1,0 +1,44 @@
+//! The record of a holder or waiter, as `common.lua` describes it.
+
+use std::time::Duration;
+
+use lockkeeper_core::{ClaimSpec, Mode, Owner};
+
+use super::commands::millis;
+use super::notifications::Secret;
+use crate::client::session::Session;
+
+/// The value of the holder key while readers hold the lock.
+pub(crate) const READERS: &str = "(readers)";
+
+/// The parts of a record that do not change during the life of a claim: all up to `ttl`.
+pub(super) fn front(spec: &ClaimSpec) -> String {
+    let (mode, take, of) = match spec.mode {
+        Mode::Exclusive => ('x', 1, 1),
+        Mode::Shared => ('s', 1, 1),
+        Mode::Permits { take, of } => ('p', take, of),
+    };
+    format!("{} {mode} {take} {of} {} ", spec.owner, millis(spec.ttl))
+}
+
+/// The parts from `since` to `secret`, of a waiter whose place lasts for a ttl from `now`. Times are in microseconds.
+pub(super) fn waiting(since: u64, now: u64, floor: u64, ttl: Duration, secret: Secret) -> String {
+    let ends = (now / 1000).saturating_add(millis(ttl));
+    format!("{since} {floor} {ends} {} ", secret.reveal())
+}
+
+/// The parts from `since` to `secret`, of a holder whose fence is not known yet.
+pub(super) fn holding(session: &Session) -> String {
+    format!("{} 0 0 - ", session.clock().now())
+}
+
+/// The parts from `channel` on.
+pub(super) fn tail(session: &Session, label: &str) -> String {
+    format!("{} {label}", session.channel())
+}
+
+/// The owner in the value of a holder key; `None` for a client that follows the plain recipe, which may have written any
+/// value.
+pub(crate) fn owner_of(value: &str) -> Option<Owner> {
+    value.split_once(' ')?.0.parse().ok()
+}
