@@ -6,6 +6,8 @@ use std::str::FromStr;
 
 use crate::error::{Error, ErrorKind};
 
+const HEX_DIGITS: [u8; 16] = *b"0123456789abcdef";
+
 /// The random 128-bit id of a claim, by which a store identifies its holder.
 ///
 /// Every claim has a new one, even of clones of one `Mutex`, so two holds never have the same owner. A client that knows
@@ -59,7 +61,13 @@ impl Pool {
 
 impl fmt::Display for Owner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:032x}", self.0)
+        // Every lock writes its owner, and `{:032x}` takes six times as many instructions.
+        let mut digits = [0; 32];
+        for (pair, byte) in digits.chunks_exact_mut(2).zip(self.0.to_be_bytes()) {
+            pair[0] = HEX_DIGITS[usize::from(byte >> 4)];
+            pair[1] = HEX_DIGITS[usize::from(byte & 15)];
+        }
+        f.write_str(std::str::from_utf8(&digits).map_err(|_| fmt::Error)?)
     }
 }
 

@@ -31,7 +31,7 @@ use notifications::{Notification, Secret};
 use peers::Peer;
 use record::READERS;
 use store::Store;
-use uncontended::{Outcome, Uncontended};
+use uncontended::{Free, Outcome, Uncontended};
 
 /// The scripts count in floating point, which is exact below this.
 const MAX_FENCE: u64 = 1 << 53;
@@ -106,16 +106,24 @@ impl RedisClaim {
             let since = *self.since.get_or_insert(now);
             let waiting = record::waiting(since, now, floor, ttl, secret);
             let tail = record::tail(&session, self.spec.label.as_str());
-            let record = [self.front.to_string(), waiting, tail];
             let records = self.records.clone();
             if queue {
                 // Before it is sent: the reply may be lost.
-                self.records.push(record.concat());
+                self.records.push([&*self.front, &waiting, &tail].concat());
             }
-            let action =
-                Action::Attempt { mode, queue, is_unconfirmed, ttl, floor, known, record, session };
-            let (keys, owner) = (self.keys.clone(), self.spec.owner);
-            let command = Command { keys, owner, action, records };
+            let action = Action::Attempt {
+                mode,
+                queue,
+                is_unconfirmed,
+                ttl,
+                floor,
+                known,
+                waiting,
+                tail,
+                session,
+            };
+            let (keys, front) = (self.keys.clone(), self.front.clone());
+            let command = Command { keys, front, action, records };
             let (session, reply) = match route.node().commands.run(command).await {
                 Ok(Some(replied)) => replied,
                 Ok(None) => continue,
@@ -148,13 +156,43 @@ impl RedisClaim {
         (self.fence, self.told.filter(|told| Some(*told) > self.fence))
     }
 
+    /// Frees the lock if the claim holds it and nothing waits. Returns false if a full release has to find out.
+    async fn free(&self) -> Result<bool> {
+        if self.spec.mode != Mode::Exclusive || !self.holds || self.downgraded {
+            return Ok(false);
+        }
+        let ((fence, told), mut route) =
+            (self.fences(), self.store.topology.route(&self.keys).await?);
+        loop {
+            let node = route.node();
+            let stores_fence = |now| commands::may_be_ahead(told, fence, now);
+            if node.contention.has(&self.keys) || node.client().time().is_none_or(stores_fence) {
+                return Ok(false);
+            }
+            let notifies_unqueued = self.store.notifies_unqueued();
+            let (keys, front) = (self.keys.clone(), self.front.clone());
+            match node.commands.free(Free { keys, front, notifies_unqueued }).await {
+                Ok(None) => {}
+                Ok(Some(true)) => return Ok(true),
+                Ok(Some(false)) => {
+                    node.contention.note(&self.keys);
+                    return Ok(false);
+                }
+                Err(error) => route.redirect(error).await?,
+            }
+        }
+    }
+
     async fn send_release(&self) -> Result<Value> {
+        if self.free().await? {
+            return Ok(Value::Int(1));
+        }
         let notifies_unqueued = self.store.notifies_unqueued();
         let (fence, told) = self.fences();
         let kind = self.spec.mode.kind();
         let action = Action::Release { kind, notifies_unqueued, fence, told };
-        let (owner, records) = (self.spec.owner, self.records.clone());
-        let command = Command { keys: self.keys.clone(), owner, action, records };
+        let (front, records) = (self.front.clone(), self.records.clone());
+        let command = Command { keys: self.keys.clone(), front, action, records };
         let mut route = self.store.topology.route(&self.keys).await?;
         loop {
             match route.node().commands.run(command.clone()).await {
@@ -179,7 +217,7 @@ impl RedisClaim {
                 return Ok(None);
             }
             // A floor that the script may have to refuse: `SET` would change something first.
-            if !node.client().clock_has_reached(floor) {
+            if node.client().time().is_none_or(|now| now < floor) {
                 return Ok(None);
             }
             let attempt = Uncontended {
@@ -354,9 +392,12 @@ impl RedisClaim {
         let (session, reply) = loop {
             self.inbox.register_at(route.node());
             let replied = route.node().run(&DOWNGRADE, |call| {
-                self.keys.add_all_with_count_to(call);
-                call.arg(&owner).arg(millis(ttl)).arg(fence).arg(notifies_unqueued);
-                call.arg(is_unchecked);
+                call.number(Keys::ALL.len());
+                self.keys.each(&Keys::ALL, |key| {
+                    call.joined(&key);
+                });
+                call.word(&owner).number(millis(ttl)).number(fence).number(notifies_unqueued);
+                call.number(is_unchecked);
             });
             match replied.await {
                 // The queue takes another call to move on.

@@ -125,8 +125,13 @@ impl Store {
     ) -> Result<Value> {
         let keys = Keys::new(&self.template, kind, name)?;
         let replied = self.run(&keys, script, |call| {
-            keys.add_all_with_count_to(call);
-            call.arg(arguments);
+            call.number(Keys::ALL.len());
+            keys.each(&Keys::ALL, |key| {
+                call.joined(&key);
+            });
+            for argument in arguments {
+                call.word(argument);
+            }
         });
         Ok(replied.await?.1)
     }

@@ -38,41 +38,29 @@ impl Keys {
         &self.holder
     }
 
-    /// Calls `add` with the keys of these numbers.
-    pub(crate) fn each(&self, which: &[usize], mut add: impl FnMut(&str)) {
-        let mut key = String::with_capacity(self.holder.len() + 2);
-        key.push_str(&self.holder);
+    /// Calls `add` with the keys of these numbers, each in two parts.
+    pub(crate) fn each<'a>(&'a self, which: &[usize], mut add: impl FnMut([&'a [u8]; 2])) {
         for &which in which {
-            key.truncate(self.holder.len());
-            key.push_str(SUFFIXES[which]);
-            add(&key);
+            add([self.holder.as_bytes(), SUFFIXES[which].as_bytes()]);
         }
-    }
-
-    /// Adds the keys with these numbers to a command.
-    pub(crate) fn add_to(&self, command: &mut redis::Cmd, which: &[usize]) {
-        self.each(which, |key| {
-            command.arg(key);
-        });
     }
 
     /// The keys that must not exist while a claim takes a free lock without a script: queue and fence. Sharers without a
     /// holder key have lost the lock.
     pub(crate) const IN_THE_WAY: [usize; 2] = [2, 4];
 
-    /// How many keys there are.
-    pub(crate) const COUNT: usize = SUFFIXES.len();
-
-    /// Adds all keys to a command.
-    pub(crate) fn add_all_to(&self, command: &mut redis::Cmd) {
-        self.add_to(command, &[0, 1, 2, 3, 4]);
+    #[cfg(test)]
+    fn texts(&self) -> Vec<String> {
+        let mut texts = Vec::new();
+        self.each(&Self::ALL, |key| texts.push(String::from_utf8(key.concat()).unwrap()));
+        texts
     }
 
-    /// Adds the number of keys and all keys to the call of a script.
-    pub(crate) fn add_all_with_count_to(&self, call: &mut redis::Cmd) {
-        call.arg(Self::COUNT);
-        self.add_all_to(call);
-    }
+    /// The keys that a release uses if nothing waits.
+    pub(crate) const HOLDER_AND_QUEUE: [usize; 2] = [0, 2];
+
+    /// All keys, in the order in which scripts expect them.
+    pub(crate) const ALL: [usize; 5] = [0, 1, 2, 3, 4];
 
     /// The slot of a cluster that all of them are in.
     pub(crate) fn slot(&self) -> u16 {

@@ -78,7 +78,7 @@ impl Fences {
         let (key, keys) = register_key(&store.prefix, name)?;
         let keep_for = self.keep_for.as_millis().to_string();
         let replied = store.run(&keys, &FENCE, |call| {
-            call.arg(1).arg(&key).arg(fence.get()).arg(&keep_for);
+            call.number(1).word(&key).number(fence.get()).word(&keep_for);
         });
         let (session, reply) = replied.await?;
         let highest = redis::from_redis_value::<u64>(reply.clone()).ok().and_then(Fence::new);

@@ -3,8 +3,9 @@
 use futures_util::future::join_all;
 use lockkeeper_core::coalescer::{Batch, BatchSender};
 use lockkeeper_core::{Error, Result};
-use redis::{Cmd, RedisError, ServerErrorKind, Value};
+use redis::{RedisError, ServerErrorKind, Value};
 
+use crate::client::resp::Words;
 use crate::client::script::{Script, is_unknown_script};
 use crate::client::session::{Call, Session};
 use crate::error::{translate, unavailable, unexpected};
@@ -29,7 +30,7 @@ pub(super) async fn repeat<S: BatchSender>(
     batch: &Batch<S>,
     indices: &[usize],
     mut error: RedisError,
-    add: impl Fn(&mut Cmd, &[&S::Item]) + Sync,
+    add: impl Fn(&mut Words, &[&S::Item]) + Sync,
 ) -> Vec<Result<Value>> {
     let items = batch.items().unwrap_or_default();
     let awaited = || -> Vec<usize> {
@@ -69,7 +70,7 @@ pub(super) async fn repeat<S: BatchSender>(
         if !batch.is_awaited(index) {
             return (index, Err(unavailable("dropped")));
         }
-        let add = |call: &mut Cmd| add(call, &[&items[index]]);
+        let add = |call: &mut Words| add(call, &[&items[index]]);
         let reply = match session.call(Call::Evalsha, script, add).await {
             Err(error) if is_unknown_script(&error) && batch.is_awaited(index) => {
                 session.call(Call::Eval, script, add).await

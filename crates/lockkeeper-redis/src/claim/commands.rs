@@ -4,16 +4,16 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use lockkeeper_core::coalescer::{Batch, BatchSender, Coalescer, Limits};
-use lockkeeper_core::{Fence, Kind, Mode, Owner, Result};
-use redis::{Cmd, Value};
+use lockkeeper_core::{Fence, Kind, Mode, Result};
+use redis::Value;
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
-use super::calls;
-use super::uncontended::{self, Outcome, Uncontended};
+use super::uncontended::{self, Free, Outcome, Uncontended};
+use super::{calls, record};
 use crate::client::node::Sharing;
 use crate::client::reconnecting::ReconnectingClient;
-use crate::client::resp::Pipeline;
+use crate::client::resp::{Pipeline, Words};
 use crate::client::script::{Script, script};
 use crate::client::session::Session;
 use crate::error::{translate, unavailable};
@@ -21,6 +21,7 @@ use crate::names::Keys;
 
 pub(crate) static COMMANDS: LazyLock<Script> =
     script!("commands_fast.lua" "common.lua" "commands.lua");
+pub(crate) static RELEASE: LazyLock<Script> = script!("release.lua");
 pub(crate) static DOWNGRADE: LazyLock<Script> = script!("one.lua" "common.lua" "downgrade.lua");
 
 /// A script that runs for long delays all other clients of the server, so a call has at most 64 requests. One request is
@@ -32,7 +33,8 @@ const SHARED: Limits =
 #[derive(Debug, Clone)]
 pub(crate) struct Command {
     pub(crate) keys: Keys,
-    pub(crate) owner: Owner,
+    /// The part of its record up to `ttl`, which starts with the owner.
+    pub(crate) front: Arc<str>,
     pub(crate) action: Action,
     /// The records of this claim that may be in the queue.
     pub(crate) records: Vec<String>,
@@ -49,8 +51,9 @@ pub(crate) enum Action {
         floor: u64,
         /// The fence that the claim has, if it asks for a hold that it knows of.
         known: Option<Fence>,
-        /// The record, in the parts that the script expects.
-        record: [String; 3],
+        /// The rest of the record, in the parts that the script expects.
+        waiting: String,
+        tail: String,
         /// The session whose channel is in the record.
         session: Arc<Session>,
     },
@@ -84,10 +87,7 @@ impl Command {
                 flag('l', *kind == Kind::Lock);
                 flag('m', *kind == Kind::Semaphore);
                 flag('t', *notifies_unqueued);
-                let is_ahead = match told {
-                    Some(told) => may_be_ahead(*told, *fence, now),
-                    None => fence.is_some_and(|fence| fence.get() > now),
-                };
+                let is_ahead = may_be_ahead(*told, *fence, now);
                 flag('a', is_ahead);
                 flag('f', told.is_some() && is_ahead);
             }
@@ -95,27 +95,35 @@ impl Command {
         word
     }
 
-    fn add_arguments(&self, call: &mut Cmd, session: &Session) {
-        call.arg(self.word(session)).arg(self.owner.to_string());
+    fn add_arguments(&self, call: &mut Words, session: &Session) {
+        call.word(self.word(session)).word(record::owner_text(&self.front));
         match &self.action {
-            Action::Attempt { ttl, floor, known, record, .. } => {
-                call.arg(millis(*ttl)).arg(floor).arg(known.map_or(0, Fence::get)).arg(record);
+            Action::Attempt { ttl, floor, known, waiting, tail, .. } => {
+                call.number(millis(*ttl)).number(*floor).number(known.map_or(0, Fence::get));
+                call.word(&*self.front).word(waiting).word(tail);
             }
             Action::Release { fence, told, .. } => {
-                call.arg(told.or(*fence).map_or(0, Fence::get));
+                call.number(told.or(*fence).map_or(0, Fence::get));
             }
         }
-        call.arg(self.records.len()).arg(&self.records);
+        call.number(self.records.len());
+        for record in &self.records {
+            call.word(record);
+        }
     }
 }
 
-/// Whether the server's clock, which is estimated to show `now`, may not have reached the fence that a quorum says the hold
-/// has. This server granted a lower one, `own`, when its clock showed that or more.
+/// Whether the server's clock, which is estimated to show `now`, may not have reached the fence of the hold: the one that a
+/// quorum says it has, `told`, or else `own`. This server granted `own` when its clock showed that or more.
 ///
 /// The estimate follows the clock of this machine, and either clock may be slewed, by chrony at up to 8.3 % (`maxslewrate`).
 /// A quarter of the time between the fences is more than two clocks that are slewed in opposite directions differ by.
-fn may_be_ahead(told: Fence, own: Option<Fence>, now: u64) -> bool {
-    let Some(own) = own else { return true };
+pub(super) fn may_be_ahead(told: Option<Fence>, own: Option<Fence>, now: u64) -> bool {
+    let (told, own) = match (told, own) {
+        (Some(told), Some(own)) => (told, own),
+        (Some(_), None) => return true,
+        (None, own) => return own.is_some_and(|own| own.get() > now),
+    };
     let margin = told.get().saturating_sub(own.get()) / 4;
     told.get().saturating_add(margin) >= now
 }
@@ -126,16 +134,21 @@ pub(crate) fn millis(ttl: Duration) -> u64 {
     u64::try_from(millis).unwrap_or(u64::MAX)
 }
 
-/// An attempt without a script, or a script command. Both kinds share calls, so that the requests of one claim stay in order.
+/// A request. All kinds share calls, so that the requests of one claim stay in order.
 enum Request {
-    Take(Uncontended),
+    /// A release without waiters.
+    Free(Free),
     Run(Command),
+    /// An attempt without a script.
+    Take(Uncontended),
 }
 
 /// The answer to a request.
 enum Answer {
-    Took(Outcome),
+    /// Whether the lock is free now. If not, nothing was changed.
+    Freed(bool),
     Replied(Value),
+    Took(Outcome),
     /// The client reconnected after the request was made, and the request was not sent.
     Stale,
 }
@@ -157,6 +170,15 @@ impl CommandBatcher {
     ) -> Result<Option<(Arc<Session>, Outcome)>> {
         match self.0.send(Request::Take(attempt)).await? {
             (session, Answer::Took(outcome)) => Ok(Some((session, outcome))),
+            _ => Ok(None),
+        }
+    }
+
+    /// Frees a lock that nothing waits for, as [`take`](Self::take) does. Returns false, and changes nothing, if the claim does
+    /// not hold the lock or others wait.
+    pub(crate) async fn free(&self, release: Free) -> Result<Option<bool>> {
+        match self.0.send(Request::Free(release)).await? {
+            (_, Answer::Freed(is_free)) => Ok(Some(is_free)),
             _ => Ok(None),
         }
     }
@@ -186,39 +208,49 @@ impl BatchSender for CommandSender {
         if requests.iter().any(|request| request.is_stale(&session)) {
             return Ok(requests.iter().map(|_| Ok((session.clone(), Answer::Stale))).collect());
         }
-        let scripts: Vec<usize> = (0..requests.len())
-            .filter(|index| matches!(requests[*index], Request::Run(_)))
-            .collect();
-        let add = |call: &mut Cmd, requests: &[&Request]| add_commands(call, &session, requests);
+        let is_free = |request: &&Request| matches!(request, Request::Free(_));
+        let is_run = |request: &&Request| matches!(request, Request::Run(_));
+        let add = |call: &mut Words, requests: &[&Request]| match requests {
+            [Request::Free(_), ..] => {
+                uncontended::add_releases(call, requests.iter().filter_map(|it| it.as_free()));
+            }
+            _ => add_commands(call, &session, requests),
+        };
+        // Releases first: they free locks for the other requests.
+        let calls: [(&Script, Vec<usize>); 2] =
+            [(&RELEASE, indices(requests, is_free)), (&COMMANDS, indices(requests, is_run))];
         let mut pipeline = Pipeline::default();
-        if !scripts.is_empty() {
-            let commands: Vec<&Request> = scripts.iter().map(|index| &requests[*index]).collect();
-            let mut call = redis::cmd("EVALSHA").arg(&COMMANDS.hash).take();
-            add(&mut call, &commands);
-            pipeline.add_command(&call);
+        for (script, indices) in calls.iter().filter(|(_, indices)| !indices.is_empty()) {
+            let of_call: Vec<&Request> = indices.iter().map(|index| &requests[*index]).collect();
+            pipeline.command(|call| add(call.word("EVALSHA").word(&script.hash), &of_call));
         }
         let takes: Vec<&Uncontended> = requests.iter().filter_map(Request::as_take).collect();
         uncontended::add(&mut pipeline, &session, &takes);
         let sent = Instant::now();
         let mut replies = session.send_all(&pipeline).await.map_err(translate)?.into_iter();
-        let mut ran = Vec::new();
-        if !scripts.is_empty() {
-            ran = match session.unchecked(replies.next().unwrap_or(Value::Nil)) {
-                Ok(reply) => calls::split(&session, reply, scripts.len()),
+        let mut ran = [Vec::new().into_iter(), Vec::new().into_iter()];
+        for ((script, indices), ran) in calls.iter().zip(&mut ran) {
+            if indices.is_empty() {
+                continue;
+            }
+            let replies = match session.unchecked(replies.next().unwrap_or(Value::Nil)) {
+                Ok(reply) => calls::split(&session, reply, indices.len()),
                 // Boxed, because it is rare and every attempt would reserve memory for it.
                 Err(error) => {
-                    let repeated = calls::repeat(&session, &COMMANDS, batch, &scripts, error, add);
-                    Box::pin(repeated).await
+                    Box::pin(calls::repeat(&session, script, batch, indices, error, add)).await
                 }
             };
+            *ran = replies.into_iter();
         }
-        let mut ran = ran.into_iter().map(|reply| reply.map(Answer::Replied));
-        let outcomes = uncontended::read(&session, &takes, &mut replies, sent);
-        let mut took = outcomes.into_iter().map(|outcome| outcome.map(Answer::Took));
+        let [mut freed, mut ran] = ran;
+        let mut took = uncontended::read(&session, &takes, &mut replies, sent).await.into_iter();
         let answers = requests.iter().map(|request| {
             let answer = match request {
-                Request::Take(_) => took.next(),
-                Request::Run(_) => ran.next(),
+                Request::Free(_) => {
+                    freed.next().map(|reply| Ok(Answer::Freed(reply? == Value::Int(1))))
+                }
+                Request::Run(_) => ran.next().map(|reply| reply.map(Answer::Replied)),
+                Request::Take(_) => took.next().map(|outcome| outcome.map(Answer::Took)),
             };
             let answer = answer.unwrap_or_else(|| Err(unavailable("a reply is missing")))?;
             Ok((session.clone(), answer))
@@ -231,11 +263,24 @@ impl BatchSender for CommandSender {
     }
 }
 
+/// Returns the indices of the requests of a kind.
+fn indices(requests: &[Request], is_of_kind: impl Fn(&&Request) -> bool) -> Vec<usize> {
+    let of_kind = requests.iter().enumerate().filter(|(_, request)| is_of_kind(request));
+    of_kind.map(|(index, _)| index).collect()
+}
+
 impl Request {
+    fn as_free(&self) -> Option<&Free> {
+        match self {
+            Self::Free(release) => Some(release),
+            Self::Run(_) | Self::Take(_) => None,
+        }
+    }
+
     fn as_take(&self) -> Option<&Uncontended> {
         match self {
             Self::Take(attempt) => Some(attempt),
-            Self::Run(_) => None,
+            Self::Free(_) | Self::Run(_) => None,
         }
     }
 
@@ -249,16 +294,18 @@ impl Request {
 }
 
 /// Adds the keys and arguments of script commands to a call.
-fn add_commands(call: &mut Cmd, session: &Session, requests: &[&Request]) {
+fn add_commands(call: &mut Words, session: &Session, requests: &[&Request]) {
     let commands = || {
         requests.iter().filter_map(|request| match request {
             Request::Run(command) => Some(command),
-            Request::Take(_) => None,
+            Request::Free(_) | Request::Take(_) => None,
         })
     };
-    call.arg(requests.len() * Keys::COUNT);
+    call.number(requests.len() * Keys::ALL.len());
     for command in commands() {
-        command.keys.add_all_to(call);
+        command.keys.each(&Keys::ALL, |key| {
+            call.joined(&key);
+        });
     }
     for command in commands() {
         command.add_arguments(call, session);

@@ -23,19 +23,6 @@
 local call, try = redis.call, redis.pcall
 local answers, key, arg = {}, 1, 1
 
--- Releases without waiters, before any function is created, which would take a third of their time. With `try`, the parts
--- that follow handle what fails here, and the other commands of the call do not fail.
-while (ARGV[arg] == 'l' or ARGV[arg] == 'lt') and ARGV[arg + 3] == '0' do
-  local owner, holder = ARGV[arg + 1], try('GET', KEYS[key])
-  if type(holder) ~= 'string' or string.sub(holder, 1, #owner + 1) ~= owner .. ' ' then break end
-  if try('ZCARD', KEYS[key + 2]) ~= 0 then break end
-  call('DEL', KEYS[key])
-  if ARGV[arg] == 'lt' then try('PUBLISH', KEYS[key], 'free') end
-  answers[#answers + 1] = 1
-  key, arg = key + 5, arg + 4
-end
-if not KEYS[key] then return answers end
-
 local HOLDER, SHARERS, QUEUE, INFO, FENCE
 -- The last known fence of each lock of this call. The clock may not have advanced since.
 local minted = {}

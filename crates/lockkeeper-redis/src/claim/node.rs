@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use lockkeeper_core::Result;
-use redis::{Cmd, Value};
+use redis::Value;
 
-use super::commands::{COMMANDS, CommandBatcher, DOWNGRADE};
+use super::commands::{COMMANDS, CommandBatcher, DOWNGRADE, RELEASE};
 use super::notifications::Mailboxes;
 use super::peers::Peer;
 use super::renewals::{RENEW, RenewalBatcher};
@@ -14,6 +14,7 @@ use crate::client::events::EventHandler;
 use crate::client::identity::Identity;
 use crate::client::node::{Node, Sharing};
 use crate::client::reconnecting::{ReconnectingClient, Target};
+use crate::client::resp::Words;
 use crate::client::script::Script;
 use crate::client::session::Session;
 use crate::client::settings::Settings;
@@ -50,7 +51,7 @@ impl LockNode {
     pub(crate) async fn run(
         &self,
         script: &Script,
-        add: impl Fn(&mut Cmd),
+        add: impl Fn(&mut Words),
     ) -> Result<(Arc<Session>, Value)> {
         let session = self.client.session().await?;
         let reply = session.run(script, add).await.map_err(translate)?;
@@ -72,7 +73,7 @@ struct Events {
 
 impl EventHandler for Events {
     fn scripts(&self) -> Vec<&'static Script> {
-        vec![&COMMANDS, &RENEW, &DOWNGRADE]
+        vec![&RELEASE, &COMMANDS, &RENEW, &DOWNGRADE]
     }
 
     fn connected(&self, server: &Identity) -> Result<()> {

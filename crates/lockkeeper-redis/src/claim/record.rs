@@ -13,12 +13,16 @@ pub(crate) const READERS: &str = "(readers)";
 
 /// The parts of a record that do not change during the life of a claim: all up to `ttl`.
 pub(super) fn front(spec: &ClaimSpec) -> String {
-    let (mode, take, of) = match spec.mode {
-        Mode::Exclusive => ('x', 1, 1),
-        Mode::Shared => ('s', 1, 1),
-        Mode::Permits { take, of } => ('p', take, of),
+    let permits;
+    let wants = match spec.mode {
+        Mode::Exclusive => " x 1 1 ",
+        Mode::Shared => " s 1 1 ",
+        Mode::Permits { take, of } => {
+            permits = format!(" p {take} {of} ");
+            &permits
+        }
     };
-    format!("{} {mode} {take} {of} {} ", spec.owner, millis(spec.ttl))
+    [&spec.owner.to_string(), wants, itoa::Buffer::new().format(millis(spec.ttl)), " "].concat()
 }
 
 /// The parts from `since` to `secret`, of a waiter whose place lasts for a ttl from `now`. Times are in microseconds.
@@ -29,12 +33,17 @@ pub(super) fn waiting(since: u64, now: u64, floor: u64, ttl: Duration, secret: S
 
 /// The parts from `since` to `secret`, of a holder whose fence is not known yet.
 pub(super) fn holding(session: &Session) -> String {
-    format!("{} 0 0 - ", session.clock().now())
+    [itoa::Buffer::new().format(session.clock().now()), " 0 0 - "].concat()
 }
 
 /// The parts from `channel` on.
 pub(super) fn tail(session: &Session, label: &str) -> String {
     format!("{} {label}", session.channel())
+}
+
+/// The owner in the front of a record, as text.
+pub(super) fn owner_text(front: &str) -> &str {
+    front.split_once(' ').map_or(front, |(owner, _)| owner)
 }
 
 /// The owner in the value of a holder key; `None` for a client that follows the plain recipe, which may have written any

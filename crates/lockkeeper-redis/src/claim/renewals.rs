@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use lockkeeper_core::coalescer::{Batch, BatchSender, Coalescer, Limits};
 use lockkeeper_core::{Fence, Mode, Owner, Result};
-use redis::{Cmd, Value};
+use redis::Value;
 use tokio::runtime::Handle;
 
 use super::calls;
 use super::commands::millis;
 use crate::client::node::Sharing;
 use crate::client::reconnecting::ReconnectingClient;
+use crate::client::resp::Words;
 use crate::client::script::{Script, script};
 use crate::client::session::Call;
 use crate::names::Keys;
@@ -88,14 +89,16 @@ impl BatchSender for RenewalSender {
 }
 
 /// Adds the keys and arguments of some renewals to a call.
-fn add_all(call: &mut Cmd, renewals: &[&Renewal]) {
-    call.arg(renewals.len() * KEYS.len());
+fn add_all(call: &mut Words, renewals: &[&Renewal]) {
+    call.number(renewals.len() * KEYS.len());
     for renewal in renewals {
-        renewal.keys.add_to(call, &KEYS);
+        renewal.keys.each(&KEYS, |key| {
+            call.joined(&key);
+        });
     }
     for renewal in renewals {
-        call.arg(renewal.owner.to_string());
-        call.arg(match (renewal.mode, renewal.has_ticket) {
+        call.word(renewal.owner.to_string());
+        call.word(match (renewal.mode, renewal.has_ticket) {
             (Mode::Exclusive, false) => "x",
             (Mode::Exclusive, true) => "xt",
             (Mode::Shared, false) => "s",
@@ -103,6 +106,6 @@ fn add_all(call: &mut Cmd, renewals: &[&Renewal]) {
             (Mode::Permits { .. }, false) => "p",
             (Mode::Permits { .. }, true) => "pt",
         });
-        call.arg(renewal.fence.map_or(0, Fence::get)).arg(millis(renewal.ttl));
+        call.number(renewal.fence.map_or(0, Fence::get)).number(millis(renewal.ttl));
     }
 }

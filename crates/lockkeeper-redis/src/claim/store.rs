@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use lockkeeper_core::Result;
-use redis::{Cmd, Value};
+use redis::Value;
 
 use super::node::LockNode;
 use super::peers::Peer;
+use crate::client::resp::Words;
 use crate::client::script::Script;
 use crate::client::session::Session;
 use crate::client::topology::Topology;
@@ -37,7 +38,7 @@ impl Store {
         &self,
         keys: &Keys,
         script: &Script,
-        add: impl Fn(&mut Cmd),
+        add: impl Fn(&mut Words),
     ) -> Result<(Arc<Session>, Value)> {
         let mut route = self.topology.route(keys).await?;
         loop {

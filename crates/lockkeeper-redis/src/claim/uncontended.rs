@@ -1,12 +1,12 @@
-//! Attempts to take a free lock without a script: `SET NX PX`, `EXISTS` and `TIME` in one write.
+//! Attempts to take a free lock without a script, `SET NX PX`, `EXISTS` and `TIME` in one write; and releases of locks that
+//! nothing waits for.
 //!
 //! The claim has the lock if `SET` succeeded and no other key of the lock exists. Its fence is the time, read after `SET`:
 //! it is above the fence of every earlier holder whose grant was still valid when it got its fence. A holder whose own
 //! `TIME` was delayed past the end of its lease may get a higher fence, but its client counts the lease from before the
 //! `SET` and discards the grant.
 //!
-//! Attempts that share a call share `TIME`. They do not share `EXISTS`: one name with a queue would make all others of the
-//! call unconfirmed.
+//! Attempts that share a call share `EXISTS` and `TIME`. If some key of any of them exists, another call finds out which.
 
 use std::hash::BuildHasher as _;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use tokio::time::Instant;
 
 use super::commands::millis;
 use super::{MAX_FENCE, holder_of, record};
-use crate::client::resp::Pipeline;
+use crate::client::resp::{Pipeline, Words};
 use crate::client::session::Session;
 use crate::error::unexpected;
 use crate::names::Keys;
@@ -55,49 +55,130 @@ pub(super) fn add(pipeline: &mut Pipeline, session: &Session, attempts: &[&Uncon
     if attempts.is_empty() {
         return;
     }
-    let since = record::holding(session);
-    for Uncontended { keys, front, label, ttl, reads_holder, .. } in attempts {
-        let value = [front, since.as_str(), &record::tail(session, label.as_str())].concat();
-        let (key, ttl) = (keys.holder().as_bytes(), millis(*ttl).to_string());
-        pipeline.add(&[b"SET", key, value.as_bytes(), b"NX", b"PX", ttl.as_bytes()]);
-        pipeline.begin(1 + Keys::IN_THE_WAY.len());
-        pipeline.word(b"EXISTS");
-        keys.each(&Keys::IN_THE_WAY, |key| pipeline.word(key.as_bytes()));
-        if *reads_holder {
-            pipeline.add(&[b"GET", key]);
-            pipeline.add(&[b"PTTL", key]);
+    let (since, channel) = (record::holding(session), session.channel());
+    for Uncontended { keys, front, label, ttl, .. } in attempts {
+        let record = [front, since.as_str(), channel, " ", label.as_str()].map(str::as_bytes);
+        pipeline.command(|set| {
+            set.word("SET").word(keys.holder()).joined(&record);
+            set.word("NX").word("PX").number(millis(*ttl));
+        });
+    }
+    for Uncontended { keys, .. } in attempts.iter().filter(|attempt| attempt.reads_holder) {
+        for command in ["GET", "PTTL"] {
+            pipeline.command(|words| {
+                words.word(command).word(keys.holder());
+            });
         }
     }
-    pipeline.add(&[b"TIME"]);
+    add_check(pipeline, attempts);
+    add_time(pipeline);
+}
+
+/// Counts the keys that are in the way of some attempts.
+fn add_check(pipeline: &mut Pipeline, attempts: &[&Uncontended]) {
+    pipeline.command(|exists| {
+        exists.word("EXISTS");
+        for attempt in attempts {
+            attempt.keys.each(&Keys::IN_THE_WAY, |key| {
+                exists.joined(&key);
+            });
+        }
+    });
+}
+
+fn add_time(pipeline: &mut Pipeline) {
+    pipeline.command(|time| {
+        time.word("TIME");
+    });
 }
 
 /// Reads the replies to the commands of some attempts, which were sent at that time.
-pub(super) fn read(
+pub(super) async fn read(
     session: &Session,
     attempts: &[&Uncontended],
-    replies: &mut impl DoubleEndedIterator<Item = Value>,
+    replies: &mut impl Iterator<Item = Value>,
     sent: Instant,
 ) -> Vec<Result<Outcome>> {
     if attempts.is_empty() {
         return Vec::new();
     }
-    let time = replies.next_back().and_then(|time| session.clock().sample(&time, sent));
-    // Without the time, for example because the user may not read it, the script decides.
-    let fence = time.and_then(Fence::new).filter(|fence| fence.get() < MAX_FENCE);
     let mut next = || replies.next().unwrap_or(Value::Nil);
-    let outcomes = attempts.iter().map(|attempt| {
-        let (taken, others) = (next(), next());
-        let (holder, left) =
-            if attempt.reads_holder { (next(), next()) } else { (Value::Nil, Value::Nil) };
-        Ok(match session.checked(taken)? {
-            Value::Okay => fence
-                .filter(|fence| fence.get() >= attempt.floor && others == Value::Int(0))
-                .map_or(Outcome::Unconfirmed, Outcome::Granted),
-            Value::Nil => Outcome::Refused(held_by(&holder, &left)),
-            other => return Err(unexpected(&other)),
-        })
+    let taken: Vec<Result<Value>> = attempts.iter().map(|_| session.checked(next())).collect();
+    let holders: Vec<Option<(Holder, i64)>> = attempts
+        .iter()
+        .map(|attempt| if attempt.reads_holder { held_by(&next(), &next()) } else { None })
+        .collect();
+    let (existing, time) = (next(), next());
+    let mut confirmed = Confirmed {
+        are_free: vec![existing == Value::Int(0); attempts.len()],
+        time: session.clock().sample(&time, sent),
+    };
+    let are_taken = taken.iter().any(|taken| matches!(taken, Ok(Value::Okay)));
+    if attempts.len() > 1 && existing != Value::Int(0) && are_taken {
+        // Boxed, because it is rare.
+        confirmed = Box::pin(check_each(session, attempts)).await;
+    }
+    // Without the time, for example because the user may not read it, the script decides.
+    let fence = confirmed.time.and_then(Fence::new).filter(|fence| fence.get() < MAX_FENCE);
+    let outcomes = taken.into_iter().zip(holders).zip(attempts).zip(confirmed.are_free);
+    let outcomes = outcomes.map(|(((taken, holder), attempt), is_free)| match taken? {
+        Value::Okay => Ok(fence
+            .filter(|fence| fence.get() >= attempt.floor && is_free)
+            .map_or(Outcome::Unconfirmed, Outcome::Granted)),
+        Value::Nil => Ok(Outcome::Refused(holder)),
+        other => Err(unexpected(&other)),
     });
     outcomes.collect()
+}
+
+/// What is known about attempts whose `SET` has succeeded.
+struct Confirmed {
+    /// For each attempt, whether no key is in its way.
+    are_free: Vec<bool>,
+    /// The server's clock after that, in microseconds.
+    time: Option<u64>,
+}
+
+/// Checks which attempts have a key in the way.
+///
+/// Reads the clock again: the fence that was in the way of an attempt may have expired since, and the first reading may be
+/// below it.
+async fn check_each(session: &Session, attempts: &[&Uncontended]) -> Confirmed {
+    let mut pipeline = Pipeline::default();
+    for attempt in attempts {
+        add_check(&mut pipeline, &[attempt]);
+    }
+    add_time(&mut pipeline);
+    let sent = Instant::now();
+    let mut replies = session.send_all(&pipeline).await.unwrap_or_default().into_iter();
+    let mut next = || replies.next().unwrap_or(Value::Nil);
+    let are_free = attempts.iter().map(|_| next() == Value::Int(0)).collect();
+    Confirmed { are_free, time: session.clock().sample(&next(), sent) }
+}
+
+/// A release of an exclusive claim that expects no waiters.
+#[derive(Debug, Clone)]
+pub(crate) struct Free {
+    pub(crate) keys: Keys,
+    /// The part of its record up to `ttl`, which starts with the owner.
+    pub(crate) front: Arc<str>,
+    /// Whether claims may wait without a place in the queue.
+    pub(crate) notifies_unqueued: bool,
+}
+
+/// Adds the keys and arguments of some releases to the call of their script. All of them are of one store.
+pub(super) fn add_releases<'a>(call: &mut Words, releases: impl Iterator<Item = &'a Free> + Clone) {
+    call.number(releases.clone().count() * Keys::HOLDER_AND_QUEUE.len());
+    for release in releases.clone() {
+        release.keys.each(&Keys::HOLDER_AND_QUEUE, |key| {
+            call.joined(&key);
+        });
+    }
+    let notifies = releases.clone().any(|release| release.notifies_unqueued);
+    call.number(u8::from(notifies));
+    for release in releases {
+        call.joined(&[record::owner_text(&release.front).as_bytes(), b" "]);
+    }
 }
 
 /// The exclusive holder that refuses an attempt, and what is left of its lease in milliseconds. `None` if the script has to

@@ -124,7 +124,18 @@ impl Connection {
     /// Sends a command as [`query`](Self::query) does. Closes the connection on an error of class
     /// [`Broken`](ErrorClass::Broken).
     pub(crate) async fn execute(&self, command: &Cmd) -> RedisResult<Value> {
-        let reply = self.send(command).await.and_then(|reply| match reply {
+        let reply = self.send(command).await;
+        self.outcome(reply)
+    }
+
+    /// Sends a pipeline of one command, as [`execute`](Self::execute) does.
+    pub(crate) async fn execute_one(&self, command: &Pipeline) -> RedisResult<Value> {
+        let replies = self.send_all(command).await;
+        self.outcome(replies.map(|mut replies| replies.pop().unwrap_or(Value::Nil)))
+    }
+
+    fn outcome(&self, reply: RedisResult<Value>) -> RedisResult<Value> {
+        let reply = reply.and_then(|reply| match reply {
             Value::ServerError(error) => Err(error.into()),
             // A script for a batch of requests returns an array. Here the batch had one request, which failed.
             Value::Array(mut replies) if matches!(replies.as_slice(), [Value::ServerError(_)]) => {

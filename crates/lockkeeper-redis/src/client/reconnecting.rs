@@ -75,10 +75,10 @@ impl ReconnectingClient {
         self.slot().as_ref().filter(|session| !session.gone().is_cancelled()).cloned()
     }
 
-    /// Whether the server's clock can be read without a script, and has reached a time in microseconds, as far as is known.
-    pub(crate) fn clock_has_reached(&self, time: u64) -> bool {
-        let session = self.current();
-        session.is_some_and(|it| it.clock().is_plain() && it.clock().now() >= time)
+    /// Estimates what the server's clock shows, in microseconds. `None` if it cannot be read without a script.
+    pub(crate) fn time(&self) -> Option<u64> {
+        let session = self.current().filter(|session| session.clock().is_plain());
+        session.map(|session| session.clock().now())
     }
 
     /// The runtime for tasks that depend on the session: if it hangs, they would hang anyway.

@@ -1,7 +1,5 @@
 //! RESP: frames are scanned and parsed, commands are written. Rare kinds of values are left to the parser of the redis crate.
 
-use std::io::Write as _;
-
 use redis::{ErrorKind, RedisError, RedisResult, Value};
 
 /// The maximum nesting of values. Replies to the scripts have a nesting of three.
@@ -163,7 +161,8 @@ impl<'a> Reader<'a> {
                 self.items(2, depth)?;
                 self.value(depth + 1)?
             }
-            b'+' | b'-' | b',' | b'#' | b'(' => {
+            b'+' => simple_string(self.line()?.ok_or(INCOMPLETE)?)?,
+            b'-' | b',' | b'#' | b'(' => {
                 self.line()?.ok_or(INCOMPLETE)?;
                 self.parse_by_crate(start)?
             }
@@ -209,6 +208,7 @@ impl<'a> Reader<'a> {
         Ok(Some(items))
     }
 
+    /// Parses a rare kind of value. The crate's parser clears a buffer of 8 KiB for each value.
     fn parse_by_crate(&self, start: usize) -> Parsed<Value> {
         let value = redis::parse_redis_value(&self.bytes[start..self.at]);
         value.map_err(|_| "an invalid value")
@@ -230,6 +230,14 @@ fn pairs(items: Vec<Value>) -> Vec<(Value, Value)> {
     std::iter::from_fn(|| items.next().zip(items.next())).collect()
 }
 
+fn simple_string(line: &[u8]) -> Parsed<Value> {
+    if line == b"OK" {
+        return Ok(Value::Okay);
+    }
+    let text = std::str::from_utf8(line).map_err(|_| "a simple string that is not UTF-8")?;
+    Ok(Value::SimpleString(text.to_owned()))
+}
+
 fn number(line: &[u8]) -> Parsed<i64> {
     let number = std::str::from_utf8(line).ok().and_then(|line| line.parse().ok());
     number.ok_or("an invalid number")
@@ -240,39 +248,17 @@ fn number(line: &[u8]) -> Parsed<i64> {
 pub(crate) struct Pipeline {
     bytes: Vec<u8>,
     count: usize,
+    /// The words of the command that is being added.
+    words: Words,
 }
 
 impl Pipeline {
-    /// Adds a command.
-    pub(crate) fn add(&mut self, words: &[&[u8]]) {
-        self.begin(words.len());
-        for word in words {
-            self.word(word);
-        }
-    }
-
-    /// Adds a command of the redis crate.
-    pub(crate) fn add_command(&mut self, command: &redis::Cmd) {
+    /// Adds the command whose words `add` adds.
+    pub(crate) fn command(&mut self, add: impl FnOnce(&mut Words)) {
+        add(&mut self.words);
+        length(&mut self.bytes, b'*', std::mem::take(&mut self.words.count));
+        self.bytes.append(&mut self.words.bytes);
         self.count += 1;
-        command.write_packed_command(&mut self.bytes);
-    }
-
-    /// Starts a command of so many words, each of which is then added by [`word`](Self::word).
-    pub(crate) fn begin(&mut self, words: usize) {
-        self.count += 1;
-        self.length(b'*', words);
-    }
-
-    /// Adds the next word of a command.
-    pub(crate) fn word(&mut self, word: &[u8]) {
-        self.length(b'$', word.len());
-        self.bytes.extend_from_slice(word);
-        self.bytes.extend_from_slice(b"\r\n");
-    }
-
-    fn length(&mut self, kind: u8, length: usize) {
-        // Writing to a vector does not fail.
-        let _ = write!(self.bytes, "{}{length}\r\n", char::from(kind));
     }
 
     pub(super) fn bytes(&self) -> &[u8] {
@@ -283,6 +269,40 @@ impl Pipeline {
     pub(super) fn count(&self) -> usize {
         self.count
     }
+}
+
+/// The words of a command.
+#[derive(Debug, Default)]
+pub(crate) struct Words {
+    bytes: Vec<u8>,
+    count: usize,
+}
+
+impl Words {
+    pub(crate) fn word(&mut self, word: impl AsRef<[u8]>) -> &mut Self {
+        self.joined(&[word.as_ref()])
+    }
+
+    /// Adds one word that consists of these parts.
+    pub(crate) fn joined(&mut self, parts: &[&[u8]]) -> &mut Self {
+        self.count += 1;
+        length(&mut self.bytes, b'$', parts.iter().map(|part| part.len()).sum());
+        for part in parts {
+            self.bytes.extend_from_slice(part);
+        }
+        self.bytes.extend_from_slice(b"\r\n");
+        self
+    }
+
+    pub(crate) fn number(&mut self, number: impl itoa::Integer) -> &mut Self {
+        self.word(itoa::Buffer::new().format(number))
+    }
+}
+
+fn length(bytes: &mut Vec<u8>, kind: u8, length: usize) {
+    bytes.push(kind);
+    bytes.extend_from_slice(itoa::Buffer::new().format(length).as_bytes());
+    bytes.extend_from_slice(b"\r\n");
 }
 
 #[cfg(test)]
@@ -404,6 +424,16 @@ mod tests {
     }
 
     #[test]
+    fn simple_strings_equal_those_of_the_redis_crate() {
+        for bytes in ["+OK\r\n", "+PONG\r\n", "+\r\n", "+ok\r\n", "+QUEUED\r\n", "+é\r\n"] {
+            let parsed = redis::parse_redis_value(bytes.as_bytes()).unwrap();
+            assert_eq!(reply(bytes.as_bytes()), parsed);
+        }
+        assert!(parse(b"+\xff\r\n", false).is_err());
+        assert!(redis::parse_redis_value(b"+\xff\r\n").is_err());
+    }
+
+    #[test]
     fn attributes_are_ignored() {
         let bytes = b"|1\r\n+a\r\n:1\r\n:2\r\n";
         assert_eq!(reply(bytes), Value::Int(2));
@@ -427,9 +457,14 @@ mod tests {
     #[test]
     fn commands_are_written_as_the_redis_crate_writes_them() {
         let mut pipeline = Pipeline::default();
-        pipeline.add(&[b"SET", b"a key", b"\xff\r\n", b"NX"]);
-        pipeline.add(&[b"TIME"]);
-        let set = redis::cmd("SET").arg("a key").arg(b"\xff\r\n").arg("NX").get_packed_command();
+        pipeline.command(|set| {
+            set.word("SET").joined(&[b"a ", b"", b"key"]).word(b"\xff\r\n").number(u64::MAX);
+        });
+        pipeline.command(|time| {
+            time.word("TIME");
+        });
+        let mut set = redis::cmd("SET");
+        let set = set.arg("a key").arg(b"\xff\r\n").arg(u64::MAX).get_packed_command();
         let time = redis::cmd("TIME").get_packed_command();
         assert_eq!(pipeline.bytes(), [set, time].concat());
         assert_eq!(pipeline.count(), 2);

@@ -15,7 +15,7 @@ use super::events::EventHandler;
 use super::handshake::{self, PushChannel};
 use super::identity::{Identity, Uptime};
 use super::replication::{self, ReplicaWait};
-use super::resp::Pipeline;
+use super::resp::{Pipeline, Words};
 use super::script::{Script, is_unknown_script};
 use super::server_clock::ServerClock;
 use super::settings::{Address, Settings};
@@ -229,7 +229,11 @@ impl Session {
     }
 
     /// Runs a script: `add` adds its keys and arguments.
-    pub(crate) async fn run(&self, script: &Script, add: impl Fn(&mut Cmd)) -> RedisResult<Value> {
+    pub(crate) async fn run(
+        &self,
+        script: &Script,
+        add: impl Fn(&mut Words),
+    ) -> RedisResult<Value> {
         match self.call(Call::Evalsha, script, &add).await {
             Err(error) if is_unknown_script(&error) => self.call(Call::Eval, script, &add).await,
             reply => reply,
@@ -241,14 +245,17 @@ impl Session {
         &self,
         call: Call,
         script: &Script,
-        add: impl Fn(&mut Cmd),
+        add: impl Fn(&mut Words),
     ) -> RedisResult<Value> {
-        let mut command = match call {
-            Call::Evalsha => redis::cmd("EVALSHA").arg(&script.hash).take(),
-            Call::Eval => redis::cmd("EVAL").arg(script.code).take(),
-        };
-        add(&mut command);
-        self.send(&command).await
+        let mut pipeline = Pipeline::default();
+        pipeline.command(|words| {
+            match call {
+                Call::Evalsha => words.word("EVALSHA").word(&script.hash),
+                Call::Eval => words.word("EVAL").word(script.code),
+            };
+            add(words);
+        });
+        self.commands.execute_one(&pipeline).await
     }
 
     /// Waits until this many replicas have acknowledged the writes of this session.

@@ -252,9 +252,9 @@ mod tests {
             if has {
                 // As the server computes it: all keys have the slot of the holder.
                 let keys = Keys::new(&template_of, Kind::Lock, "a{").unwrap();
-                keys.each(&[1, 2, 3, 4], |key| {
-                    assert_eq!(crate::names::slot(key), keys.slot(), "{template}: {key}");
-                });
+                for key in keys.texts() {
+                    assert_eq!(crate::names::slot(&key), keys.slot(), "{template}: {key}");
+                }
             }
         }
         assert!(KeyTemplate::of_prefix("lockkeeper").has_hash_tag());
@@ -297,13 +297,12 @@ mod tests {
                 for kind in [Kind::Lock, Kind::Semaphore] {
                     let Ok(keys) = Keys::new(&template, kind, name) else { continue };
                     accepted += 1;
-                    let mut which = 0..;
-                    keys.each(&[0, 1, 2, 3, 4], |key| {
-                        let owner = (name.as_str(), kind, which.next().unwrap());
-                        let before = owners.insert(key.to_owned(), owner);
+                    for (which, key) in keys.texts().into_iter().enumerate() {
+                        let owner = (name.as_str(), kind, which);
+                        assert_eq!(template.name_of(&key).as_deref(), Some(owner.0), "{key}");
+                        let before = owners.insert(key.clone(), owner);
                         assert_eq!(before, None, "{key} is also a key of {owner:?}");
-                        assert_eq!(template.name_of(key).as_deref(), Some(owner.0), "{key}");
-                    });
+                    }
                 }
             }
             assert!(accepted > names.len() / 2, "{template:?}: {accepted} of {}", names.len());

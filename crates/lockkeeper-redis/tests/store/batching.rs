@@ -277,3 +277,34 @@ fn queued_attempts_fail_when_the_runtime_of_the_connection_ends() {
         }
     });
 }
+
+/// Attempts that share a call share a check. The fence is ahead of the clock, so only a script may grant that lock.
+#[tokio::test]
+async fn a_remembered_fence_does_not_affect_the_other_attempts_of_a_call() {
+    let (server, _) = server().await;
+    let store = store(&server).await;
+    let time = server.command(&["TIME"]);
+    let seconds: u64 = time.lines().next().unwrap().parse().unwrap();
+    let ahead = ((seconds + 600) * 1_000_000).to_string();
+    let fence_key = format!("{}:f", key("7"));
+    server.command(&["SET", &fence_key, &ahead, "PX", "600000"]);
+    let scripts = || -> u64 {
+        let calls = server.command(&["INFO", "commandstats"]);
+        let calls = calls.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
+        calls.map_or(0, |calls| calls.split(',').next().unwrap().parse().unwrap())
+    };
+    let before = scripts();
+    let mut claims: Vec<_> = (0..32).map(|number| claim(&store, &number.to_string())).collect();
+    let answers = join_all(claims.iter_mut().map(|claim| claim.attempt(None)));
+    let answers = soon("the attempts", answers).await;
+    let fences: Vec<u64> = answers
+        .into_iter()
+        .map(|answer| match answer.unwrap() {
+            Attempt::Granted(grant) => grant.fence.unwrap().get(),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    let is_ahead = |(name, fence): (usize, &u64)| (*fence > ahead.parse().unwrap()) == (name == 7);
+    assert!(fences.iter().enumerate().all(is_ahead), "{fences:?}");
+    assert_eq!(scripts() - before, 1);
+}
