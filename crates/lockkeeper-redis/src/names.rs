@@ -8,16 +8,16 @@ mod template;
 
 pub(crate) use template::KeyTemplate;
 
-/// The keys of one lock or semaphore. A cluster keeps them together.
+/// The keys of one lock or semaphore. On a cluster, all of them are in one slot.
 ///
-/// The holder of the lock `orders/42` is `lockkeeper:{orders/42}`, or what the [template](KeyTemplate) says.
+/// The holder's key of the lock `orders/42` is `lockkeeper:{orders/42}`, unless a [template](KeyTemplate) sets another.
 #[derive(Debug, Clone)]
 pub(crate) struct Keys {
-    /// The holder's key; the others are this and a suffix.
+    /// The holder's key. Each other key is this one plus a suffix.
     holder: Arc<str>,
 }
 
-/// What is appended to the holder's key, in the order in which scripts expect their keys.
+/// The suffixes of the keys, in the order in which scripts expect the keys.
 const SUFFIXES: [&str; 5] = ["", ":r", ":q", ":i", ":f"];
 const SEMAPHORE: &str = ":s";
 
@@ -33,12 +33,12 @@ impl Keys {
         Ok(Self { holder: holder.into() })
     }
 
-    /// The key of the exclusive holder, and the channel for waiters without a place in the queue.
+    /// Returns the key of the exclusive holder. It is also the channel for waiters without a queue entry.
     pub(crate) fn holder(&self) -> &str {
         &self.holder
     }
 
-    /// Calls `add` with the keys of these numbers.
+    /// Calls `add` with the keys that have these indices in [`SUFFIXES`].
     pub(crate) fn each(&self, which: &[usize], mut add: impl FnMut(&str)) {
         let mut key = String::with_capacity(self.holder.len() + 2);
         key.push_str(&self.holder);
@@ -49,18 +49,18 @@ impl Keys {
         }
     }
 
-    /// Adds the keys with these numbers to a command.
+    /// Adds the keys that have these indices to a command.
     pub(crate) fn add_to(&self, command: &mut redis::Cmd, which: &[usize]) {
         self.each(which, |key| {
             command.arg(key);
         });
     }
 
-    /// The keys that must not exist while a claim takes a free lock without a script: queue and fence. Sharers without a
-    /// holder key have lost the lock.
+    /// The indices of the keys that must not exist when a claim acquires a free lock without a script: queue and fence. Not
+    /// the readers: without a holder key, they have lost the lock.
     pub(crate) const IN_THE_WAY: [usize; 2] = [2, 4];
 
-    /// How many keys there are.
+    /// The number of keys.
     pub(crate) const COUNT: usize = SUFFIXES.len();
 
     /// Adds all keys to a command.
@@ -74,7 +74,7 @@ impl Keys {
         self.add_all_to(call);
     }
 
-    /// The slot of a cluster that all of them are in.
+    /// Returns the slot of a cluster that has all of these keys.
     pub(crate) fn slot(&self) -> u16 {
         slot(&self.holder)
     }

@@ -75,13 +75,14 @@ impl ReconnectingClient {
         self.slot().as_ref().filter(|session| !session.gone().is_cancelled()).cloned()
     }
 
-    /// Whether the server's clock can be read without a script, and has reached a time in microseconds, as far as is known.
+    /// Returns whether the server's clock can be read without a script and, by the client's estimate, has reached a time in
+    /// microseconds.
     pub(crate) fn clock_has_reached(&self, time: u64) -> bool {
         let session = self.current();
         session.is_some_and(|it| it.clock().is_plain() && it.clock().now() >= time)
     }
 
-    /// The runtime for tasks that depend on the session: if it hangs, they would hang anyway.
+    /// Returns the runtime for tasks that depend on the session. If that runtime hangs, so does the session.
     pub(crate) fn runtime(&self) -> Handle {
         self.current().map_or_else(Handle::current, |session| session.runtime().clone())
     }

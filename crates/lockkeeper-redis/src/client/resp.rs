@@ -105,7 +105,7 @@ impl FrameScanner {
     }
 }
 
-/// Parses the bytes of one complete value. `is_subscribed` tells whether an array may be a message, as with RESP2.
+/// Parses the bytes of one complete value. If `is_subscribed`, an array may be a message, as with RESP2.
 pub(crate) fn parse(bytes: &[u8], is_subscribed: bool) -> RedisResult<Frame> {
     Reader { bytes, at: 0 }.frame(is_subscribed).map_err(invalid)
 }
@@ -257,7 +257,7 @@ impl Pipeline {
         command.write_packed_command(&mut self.bytes);
     }
 
-    /// Starts a command of so many words, each of which is then added by [`word`](Self::word).
+    /// Starts a command with this number of words. Add each of them with [`word`](Self::word).
     pub(crate) fn begin(&mut self, words: usize) {
         self.count += 1;
         self.length(b'*', words);
@@ -279,7 +279,7 @@ impl Pipeline {
         &self.bytes
     }
 
-    /// How many replies to expect.
+    /// Returns the number of replies to expect.
     pub(super) fn count(&self) -> usize {
         self.count
     }

@@ -27,7 +27,7 @@ pub(crate) struct KeyTemplate {
 enum Names {
     /// `%` and `}` become `%25` and `%7D`.
     Encoded,
-    /// As they are, because another program builds the same keys. A name that cannot is refused.
+    /// Unchanged, because another program builds the same keys. A name for which this is not possible is refused.
     Verbatim,
 }
 
