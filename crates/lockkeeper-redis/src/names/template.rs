@@ -38,7 +38,7 @@ impl KeyTemplate {
         Self { before, after: "}".into(), names: Names::Encoded }
     }
 
-    /// Parses a template. All text but the placeholder is literal, braces included. The error says what to change.
+    /// Parses a template. All text but the placeholder is literal, braces included. The error states what to change.
     pub(crate) fn parse(template: &str) -> Result<Self, &'static str> {
         if template.contains(|c: char| c.is_whitespace() || c.is_control()) {
             return Err("the key template must not contain whitespace or control characters");
