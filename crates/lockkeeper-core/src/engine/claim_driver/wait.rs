@@ -112,7 +112,8 @@ impl ClaimDriver {
             Ok(Attempt::Undecided) => None,
             Ok(Attempt::Granted(_)) => {
                 // The lease expired before the answer arrived. The next attempt renews it.
-                let message = "the answer took longer than the lease it granted";
+                let message =
+                    "the lease that the store granted had expired before its answer arrived";
                 return self.tolerate_error(Error::new(ErrorKind::Unavailable, message), wait);
             }
             Err(error) => return self.tolerate_error(error, wait),
