@@ -10,7 +10,7 @@ use crate::failure::{CONFLICT, Failure};
 use crate::output::short_duration;
 use crate::report::{Contention, Reporter};
 
-/// The timeout for reading the holders of the lock, which are only needed for messages.
+/// The timeout for reading the holders of the lock. Only messages need them.
 const INSPECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// The interval at which the waiting line is redrawn.
 const REDRAW_INTERVAL: Duration = Duration::from_secs(1);

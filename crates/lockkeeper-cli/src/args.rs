@@ -56,7 +56,7 @@ Examples:
 Exit codes:
   the command's own exit code, or 128+n if signal n killed it
   64   invalid usage or store URL
-  69   the store is unavailable or refuses access
+  69   the store is unavailable, refuses access or could not decide
   70   the lock was lost, and the command was stopped
   75   not acquired in time (change it with --conflict-exit-code)
   126  the command could not be executed
@@ -195,9 +195,9 @@ pub(crate) struct Run {
     pub(crate) store: Store,
     /// Time between TERM and KILL [default: 5s, or a third of --ttl if that is less]
     ///
-    /// If the lock cannot be renewed, the command gets TERM this long before the lease ends, and KILL before another
-    /// process can acquire the lock. After a forwarded INT, TERM, HUP or QUIT, the processes of the command's group get
-    /// KILL after this time. At most half of --ttl, except on files, which have no leases.
+    /// If the lock cannot be renewed, the command gets KILL shortly before the lease ends, so before another process can
+    /// acquire the lock, and TERM this long before KILL. After a forwarded INT, TERM, HUP or QUIT, the processes of the
+    /// command's group get KILL after this time. At most half of --ttl, except on files, which have no leases.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     pub(crate) kill_after: Option<Duration>,
     /// Time between TERM and KILL after the store has dropped the lock [default: 0]

@@ -152,7 +152,7 @@ fn describe(infos: &[LockInfo]) -> String {
 
 fn confirm(state: &str) -> Result<(), Failure> {
     if !io::stdin().is_terminal() {
-        let message = format!("{state}: pass --yes to break it, stdin is not a terminal");
+        let message = format!("{state}, and stdin is not a terminal: pass --yes to break it");
         return Err(Failure::usage(message));
     }
     let _ = write!(io::stderr(), "{}. Break it? [y/N] ", visible(state))

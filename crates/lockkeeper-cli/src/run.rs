@@ -477,7 +477,7 @@ impl<'a> Supervisor<'a> {
 
 /// Returns when all processes of the command must be dead: a margin before the lease ends. `None` if there is no lease.
 fn kill_deadline(guard: &Guard, ttl: Duration) -> Option<BootTime> {
-    // Reads the clock first: if this process is delayed before `remaining`, the result is too early, not too late.
+    // Reads the clock before `remaining`: a delay between the two makes the result too early, not too late.
     let now = BootTime::now();
     guard.remaining().map(|left| now.after(left).before(margin(ttl)))
 }

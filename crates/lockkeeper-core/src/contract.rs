@@ -98,10 +98,10 @@ pub trait Claim: Send + 'static {
     /// mode is unknown; the lock is still held.
     fn downgrade(&mut self, ttl: Duration) -> BoxFuture<'_, Result<Renewal>>;
 
-    /// Tells the claim the fence of its hold, where a combinator granted a higher one than the store did. Without I/O.
+    /// Sets the fence of the hold, if a combinator granted a higher one than the store did. Without I/O.
     ///
-    /// From then on `downgrade` and `release` carry the fence to the store. When they end an exclusive hold, the store
-    /// remembers the fence until its clock has passed it: no later exclusive grant has a fence as low, and no other grant
+    /// From then on, `downgrade` and `release` carry the fence to the store. When they end an exclusive hold, the store
+    /// remembers the fence until its clock has passed it: every later exclusive grant has a higher fence, and no other grant
     /// a lower one. The store accepts a fence that is up to a quarter of the TTL ahead of its clock. It must not accept one
     /// that is more than the TTL ahead, which may be that of a forged ticket.
     ///
@@ -195,9 +195,9 @@ pub struct ClaimSpec {
     pub ttl: Duration,
     /// Whether a contended attempt joins the queue.
     pub queue: bool,
-    /// The minimum time since the store may last have lost its data, for example in a restart. Before that, the store
-    /// refuses attempts with [`Unavailable`](crate::ErrorKind::Unavailable). A store that never loses its data, or cannot
-    /// know, ignores it. [`Quorum`](crate::Quorum) sets it for its nodes; it is `None` everywhere else.
+    /// The minimum time since the last event in which the store may have lost its data, such as a restart. Until that time has
+    /// passed, the store refuses attempts with [`Unavailable`](crate::ErrorKind::Unavailable). A store that never loses its
+    /// data, or cannot detect such events, ignores it. [`Quorum`](crate::Quorum) sets it for its nodes; it is `None` everywhere else.
     pub min_uptime: Option<Duration>,
     /// How long the caller waits for other holders, counted from the first attempt; `None` means without limit. The engine
     /// ends the wait. A server can use this to end the wait of a client that no longer exists.
@@ -302,7 +302,7 @@ pub enum Retry {
 }
 
 impl Retry {
-    /// Combines the answers of several stores: `Poll` if either is `Poll`, otherwise the earlier time.
+    /// Combines two answers: `Poll` if either is `Poll`, otherwise the earlier time.
     #[must_use]
     pub fn sooner(self, other: Self) -> Self {
         match (self, other) {
@@ -320,7 +320,7 @@ pub enum Holder {
     Owner(Owner),
     /// One or more shared claims. They do not exclude each other, so a store need not distinguish them.
     Readers,
-    /// The store does not know. `Quorum` treats all such refusals as caused by one holder.
+    /// Not known to the store. `Quorum` treats all such refusals as caused by one holder.
     Unknown,
 }
 
@@ -330,9 +330,9 @@ pub struct Grant {
     /// The fencing token. The fence of an exclusive grant is higher than that of every earlier exclusive grant of the
     /// name. The fence of a shared grant, or of permits, is not lower than these.
     pub fence: Option<Fence>,
-    /// Whether the store takes its fences from a clock, in microseconds, which had reached this fence when the store answered.
-    /// If the lease expires, that clock is then past the fence by at least the TTL. [`Quorum`](crate::Quorum) needs one
-    /// round less for such grants. `false` if the store does not know.
+    /// Whether the store takes its fences from a clock in microseconds, and that clock had reached this fence when the store
+    /// answered. By the time the lease expires, the clock is then past the fence by at least the TTL, so
+    /// [`Quorum`](crate::Quorum) needs one round trip less. `false` if this is not certain.
     pub fence_is_past: bool,
     /// How long the store keeps the hold without renewal, or `None` if the hold lasts as long as its session. With `None`,
     /// the engine learns of a loss only from [`Renewal::Lost`] and [`Change::Lost`]. A store that ends the session of a

@@ -41,8 +41,8 @@ impl Fence {
         let ahead = Duration::from_micros(self.get().saturating_sub(clock)).as_secs();
         let message = format!(
             "the next fence must be at least {self}, which is {ahead} s ahead of the store's clock, {clock}: that clock \
-             was set back, or a server whose clock is behind took over. Correct the clock; or open a new keeper, \
-             which accepts lower fences at once (this one does an hour after its last grant of the name)"
+             was set back, or a server whose clock is behind was promoted. Correct the clock, or open a new keeper, \
+             which accepts lower fences at once (this one accepts them an hour after its last grant of the name)"
         );
         Error::new(ErrorKind::Config, message)
     }
@@ -88,7 +88,8 @@ impl TryFrom<u64> for Fence {
     type Error = Error;
 
     fn try_from(number: u64) -> Result<Self, Error> {
-        Self::new(number)
-            .ok_or_else(|| Error::new(ErrorKind::Config, "a fence is from 1 to 2^63 - 1"))
+        Self::new(number).ok_or_else(|| {
+            Error::new(ErrorKind::Config, "not a fence: it must be a number from 1 to 2^63 - 1")
+        })
     }
 }

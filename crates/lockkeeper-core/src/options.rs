@@ -70,7 +70,7 @@ pub(crate) fn check_ttl(ttl: Duration) -> Result<Duration> {
         return Err(invalid(format!("a ttl of {ttl:?} is too short: the minimum is {MIN_TTL:?}")));
     }
     if ttl > MAX_TTL {
-        return Err(invalid("a ttl of more than a thousand years is too long"));
+        return Err(invalid("a ttl of more than a thousand years is too long: use a shorter one"));
     }
     Ok(ttl)
 }
@@ -109,8 +109,8 @@ macro_rules! option_setters {
 
         /// Sets the maximum time of a hold (unlimited by default).
         ///
-        /// The lease is not renewed past that time: the guard reports the loss of the lock, and the store frees it. For
-        /// a job that must not block other clients without limit if it hangs.
+        /// The lease is not renewed past that time: the guard reports the loss of the lock, and the store frees it. Use it
+        /// for a job that may hang, so that it cannot block other clients without limit.
         #[must_use]
         pub fn max_hold(mut self, max_hold: std::time::Duration) -> Self {
             self.$($path).+.max_hold = Some(max_hold);

@@ -85,7 +85,10 @@ impl FromStr for Owner {
         let digits = text.len() == 32 && text.bytes().all(|b| b.is_ascii_hexdigit());
         match u128::from_str_radix(text, 16) {
             Ok(id) if digits => Ok(Self(id)),
-            _ => Err(Error::new(ErrorKind::Config, "an owner id has 32 hexadecimal digits")),
+            _ => Err(Error::new(
+                ErrorKind::Config,
+                "not an owner id: it must have 32 hexadecimal digits",
+            )),
         }
     }
 }

@@ -17,9 +17,9 @@ use crate::store::{Shared, Store};
 
 /// A store in a directory: locks between the processes of one machine.
 ///
-/// A lock is a file that is locked with `flock`. It ends when it is released or when its process ends, also by `kill -9`.
-/// Programs that the process starts do not inherit it, unless [`inherit`](Options::inherit) is set. On Linux, inotify wakes waiters;
-/// elsewhere they poll with backoff.
+/// A lock is a file that is locked with `flock`. It ends when it is released or when its process ends, including by
+/// `kill -9`. Programs that the process starts do not inherit it, unless [`inherit`](Options::inherit) is set. On Linux,
+/// inotify wakes waiters; elsewhere they poll with backoff.
 ///
 /// Waiters of one process acquire in FIFO order. There is no order between processes. The store has no leases,
 /// tickets or downgrade, and does not exclude other machines. It makes short file system calls in the caller's task, so
@@ -49,7 +49,7 @@ use crate::store::{Shared, Store};
 #[derive(Debug, Clone)]
 pub struct File {
     pub(crate) store: Store,
-    /// Makes semaphores of exclusive locks.
+    /// Builds semaphores from exclusive locks.
     slots: Slots,
 }
 
@@ -74,7 +74,7 @@ impl File {
     ///
     /// # Errors
     ///
-    /// [`Config`](ErrorKind::Config) for an invalid URL, and as [`open`](Self::open).
+    /// [`Config`](ErrorKind::Config) for an invalid URL, and the errors of [`open`](Self::open).
     pub fn from_url(url: &str) -> Result<Self> {
         let (options, dir) = config::parse(url)?;
         options.open(dir)
@@ -92,11 +92,12 @@ impl File {
         self.store.path(name)
     }
 
-    /// Removes the files of locks that are not held, and returns their number.
+    /// Removes the files of locks that are not held, and returns their number. Keeps files whose last fence is ahead of the
+    /// clock, because a new file could not continue it.
     ///
-    /// May be called at any time, also by several processes concurrently. A claim that has just opened such a
-    /// file creates a new one. A lock is never granted twice, and fences continue to rise. Calling it is optional: a
-    /// file that remains costs a few bytes.
+    /// May be called at any time, even by several processes concurrently. A claim that has just opened a file that this
+    /// removes creates a new one. No lock is granted twice, and fences continue to rise. Calling it is optional: a file that
+    /// remains costs a few bytes.
     ///
     /// # Errors
     ///
@@ -106,7 +107,7 @@ impl File {
     ///
     /// If the future is dropped, some of the files have been removed.
     pub async fn gc(&self) -> Result<usize> {
-        self.store.gc().await
+        self.store.gc().await.map_err(|error| error.during("file", "gc"))
     }
 }
 
@@ -115,7 +116,7 @@ impl Options {
     ///
     /// # Errors
     ///
-    /// As [`File::open`].
+    /// Same as [`File::open`].
     pub fn open(&self, dir: impl AsRef<Path>) -> Result<File> {
         let dir = dir.as_ref();
         let dir = Dir::open(dir).map_err(|error| {

@@ -20,7 +20,7 @@ use crate::turnstile::Turnstile;
 
 /// How often the file may be removed between opening and locking before the attempt fails.
 const MAX_REMOVED: u32 = 1000;
-/// How long a reader leaves a free lock to the writer with the turnstile, whose process may be stopped.
+/// How long a reader waits for the writer that has the turnstile to acquire a free lock. That writer's process may be stopped.
 const WRITER_GRACE: Duration = Duration::from_millis(50);
 /// The same without notifications. The engine polls at least every half second.
 const POLLING_WRITER_GRACE: Duration = Duration::from_secs(1);
@@ -37,8 +37,8 @@ const POLLING_WRITER_GRACE: Duration = Duration::from_secs(1);
 ///
 /// A writer that waits for readers blocks new ones: see [`Turnstile`].
 ///
-/// Inspection and `gc` lock files, too, and hold a lock on the directory meanwhile. A failed try blocks them and repeats
-/// its attempt, so that it is never refused because of them.
+/// Inspection and `gc` lock files, too, and hold a lock on the directory meanwhile. A failed try takes that lock, which
+/// excludes both, and repeats its attempt. So inspection never makes a try fail.
 pub(crate) struct FileClaim {
     store: Store,
     spec: ClaimSpec,
@@ -52,11 +52,12 @@ pub(crate) struct FileClaim {
     /// The lowest fence that the next grant may have.
     floor: Option<Fence>,
     listener: Option<Listening>,
-    /// Since when a reader has waited for the writer with the turnstile, without a notification of a release.
+    /// When a reader began to wait for the writer that has the turnstile. Reset by each notification of a release.
     behind_writer: Option<Instant>,
-    /// That reader found other readers holding the lock, and listens. It retries when one of them releases, without a timer.
+    /// Whether that reader found other readers holding the lock. It then listens and needs no timer: it retries when one of
+    /// them releases.
     readers_hold: bool,
-    /// Since when a try is undecided because another process inspects the directory.
+    /// When a try became undecided because another process inspects the directory.
     undecided: Option<Instant>,
 }
 
@@ -120,7 +121,7 @@ impl FileClaim {
         Ok(self.held.is_some())
     }
 
-    /// Tries to acquire the lock once. Returns `None` if others hold it.
+    /// Tries to acquire the lock once. Returns `None` if other claims hold it.
     fn try_acquire(&mut self) -> io::Result<Option<Grant>> {
         self.raise_fence()?;
         if self.is_still_held()? {
@@ -196,7 +197,7 @@ impl FileClaim {
         }
         let now = Instant::now();
         if self.has_new_events() || readers_held {
-            // A holder may have released, and the writer may not have been notified yet.
+            // A holder may have released the lock, and the writer may not have been notified yet.
             self.behind_writer = None;
         }
         let since = *self.behind_writer.get_or_insert(now);
@@ -435,8 +436,7 @@ impl Claim for FileClaim {
     }
 
     fn downgrade(&mut self, _ttl: Duration) -> BoxFuture<'_, Result<Renewal>> {
-        let error =
-            Error::new(ErrorKind::Unsupported, "file: a lock on a file cannot be downgraded");
+        let error = Error::new(ErrorKind::Unsupported, "a lock on a file cannot be downgraded");
         Box::pin(std::future::ready(Err(error)))
     }
 

@@ -25,8 +25,8 @@ impl Default for Options {
 impl Options {
     /// Sets whether grants carry a fence and files name their holder (default: true).
     ///
-    /// If not, a lock costs less, and the store does not support inspection. All processes that use a directory should
-    /// agree: a holder that writes nothing leaves the previous holder's name in the file.
+    /// With `false`, a lock costs less, and the store does not support inspection. All processes that use a directory should
+    /// set the same value: a holder that writes nothing leaves the previous holder's label in the file.
     #[must_use]
     pub fn fence(mut self, fence: bool) -> Self {
         self.fence = fence;
@@ -35,8 +35,8 @@ impl Options {
 
     /// Sets whether waiters poll instead of waiting for notifications (default: false).
     ///
-    /// For file systems that do not report all changes, such as a directory shared by virtual machines.
-    /// Without inotify, waiters poll in any case.
+    /// Use it on file systems that do not report all changes, such as a directory shared by virtual machines. Without inotify,
+    /// waiters always poll.
     #[must_use]
     pub fn polling(mut self, polling: bool) -> Self {
         self.polling = polling;
@@ -45,8 +45,8 @@ impl Options {
 
     /// Sets whether programs that the process starts while it holds a lock inherit it (default: false).
     ///
-    /// A release still frees the lock. But if the process dies without one, those programs keep the lock until they
-    /// end. For a process that holds a lock on behalf of its children.
+    /// A release still frees the lock. But if the process dies without a release, those programs keep the lock until they
+    /// end. Use it in a process that holds a lock on behalf of its children.
     #[must_use]
     pub fn inherit(mut self, inherit: bool) -> Self {
         self.inherit = inherit;

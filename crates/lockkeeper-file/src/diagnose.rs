@@ -38,7 +38,7 @@ pub fn diagnose(url: &str) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// Returns why `File::open` failed, as a finding.
+/// Turns the error of `File::open` into a finding.
 fn refused(error: &Error, dir: &Path) -> Finding {
     let source = error.source().and_then(|source| source.downcast_ref::<io::Error>());
     let inner = source.and_then(io::Error::get_ref);
@@ -77,8 +77,8 @@ fn permissions(dir: &Path) -> Finding {
     Finding::ok(format!("only its owner may use the directory (mode {mode:04o})"))
 }
 
-/// Warns of the first directory above in which others can move the store's directory. The store then recreates it, and
-/// holders lose their locks.
+/// Warns of the first parent directory in which other users can move the store's directory. If one does, the store creates
+/// the directory again, and holders lose their locks.
 fn parents(dir: &Path) -> Option<Finding> {
     dir.ancestors().skip(1).find_map(|parent| {
         let found = fs::metadata(parent).ok()?;
@@ -110,7 +110,7 @@ fn file_system(dir: &Path) -> Option<Finding> {
     Some(of_file_system(kind as u32))
 }
 
-/// Judges a file system by its magic number, as in statfs(2).
+/// Checks the type of a file system by its magic number (statfs(2)).
 #[cfg(target_os = "linux")]
 fn of_file_system(magic: u32) -> Finding {
     let name = match magic {

@@ -24,10 +24,10 @@ impl Store {
         for file in self.files().map_err(unavailable)? {
             let Some(inspecting) = self.lock_for_inspection().await? else { break };
             if names::is_temporary(&file) {
-                // Its creator held the same lock on the directory, and died.
+                // Inspection creates it while it holds the lock that this holds now, so its creator has died.
                 found(dir.remove(&file)).map_err(unavailable)?;
             } else if names::is_turnstile(&file) {
-                // A waiting writer was killed.
+                // Left by a writer that was killed. The turnstile of a live writer is locked, and stays.
                 remove_idle(dir, &file).map_err(unavailable)?;
             } else if names::parse(&file) != FileName::Other {
                 removed += usize::from(remove_idle(dir, &file).map_err(unavailable)?);
@@ -45,7 +45,7 @@ fn remove_idle(dir: &Dir, name: &str) -> io::Result<bool> {
     if !locked(opened.file.try_lock())? {
         return Ok(false);
     }
-    // The fences of the next file start at the time, so a file with a fence ahead of it must stay.
+    // The fences of a new file start at the current time, so a file whose fence is ahead of the clock must stay.
     let last = Records::read(&opened.file)?.last;
     if last.is_some_and(|last| last.fence.get() >= record::now()) {
         return Ok(false);
@@ -59,7 +59,7 @@ impl Store {
     fn files(&self) -> io::Result<Vec<String>> {
         match found(self.reopen_dir())? {
             Some(()) => self.dir.files(),
-            // No lock was acquired since it was removed.
+            // The directory was removed, and no lock was acquired since.
             None => Ok(Vec::new()),
         }
     }
@@ -125,7 +125,9 @@ impl Store {
 /// Locks a new file and copies the name and the last record into it.
 fn fill(new: &fs::File, old: &fs::File, name: &Name) -> io::Result<()> {
     if !locked(new.try_lock())? {
-        return Err(io::Error::other("another process has locked a new file"));
+        return Err(io::Error::other(
+            "another process has locked the file that replaces the broken one",
+        ));
     }
     if names::is_hashed(&names::file_name(name)) {
         record::write_name(new, 0, name)?;
@@ -207,7 +209,7 @@ impl Inspector for Store {
     }
 
     fn changed(&self) -> BoxFuture<'_, ()> {
-        // Inspection locks and closes files, so it would notify itself.
+        // Never notifies: inspection closes files, so each one would trigger the next.
         Box::pin(std::future::pending())
     }
 }

@@ -1,7 +1,7 @@
 //! Locks on files in a directory, between the processes of one machine.
 //!
 //! [`File`] is the store. A mutex or a readers-writer lock is one locked file, a semaphore is one file
-//! per permit. A lock ends with the process that holds it, also with `kill -9`.
+//! per permit. A lock ends with the process that holds it, including by `kill -9`.
 //!
 //! # Examples
 //!

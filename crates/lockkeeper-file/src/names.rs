@@ -1,6 +1,6 @@
 //! Maps the name of a lock to the name of its file.
 //!
-//! Lower-case letters, digits, `-`, `_` and inner dots are kept; every other byte becomes `%` and two
+//! Lower-case letters, digits, `-`, `_` and dots after the first character are kept; every other byte becomes `%` and two
 //! hexadecimal digits. Upper-case letters are encoded so that names stay distinct on a case-insensitive file system. A
 //! name that is too long for a file name is cut, followed by `~` and the hash of the whole name. An encoded name
 //! contains no `~`.
@@ -15,7 +15,7 @@ const SUFFIX: &str = ".lock";
 const TURNSTILE: &str = ".turn";
 /// The longest encoded name that is not cut. File systems allow 255 bytes, encrypting ones fewer.
 const MAX_LEN: usize = 128;
-/// How much of a cut name remains readable.
+/// The length of the readable part of a cut name.
 const CUT_LEN: usize = 64;
 
 /// Returns the file name of a lock.
@@ -48,7 +48,7 @@ pub(crate) fn is_turnstile(file: &str) -> bool {
     lock.is_some_and(|lock| parse(&lock) != FileName::Other)
 }
 
-/// What the name of a file means.
+/// The meaning of a file name.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum FileName {
     /// The file of the lock with this name.

@@ -1,4 +1,4 @@
-//! Notifies waiters that a lock file was closed, and holders that theirs is gone.
+//! Notifies waiters that a lock file was closed, and holders that their lock file was removed or replaced.
 
 #[cfg_attr(target_os = "linux", path = "notify/inotify.rs")]
 #[cfg_attr(not(target_os = "linux"), path = "notify/none.rs")]

@@ -57,10 +57,10 @@ impl Records {
         Ok(Self { last, next })
     }
 
-    /// Returns a fence above the last one, not below the floor, and above those of any earlier file at this path,
-    /// because fences are at least the time.
+    /// Returns a fence that is above the last one and not below the floor. It is at least the current time, so it is also above
+    /// the fences of any earlier file at this path.
     ///
-    /// Fails if fences are exhausted, or if the floor is implausible.
+    /// Fails if no fence is left, or if the floor is too far ahead of the clock.
     pub(crate) fn next_fence(&self, floor: Option<Fence>) -> io::Result<Fence> {
         self.check_floor(floor)?;
         let last = self.last.as_ref().map_or(0, |last| last.fence.get());

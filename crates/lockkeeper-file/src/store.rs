@@ -14,8 +14,8 @@ use crate::lock_file::LockFile;
 use crate::names;
 use crate::notify::Watcher;
 
-/// How long another process may inspect the directory before it counts as stopped. An inspection takes much less, even on
-/// a busy machine.
+/// If another process inspects the directory for longer than this, it counts as stopped. An inspection takes much less, even
+/// on a busy machine.
 pub(crate) const MAX_INSPECTION: Duration = Duration::from_secs(1);
 /// The pause between two checks of [`poll_until`].
 const PAUSE: Duration = Duration::from_millis(1);
@@ -67,7 +67,7 @@ impl Store {
         self.dir.refresh().map(|reopened| self.watch_dir(reopened))
     }
 
-    /// As [`refresh_dir`](Self::refresh_dir), but fails if the directory is missing.
+    /// Does the same as [`refresh_dir`](Self::refresh_dir), but fails if the directory is missing.
     pub(crate) fn reopen_dir(&self) -> io::Result<()> {
         self.dir.reopen().map(|reopened| self.watch_dir(reopened))
     }
@@ -94,7 +94,7 @@ impl Store {
         }
         let dir = self.dir.path().display();
         let message = format!(
-            "file: another process has inspected \"{dir}\" for over a second: it may be stopped, resume or end it"
+            "another process has been inspecting \"{dir}\" for more than a second: it may be stopped, so resume or end it"
         );
         Err(Error::new(ErrorKind::Unavailable, message))
     }

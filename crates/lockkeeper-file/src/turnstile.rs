@@ -1,4 +1,4 @@
-//! Blocks new readers while a writer waits for the present ones.
+//! Blocks new readers while a writer waits for the current ones.
 //!
 //! Overlapping readers would starve a writer, since the lock is never free. So a writer that waits for readers takes the
 //! *turnstile*, an exclusive lock on a second file, and new readers wait while it is taken. It is a

@@ -18,7 +18,7 @@ use crate::config::Config;
 pub(crate) mod fences;
 pub(crate) mod redlock;
 
-/// The longest ttl: a thousand years. A longer one would overflow the server's clock.
+/// The maximum TTL: a thousand years. A longer one would overflow the server's clock.
 const MAX_TTL: Duration = Duration::from_secs(1000 * 366 * 24 * 60 * 60);
 
 /// Locks on Redis: one node, Sentinel or Cluster. Cheap to clone; clones share their connections.
@@ -30,7 +30,7 @@ pub struct Redis {
 }
 
 impl Redis {
-    /// Connects, so that a wrong address or password shows at once.
+    /// Connects to the servers, so that a wrong address or password is reported here and not by the first lock.
     ///
     /// # Errors
     ///
@@ -48,7 +48,7 @@ impl Redis {
         Ok(made)
     }
 
-    /// Connects when first needed. `peer` is the place among the nodes of a quorum, for one of them.
+    /// Creates a store that connects at its first request. `peer` is set for a node of a quorum: its place among the nodes.
     pub(crate) fn lazy(config: Config, peer: Option<Peer>) -> Self {
         let (prefix, template) = (config.key_prefix(), config.template());
         let Config { servers, client, min_replicas, .. } = config;
@@ -64,7 +64,7 @@ impl Redis {
         Self { store: Arc::new(store) }
     }
 
-    /// Connects to all servers. Returns whether all of them can send messages.
+    /// Connects to all servers. Returns whether all of them deliver messages to this client.
     pub(crate) async fn connect_all(&self) -> Result<bool> {
         let mut receives_messages = true;
         for node in self.store.topology.nodes().await? {
@@ -93,7 +93,7 @@ impl Backend for Redis {
 
     fn claim(&self, spec: ClaimSpec) -> Result<Box<dyn Claim>> {
         if spec.ttl > MAX_TTL {
-            let message = "the ttl is longer than a thousand years";
+            let message = "the TTL exceeds the maximum of a thousand years";
             return Err(Error::new(ErrorKind::InvalidOption, message));
         }
         Ok(Box::new(RedisClaim::new(self.store.clone(), spec)?))

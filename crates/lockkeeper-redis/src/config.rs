@@ -68,8 +68,8 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// [`Config`](ErrorKind::Config) if the URL is invalid. The message says what to change, and quotes no part
-    /// of the URL that may be a secret.
+    /// [`Config`](ErrorKind::Config) if the URL is invalid. The message states what to change, and quotes no part of the URL
+    /// that may be a secret.
     pub fn from_url(url: &str) -> Result<Self> {
         let parts = Parts::of(url)?;
         let servers = match parts.scheme.as_str() {
@@ -191,14 +191,14 @@ impl Config {
     }
 
     /// Sets the key of the exclusive holder, in which `{name}` is the place of the lock's name (default:
-    /// `lockkeeper:{{name}}`). All other text is literal, also other braces. With `lock:{name}`, the holder of the lock
+    /// `lockkeeper:{{name}}`). All other text is literal, including other braces. With `lock:{name}`, the holder of the lock
     /// `orders/42` is the key `lock:orders/42`.
     ///
-    /// For programs that share locks with a client that acquires by `SET lock:orders/42 value NX PX ttl`: both then use
-    /// the same key, and exclude each other. So the key contains the name as it is, where
-    /// [`prefix`](Self::prefix) would encode `%` and `}`. An operation on a name for which this is not possible fails with
-    /// [`InvalidName`](ErrorKind::InvalidName): a name with `%` or `}` if it is in braces, and a name whose key would end
-    /// in `:r`, `:q`, `:i`, `:f`, `:s` or `:highest`, as the other keys of a lock do.
+    /// Use it to share locks with a program that acquires by `SET lock:orders/42 value NX PX ttl`: both then use the same
+    /// key, and exclude each other. The key contains the name unchanged, whereas [`prefix`](Self::prefix) encodes `%` and
+    /// `}`. Two kinds of names cannot be used, and fail with [`InvalidName`](ErrorKind::InvalidName): names with `%` or `}`
+    /// if the template has the name in braces, and names whose key would end in `:r`, `:q`, `:i`, `:f`, `:s` or `:highest`,
+    /// as the other keys of a lock do.
     ///
     /// The other keys of the lock start with this one. The channels of the client and the keys of
     /// [`Fences`](crate::Fences) still start with `lockkeeper:`.

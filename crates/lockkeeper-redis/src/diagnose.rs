@@ -70,8 +70,7 @@ async fn redlock(nodes: &[Config]) -> Vec<Finding> {
     }
     let count = nodes.len();
     if count < 3 || count.is_multiple_of(2) {
-        let advice =
-            "use three or five: an even number survives no more failures than one node less";
+        let advice = "use three or five nodes: an even number tolerates no more failures than one node fewer";
         findings.push(Finding::warn(format!("the quorum has {count} nodes"), advice));
     }
     let mut independent = true;

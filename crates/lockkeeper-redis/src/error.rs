@@ -43,7 +43,7 @@ pub(crate) fn unwrapped(error: RedisError) -> RedisError {
     }
 }
 
-/// Translates an error to one line that says what to do where the user can act.
+/// Translates an error to one line. It states what to do, if the user can do something.
 pub(crate) fn translate(error: RedisError) -> Error {
     let code = error.code().unwrap_or_default();
     let detail = || one_line(&error);

@@ -1,4 +1,4 @@
-//! Inspection: who holds and who waits.
+//! Inspection of holders and waiters, and breaking of locks.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, LazyLock};
@@ -24,7 +24,7 @@ use crate::names::Keys;
 static BREAK: LazyLock<Script> = script!("claim/one.lua" "claim/common.lua" "inspect/break.lua");
 static LOOK: LazyLock<Script> = script!("inspect/look.lua");
 
-/// How many keys the server looks at before it answers.
+/// The number of keys that the server examines for each `SCAN` reply.
 const SCAN_COUNT: usize = 1000;
 
 impl Inspector for Redis {
@@ -37,7 +37,8 @@ impl Inspector for Redis {
             }
             let mut infos = Vec::new();
             for name in names {
-                // A key of another program may leave no name. A wrapper may have derived a name that no user can choose.
+                // A key of another program may decode to an empty name. `derived`, because wrappers such as `Slots` use names
+                // that a user cannot.
                 if name.is_empty() {
                     continue;
                 }
@@ -70,8 +71,8 @@ impl Inspector for Redis {
                     Value::Int(count) => broken += usize::try_from(count).unwrap_or(0),
                     answer => return Err(unexpected(&answer)),
                 }
-                // It is broken: after an error the caller would repeat the call, and break the next holder. If this fails, the
-                // next attempt or release hands the lock off.
+                // An error is ignored: the lock is broken, and a caller that retried would break the lock of the next holder.
+                // The next attempt or release of any claim then hands the lock off.
                 let _ = self.store.hand_off(kind, &name).await;
             }
             Ok(broken)
@@ -136,7 +137,7 @@ impl Store {
         Ok(replied.await?.1)
     }
 
-    /// Hands a free lock off to the next live waiter, behind any number of dead ones.
+    /// Hands a free lock off to the first live waiter, and removes the dead ones ahead of it.
     async fn hand_off(&self, kind: Kind, name: &Name) -> Result<()> {
         let word = if kind == Kind::Lock { "l" } else { "m" };
         // A release by an owner that holds nothing.
@@ -164,7 +165,7 @@ impl Store {
     }
 }
 
-/// What the script saw.
+/// The state of a lock, as `look.lua` returns it.
 struct Snapshot {
     now: u64,
     holder: Option<(String, i64)>,
@@ -177,7 +178,7 @@ impl Snapshot {
     fn read(reply: &Value) -> Option<Self> {
         let [now, holder, left, sharers, waiters] = reply.as_sequence()? else { return None };
         let text = |value: &Value| -> Option<String> {
-            // Another kind of client may have written any value.
+            // A client that follows the plain recipe may have written any value.
             let bytes = redis::from_redis_value::<Option<Vec<u8>>>(value.clone()).ok()??;
             Some(String::from_utf8_lossy(&bytes).into_owned())
         };
@@ -215,7 +216,7 @@ impl Snapshot {
             let left = u64::try_from(*left).ok();
             holders.push(match Record::read(value) {
                 Some(record) => (record.since, record.participant(now, left)),
-                // Another kind of client.
+                // A client that follows the plain recipe.
                 None => (now, foreign(value, left)),
             });
         }
@@ -234,7 +235,7 @@ impl Snapshot {
     }
 }
 
-/// A holder that follows the plain recipe. Its value is shown as its label, if there is anything to show.
+/// Returns a holder that follows the plain recipe. Its label is the value, without control characters, unless it is empty.
 fn foreign(value: &str, left: Option<u64>) -> Participant {
     let label: String = value.chars().filter(|c| !c.is_control()).take(64).collect();
     Participant {

@@ -6,12 +6,14 @@
 //! # What it guarantees
 //!
 //! - The exclusive holder of the lock `orders/42` is the string key `lockkeeper:{orders/42}`, with an
-//!   expiry, whose value is the owner. `redis-cli GET` and `PTTL` show it. A client that follows the plain recipe on that
-//!   key (`SET NX PX`, compare-and-delete) excludes these locks and is excluded by them.
+//!   expiry, whose value is a record of the holder. `redis-cli GET` and `PTTL` show it. A client that follows the plain
+//!   recipe on that key (`SET NX PX`, compare-and-delete) excludes these locks and is excluded by them.
 //! - A release hands the lock off to the next waiter in the same request and notifies it. Waiters acquire in order of
 //!   arrival.
-//! - Every request is one script, uses only the server's clock, and is idempotent. The exception is a break: a second one
-//!   also breaks the lock of the waiter that received it from the first. Every key has an expiry.
+//! - A free lock is acquired without a script, by `SET NX PX`, `EXISTS` and `TIME` in one write. Every other request is one
+//!   script. Leases and fences follow the server's clock, never the client's.
+//! - Every request is idempotent, except a break: a second one also breaks the lock of the waiter to which the first one
+//!   handed it off. Every key has an expiry.
 //!
 //! # What it does not guarantee
 //!

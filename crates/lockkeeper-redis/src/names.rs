@@ -8,16 +8,16 @@ mod template;
 
 pub(crate) use template::KeyTemplate;
 
-/// The keys of one lock or semaphore. A cluster keeps them together.
+/// The keys of one lock or semaphore. On a cluster, all of them are in one slot.
 ///
-/// The holder of the lock `orders/42` is `lockkeeper:{orders/42}`, or what the [template](KeyTemplate) says.
+/// The holder's key of the lock `orders/42` is `lockkeeper:{orders/42}`, unless a [template](KeyTemplate) sets another.
 #[derive(Debug, Clone)]
 pub(crate) struct Keys {
-    /// The holder's key; the others are this and a suffix.
+    /// The holder's key. Each other key is this one plus a suffix.
     holder: Arc<str>,
 }
 
-/// What is appended to the holder's key, in the order in which scripts expect their keys.
+/// The suffixes of the keys, in the order in which scripts expect the keys.
 const SUFFIXES: [&str; 5] = ["", ":r", ":q", ":i", ":f"];
 const SEMAPHORE: &str = ":s";
 
@@ -33,20 +33,20 @@ impl Keys {
         Ok(Self { holder: holder.into() })
     }
 
-    /// The key of the exclusive holder, and the channel for waiters without a place in the queue.
+    /// Returns the key of the exclusive holder. It is also the channel for waiters without a queue entry.
     pub(crate) fn holder(&self) -> &str {
         &self.holder
     }
 
-    /// Calls `add` with the keys of these numbers, each in two parts.
+    /// Calls `add` with the keys that have these indices in [`SUFFIXES`], each in two parts.
     pub(crate) fn each<'a>(&'a self, which: &[usize], mut add: impl FnMut([&'a [u8]; 2])) {
         for &which in which {
             add([self.holder.as_bytes(), SUFFIXES[which].as_bytes()]);
         }
     }
 
-    /// The keys that must not exist while a claim takes a free lock without a script: queue and fence. Sharers without a
-    /// holder key have lost the lock.
+    /// The indices of the keys that must not exist when a claim acquires a free lock without a script: queue and fence. Not
+    /// the sharers: without a holder key they have lost the lock.
     pub(crate) const IN_THE_WAY: [usize; 2] = [2, 4];
 
     #[cfg(test)]
@@ -56,13 +56,13 @@ impl Keys {
         texts
     }
 
-    /// The keys that a release uses if nothing waits.
+    /// The indices of the keys that a release uses if nothing waits.
     pub(crate) const HOLDER_AND_QUEUE: [usize; 2] = [0, 2];
 
-    /// All keys, in the order in which scripts expect them.
+    /// The indices of all keys.
     pub(crate) const ALL: [usize; 5] = [0, 1, 2, 3, 4];
 
-    /// The slot of a cluster that all of them are in.
+    /// Returns the slot of a cluster that has all of these keys.
     pub(crate) fn slot(&self) -> u16 {
         slot(&self.holder)
     }

@@ -23,14 +23,14 @@ use crate::fence::Fence;
 use crate::loss::LossReason;
 use crate::owner::Owner;
 
-/// A hold with a shorter TTL gets its background task at once, and not in the next maintenance round.
+/// Holds with a shorter TTL get their background task at once, instead of in the next maintenance round.
 const MIN_TTL_FOR_ROUNDS: Duration = Duration::from_millis(100);
 
 /// A claim: its state, and the future that drives it. The acquire, the guard and a background task poll that future.
 pub(crate) struct ClaimHandle {
     pub(crate) hold: Arc<Hold>,
     future: SharedFuture,
-    /// Whether the acquire was polled since the last check of the maintenance task.
+    /// Whether the acquire has been polled since the maintenance task last checked.
     polled: AtomicBool,
     /// Whether the acquire has ended or was dropped.
     acquire_ended: AtomicBool,
@@ -139,12 +139,12 @@ impl Maintained for ClaimHandle {
 
 /// An acquire: drives the claim in the caller's task until it has an outcome.
 ///
-/// If it is dropped earlier, a background task continues to drive the claim, and releases a grant that the store has made
-/// or is about to make.
+/// If it is dropped earlier, a background task continues to drive the claim, and releases the lock if the store has granted
+/// it or still grants it.
 pub(crate) struct Acquire {
     /// `None` after the outcome was returned.
     claim: Option<Arc<ClaimHandle>>,
-    /// Whether the maintenance task knows that the acquire waits.
+    /// Whether the acquire is registered with the maintenance task as waiting.
     registered: bool,
 }
 

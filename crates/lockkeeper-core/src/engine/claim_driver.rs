@@ -37,7 +37,7 @@ use crate::release::{LEAVE_WITHIN, release_until_confirmed};
 const MIN_PAUSE: Duration = Duration::from_millis(1);
 /// The longest timeout of an attempt or an adoption, for any TTL.
 const MAX_ATTEMPT_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long the caller waits for the first answer if its `max_wait` is shorter than this. A shorter TTL still applies.
+/// The minimum time that the caller waits for the first answer, even if its `max_wait` is shorter. A shorter TTL limits it.
 const MIN_FIRST_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How to acquire.
@@ -84,7 +84,8 @@ pub(crate) struct ClaimDriver {
 enum Cleanup {
     /// Release the claim: the store may have its hold or its queue entry.
     Release,
-    /// Nothing: the store has no record of the claim, or its hold must stay: it was detached, or not adopted.
+    /// Nothing. Either the store has no record of the claim, or the hold must stay there because it was detached or could not
+    /// be adopted.
     None,
     /// Leave the queue, then report the timeout to the caller.
     LeaveQueue {
@@ -236,9 +237,9 @@ impl ClaimDriver {
 
     /// Leaves the queue, then reports the timeout to the caller.
     ///
-    /// In this order, because the queue entry can be granted the lock, and can make tries of other claims fail. A grant that
-    /// arrives in the meantime is released with the queue entry. If the store does not confirm the release within
-    /// [`LEAVE_WITHIN`], the timeout is reported first, and the release continues in the background.
+    /// The order matters: as long as the queue entry exists, it can be granted the lock, and it makes the tries of other claims
+    /// fail. A grant that arrives before the entry is removed is released with it. If the store does not confirm the release
+    /// within [`LEAVE_WITHIN`], the timeout is reported, and the release continues in the background.
     async fn leave_queue(&mut self, waited: Duration) {
         let hold = self.hold.clone();
         let end = Moment::now().add(LEAVE_WITHIN);

@@ -227,7 +227,7 @@ impl Hold {
             inner.track_cleanup(&self.context);
         }
         if inner.is_live() {
-            // A hold whose deadline has passed is lost and not released, even if this is the first check to find that.
+            // A hold whose deadline has passed is lost, not released, even if no check has detected that so far.
             let now = inner.held.then(Moment::now);
             if now.is_some_and(|now| inner.has_expired(now)) {
                 self.mark_lost(inner, LossReason::Expired);

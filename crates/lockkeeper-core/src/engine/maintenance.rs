@@ -31,7 +31,7 @@ pub(crate) trait Maintained: Send + Sync {
     /// Ends a claim that no task can drive any more: the hold is lost, or the acquire fails.
     fn runtime_shut_down(&self);
 
-    /// Returns what the acquire did since the last call.
+    /// Returns what the acquire has done since the last call.
     fn take_poll_activity(&self) -> PollActivity;
 
     /// Returns how long an acquire may exist without being polled.
@@ -71,7 +71,7 @@ struct Pending {
     woken: bool,
 }
 
-/// Whether a check runs when it is due.
+/// Whether a check ran when it was due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Check {
     OnTime,
@@ -127,8 +127,8 @@ impl Maintenance {
         !gone
     }
 
-    /// Removes a hold that has ended, if it was the last one that was registered. This keeps the list short while one task
-    /// locks and releases in a loop. Other holds that have ended stay in the list until the next round.
+    /// Removes a hold that has ended, if it was registered last. This keeps the list short while one task locks and releases
+    /// in a loop. Any other hold that has ended stays in the list until the next round.
     pub(crate) fn forget_hold<C>(&self, claim: &C) {
         let mut new_holds = self.new_holds();
         if new_holds.last().is_some_and(|last| std::ptr::addr_eq(Arc::as_ptr(last), claim)) {
@@ -254,9 +254,11 @@ impl Drop for TaskState {
     }
 }
 
-/// Returns how long the machine was suspended, counted from an arbitrary point. If the thread is preempted between the
-/// readings of the two clocks, the value is too low, and two suspensions would be reported: in this round and in the next.
-/// The higher of two readings is wrong only if both were preempted.
+/// Returns how long the machine has been suspended, counted from an arbitrary point.
+///
+/// A reading is too low if the thread is preempted between its two clocks. A low value would be reported as a suspension
+/// twice, in this round and in the next. So this returns the higher of two readings, which is wrong only if both were
+/// preempted.
 fn time_suspended() -> Duration {
     clock::asleep().max(clock::asleep())
 }

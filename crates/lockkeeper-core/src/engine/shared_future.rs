@@ -132,7 +132,7 @@ impl SharedFuture {
     pub(crate) fn poll_once<O: SharedFutureOwner>(owner: &Arc<O>) {
         if let Ok(slot) = owner.shared_future().slot.try_lock() {
             let mut cx = Context::from_waker(Waker::noop());
-            // The background task polls the future again, panics as well, and reports it.
+            // The background task polls the future next, panics in turn, and reports the panic.
             let _ = catch_unwind(AssertUnwindSafe(|| Self::poll_in(owner, slot, &mut cx)));
         }
         // If another thread was polling, it may have checked the flag already. A poll here registered no waker.
@@ -214,8 +214,8 @@ impl fmt::Debug for SharedFuture {
 /// Polls a shared future until it has completed.
 pub(crate) struct BackgroundTask<O: SharedFutureOwner> {
     owner: Arc<O>,
-    /// Whether a poll is in progress. Still true when the task is dropped because its poll panicked. `std::thread::panicking`
-    /// cannot show that: the program may panic elsewhere and drop the runtime.
+    /// Whether a poll is in progress. It is still true if the task is dropped because its poll panicked.
+    /// `std::thread::panicking` cannot tell: another panic may be unwinding and drop the runtime.
     polling: bool,
 }
 

@@ -103,8 +103,8 @@ impl Guard {
         is_held(&self.claim.hold)
     }
 
-    /// Returns a function that does what [`is_held`](Self::is_held) does without borrowing the guard, for work on another
-    /// thread. It returns false once the guard is released or dropped.
+    /// Returns [`is_held`](Self::is_held) as a function that does not borrow the guard, for work on another thread. The function
+    /// returns false once the guard is released or dropped.
     pub fn is_held_owned(&self) -> impl Fn() -> bool + Clone + Send + Sync + 'static + use<> {
         let hold = self.claim.hold.clone();
         move || is_held(&hold)
@@ -182,7 +182,8 @@ impl Guard {
         self.while_held_owned(work).await
     }
 
-    /// Does what [`while_held`](Self::while_held) does, with a future that does not borrow the guard.
+    /// Runs a future while the lock is held, like [`while_held`](Self::while_held). The returned future does not borrow the
+    /// guard.
     ///
     /// Use it for work in its own task, and for work that owns the guard. A release is not a loss: if the guard is
     /// released or dropped first, the work continues without the lock.

@@ -303,7 +303,7 @@ impl Keeper {
     /// Dropping the future stops the wait, not the releases. The keeper stays closed.
     pub async fn close(&self) {
         self.context.close();
-        // Read after that: a blocking context that is created concurrently is seen here, or sees that the keeper is closed.
+        // Read after `close`: a blocking context that is created concurrently is found here, or finds the keeper closed.
         if let Some(blocking) = self.context.blocking.get() {
             blocking.close();
         }

@@ -22,7 +22,7 @@ use crate::options::option_setters;
 ///
 /// # What it does not guarantee
 ///
-/// A holder that waits for a second read lock deadlocks if a writer waits between the two, as with
+/// A task that holds a read lock and waits for a second one deadlocks if a writer has started to wait meanwhile, as with
 /// `tokio::sync::RwLock`. A read lock cannot be upgraded to a write lock.
 ///
 /// # Examples

@@ -49,7 +49,7 @@ impl Ticket {
         let fault = match (self.mode, store.fences, self.fence) {
             (Mode::Permits { take: 0, .. }, ..) => "it takes no permits".to_owned(),
             (Mode::Permits { take, of }, ..) if take > of => {
-                format!("it takes {take} permits, of {of} in all")
+                format!("it takes {take} of {of} permits")
             }
             (_, Fences::None, Some(_)) => "it has a fence, but this store has none".to_owned(),
             (_, Fences::Rising | Fences::Raisable, None) => "it has no fence".to_owned(),

@@ -91,8 +91,8 @@ impl Wanted {
 
 /// Runs the body of an async function under its lock.
 ///
-/// The body stays in the function's own future. Moved in here, it would take its memory twice, and four times in a
-/// function that calls another.
+/// The body stays in the function's own future. If it were moved into this one, its memory would be reserved twice, and four
+/// times in a function that calls another.
 pub async fn run<T: Outcome>(
     wanted: Result<Wanted>,
     body: Pin<&mut Option<impl Future<Output = T>>>,

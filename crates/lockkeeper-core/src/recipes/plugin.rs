@@ -19,7 +19,7 @@
 //!
 //! # What it does not have
 //!
-//! Waiting, shared locks and semaphores. Fences neither, because a handle of two strings has no field for them: use a
+//! Waiting, shared locks, semaphores and fences. A handle is two strings and has no field for a fence: use a
 //! [`Keeper`](crate::Keeper) if the protected resource can check fences.
 //!
 //! # Examples

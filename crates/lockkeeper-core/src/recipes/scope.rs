@@ -1,8 +1,7 @@
-//! Opt-in re-entrancy: holds that are known within a scope.
+//! Opt-in re-entrancy: holds that are reused within a scope.
 //!
-//! A scope is a frame in a chain that is local to the task. A hold is known in the frame in which it was acquired and in
-//! the frames inside of that one, where an acquire of the same lock reuses it. Sibling frames do not know it, and wait for
-//! the lock like any other claim.
+//! A scope is a frame in a chain that is local to the task. An acquire reuses a hold of the same lock if that was acquired in
+//! its own frame or in one around it. Sibling frames do not share holds: they wait for the lock like any other claim.
 
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -32,15 +31,15 @@ tokio::task_local! {
 /// The inner acquire does not wait for the outer one. Both share one hold and one fence, and the lock is released when the
 /// last of their guards is dropped. Code outside of the scope waits as usual.
 ///
-/// A scope inside of another knows the locks of the outer one, but the outer does not know those of the inner. The body of
-/// a `#[locked(reentrant)]` function is such an inner scope.
+/// Scopes nest. An inner scope reuses the locks of the outer one, but the outer does not reuse those of the inner. The body
+/// of a `#[locked(reentrant)]` function is such an inner scope.
 ///
 /// # Why re-entrancy needs a scope
 ///
-/// A re-entrant lock must know what it belongs to. A thread does not work: a future moves between threads, and a thread
-/// runs many futures. A task does not work: a request may be a part of a task, or several tasks. So the caller marks
-/// where a request begins and ends. Re-entrancy is also opt-in because it hides a hazard: the inner function may see
-/// protected data that the outer one has half changed.
+/// A re-entrant lock needs to identify its holder. The thread does not identify it: a future moves between threads, and a
+/// thread runs many futures. Nor does the task: a request may be a part of a task, or several tasks. So the caller marks
+/// where a request begins and ends. Re-entrancy is also opt-in because it hides a hazard: the inner function may read
+/// protected data that the outer one has only partly changed.
 ///
 /// # What it does not do
 ///
@@ -180,7 +179,7 @@ impl LockHandle {
 
     fn reuse(&self, held: Arc<Guard>, mode: Mode) -> Result<Arc<Guard>> {
         if !held.is_held() {
-            // Not acquired again: the outer code would continue under a fence that it does not know.
+            // Not acquired again: the outer code would continue with the fence of the lost hold.
             return Err(held.lost_error());
         }
         match (held.mode(), mode) {

@@ -61,7 +61,7 @@ const MAX_NOTIFICATIONS: u32 = 16;
 /// own. It implements the [contract](Claim), and:
 ///
 /// - [`Claim::changed`] of a queued claim may be called before its first `attempt`. If the store is not fair and declares
-///   [`push`](Capabilities::push), the claim should listen then, too: the look-ahead depends on it.
+///   [`push`](Capabilities::push), the claim should already listen in that call: the look-ahead depends on it.
 /// - `changed` may just wait for a grant or a notification. The combinator repeats the attempt, and reports
 ///   [`Change::Granted`] if it succeeds.
 /// - [`Inspector`] may omit waiters. Those that it lists should have an owner, so that they are not listed twice.
@@ -243,8 +243,8 @@ impl QueuedClaim {
                     self.place.leave(Leave::Granted);
                     return Change::Granted(grant);
                 }
-                // The grant may be older than the last answer, from which the engine counts the lease. The store answers
-                // another attempt with the same grant and a full lease.
+                // The engine counts the lease from the last answer, and the grant may be older. The store answers another
+                // attempt with the same grant and a full lease.
                 Event::Changed(Change::Granted(_)) => self.place.begin_attempt(),
                 Event::Changed(Change::LookAgain | Change::Lost(_)) => {
                     notifications += 1;
@@ -287,7 +287,8 @@ impl QueuedClaim {
         .await
     }
 
-    /// Returns whether the engine repeats the attempt in time although the answer that it knows is `OnNotify`.
+    /// Returns whether the wait can continue after this answer. The engine does not get the answer, and attempts again after a
+    /// third of the TTL.
     fn can_wait(&self, retry: Retry) -> bool {
         match retry {
             Retry::OnNotify => true,

@@ -35,8 +35,8 @@ use votes::{LastGrant, Refusal, Round, Vote, nth_longest};
 /// The lease counts from before the first request was sent.
 ///
 /// Fences rise. The fence of a hold is the highest that any node of its majority returned, and the release carries it to
-/// the nodes. The next majority shares a node with this one. That node was freed by the release, and then knows the fence;
-/// or the lease expired there, and then its clock is past the fence. For the second case, the fence may be above that of
+/// the nodes. The next majority shares a node with this one. Either the release freed that node, which then has the fence,
+/// or the lease expired there, and its clock is past the fence. For the second case, the fence may be above that of
 /// each node of the majority by at most a quarter of the TTL. If clocks differ by more, or if the fences of the nodes do not
 /// follow a clock or are ahead of it, then the fence is written back to a majority before the guard exists, at the cost of
 /// another round trip.
@@ -51,14 +51,15 @@ use votes::{LastGrant, Refusal, Round, Vote, nth_longest};
 /// # What it does not guarantee
 ///
 /// - **Data loss without a restart is not detected:** `FLUSHALL`, evicted or deleted keys, a restored backup. If a hold has
-///   no more than a majority, because the other nodes were down or held when it was acquired, one such node is enough for a
-///   second holder and, if clocks differ, for a lower fence.
+///   a bare majority, because the other nodes were down or held when it was acquired, then one node that loses its data is
+///   enough for a second holder and, if clocks differ, for a lower fence.
 /// - **A hold that is broken on its nodes may be followed by a lower fence.** `break_lock` on the stores of the nodes does
 ///   not know the fence of the hold. The next fence can be lower if the clocks of the nodes differ by more than the hold
 ///   lasted.
-/// - **A lease on the nodes is not made shorter than clocks differ.** `extend` with a shorter TTL is honoured by the guard.
-///   If the client then crashes, the nodes may keep the lock for up to twice the difference of their clocks. An adopted
-///   hold does not know that difference if `extend` has shortened its TTL before it was detached: a lower fence may follow.
+/// - **`extend` may shorten the lease on the nodes by less than requested.** The nodes keep the lock until their clocks have
+///   passed its fence. The guard honours the shorter TTL. If the client crashes after that, the nodes may keep the lock for
+///   up to twice the difference of their clocks. If a hold is detached after `extend` has shortened its TTL, the process
+///   that adopts it cannot know that difference, and a lower fence may follow.
 /// - **There is no queue.** The first claim that reaches a majority of free nodes acquires the lock.
 /// - **Votes can split.** If several claims are attempted at the same time, each may get some nodes and none a majority.
 ///   That is not contention: the engine retries with random pauses, for a try at most two seconds, and then returns
@@ -90,7 +91,7 @@ impl Quorum {
         };
         let twice = |(i, node)| nodes[..i].iter().any(|other| same(node, other));
         if nodes.iter().enumerate().any(twice) {
-            return config("a quorum needs different nodes: one is in the list twice".to_owned());
+            return config("the list of nodes has a duplicate: list each node once".to_owned());
         }
         if let Some(node) = nodes.iter().find(|node| !node.capabilities().leases) {
             return config(format!("a quorum needs nodes with leases: {} has none", node.name()));

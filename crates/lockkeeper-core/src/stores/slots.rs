@@ -24,10 +24,10 @@ const MAX_SLOTS: u32 = 1024;
 /// Mutexes and readers-writer locks pass through unchanged.
 ///
 /// A claim sends requests only for the slots that it needs. It skips the slots that its own process holds, and tries
-/// those that the store refused before last. So the number of requests per permit does not grow with the permits that the
-/// process holds. A process without such knowledge tries slots in random order: if other processes hold all but one of
-/// 1,024 slots, it tries half of them on average. A try fails only after the store has refused every slot that the
-/// process does not hold.
+/// those that were released in its process first and those that the store has refused last. So the number of requests per
+/// permit does not grow with the permits that the process holds. Without such records the order is random: if other
+/// processes hold all but one of 1024 slots, a claim tries half of them on average. A try fails only after the store has
+/// refused every slot that the process does not hold.
 ///
 /// # Where it differs from a store that counts
 ///
@@ -36,7 +36,8 @@ const MAX_SLOTS: u32 = 1024;
 /// - Two concurrent tries for several permits can each get some of them and neither all. Such a try releases its slots
 ///   and tries once more under another lock, the *turn*, which serializes these tries. While another try holds the
 ///   turn, the engine retries, for at most two seconds, and then returns
-///   [`ErrorKind::Undecided`](crate::ErrorKind::Undecided). A process that dies with the turn keeps it for its TTL.
+///   [`ErrorKind::Undecided`](crate::ErrorKind::Undecided). If a process dies while it holds the turn, the turn stays held
+///   for its TTL.
 /// - Clients that disagree about the number of permits use different numbers of slots: all permits in use stay within the
 ///   largest number, not the smallest.
 /// - At most 1024 permits; more are an [`InvalidOption`](crate::ErrorKind::InvalidOption).

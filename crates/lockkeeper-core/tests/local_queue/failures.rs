@@ -221,7 +221,7 @@ async fn a_store_that_goes_down_fails_all_waiters_after_a_ttl() {
     }
 }
 
-/// A front that is no longer polled says nothing about the store.
+/// A front that is no longer polled is no evidence that the store fails.
 #[tokio::test(start_paused = true)]
 async fn the_error_of_a_front_expires() {
     for setup in

@@ -11,7 +11,7 @@ use crate::common::{millis, secs, spec};
 
 const TTL: Duration = Duration::from_secs(30);
 
-/// Nodes whose clocks are so many milliseconds ahead of the slowest.
+/// Nodes whose clocks are this many milliseconds ahead of the slowest one.
 fn nodes(ahead: &[u64]) -> (Quorum, Vec<Faults>) {
     let (mut nodes, mut faults) = (Vec::new(), Vec::new());
     for ahead in ahead {

@@ -23,7 +23,7 @@ const SHARED_MEMORY: &str = "where a user's files are removed when the user logs
 
 fn of_path(dir: &Path, removed: &[(PathBuf, &str)]) -> Finding {
     for (parent, why) in removed {
-        // It may be a link, as /tmp on macOS.
+        // It may be a link, like /tmp on macOS.
         let real = parent.canonicalize().unwrap_or_else(|_| parent.clone());
         if dir.starts_with(&real) || dir.starts_with(parent) {
             return Finding::warn(

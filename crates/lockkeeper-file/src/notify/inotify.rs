@@ -68,14 +68,14 @@ impl Watcher {
         Ok(Self { shared, anchor })
     }
 
-    /// Watches the store's directory. If it is moved, no lock file is in place, and the files themselves have no events.
-    /// Best effort: a renewal also finds out.
+    /// Watches the store's directory. If it is moved, no lock file is in place any more, but the files themselves have no
+    /// events. Best effort: the next renewal detects the move, too.
     pub(crate) fn watch_dir(&self, dir: &Path) {
         let what = WatchFlags::MOVE_SELF | WatchFlags::ONLYDIR | WatchFlags::DONT_FOLLOW;
         let added = inotify::add_watch(&self.shared.inotify, dir, what).unwrap_or(-1);
         let before = self.shared.dir.swap(added, Ordering::SeqCst);
         if before != added && before != -1 {
-            // Fails if the directory is gone, and its watch with it.
+            // Fails if the directory was removed, which also removed its watch.
             let _ = inotify::remove_watch(&self.shared.inotify, before);
         }
     }
@@ -136,7 +136,7 @@ impl Drop for Listener {
         watch.listeners -= 1;
         if watch.listeners == 0 {
             watches.remove(&self.watch);
-            // Fails if the file is gone, and its watch with it.
+            // Fails if the file was removed, which also removed its watch.
             let _ = inotify::remove_watch(&self.shared.inotify, self.watch);
         }
     }
@@ -186,7 +186,7 @@ impl Shared {
         if events.contains(ReadFlags::QUEUE_OVERFLOW)
             || (is_dir && events.contains(ReadFlags::MOVE_SELF))
         {
-            // Events were lost, or all files are gone with the directory.
+            // Events were lost, or the directory was moved with all files.
             let all: Vec<_> = self.watches().values().map(|watch| watch.events.clone()).collect();
             for events in all {
                 events.add();

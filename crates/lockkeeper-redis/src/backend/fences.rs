@@ -12,22 +12,22 @@ use crate::names::register_key;
 
 static FENCE: LazyLock<Script> = script!("fence.lua");
 
-/// How long a fence is remembered by default.
+/// The default of [`Fences::keep_for`].
 const DEFAULT_AGE: Duration = Duration::from_secs(30 * 24 * 60 * 60);
-/// The longest time: a thousand years.
+/// The maximum of [`Fences::keep_for`]: a thousand years.
 const MAX_AGE: Duration = Duration::from_secs(1000 * 366 * 24 * 60 * 60);
 
 /// Keeps the fences of a [`FenceRegister`](lockkeeper_core::FenceRegister) on Redis: one node, Sentinel or
 /// Cluster.
 ///
-/// The highest fence of `orders/42` is the value of the key `lockkeeper:fence:{orders/42}:highest`. Each
-/// check is one script. With [`Config::min_replicas`](crate::Config::min_replicas) it counts only when
-/// that many replicas have it.
+/// The highest fence of `orders/42` is the value of the key `lockkeeper:fence:{orders/42}:highest`. Each check is one script.
+/// With [`Config::min_replicas`](crate::Config::min_replicas), a check passes only after that many replicas have
+/// acknowledged the fence.
 ///
 /// # What it does not guarantee
 ///
-/// A server that forgets (a restart without persistence, a failover to a replica that was behind, an
-/// eviction) lets a stale request pass once more.
+/// A server that loses the highest fence (a restart without persistence, a failover to a replica that lags, an eviction)
+/// lets stale requests pass until a holder has checked a newer fence.
 ///
 /// # Examples
 ///
@@ -53,16 +53,15 @@ pub struct Fences {
 }
 
 impl Fences {
-    /// Fences on a store. It may be the one that has the locks, or another.
+    /// Creates a register on a Redis store: the one that keeps the locks, or another.
     pub fn new(redis: Redis) -> Self {
         Self { redis, keep_for: DEFAULT_AGE }
     }
 
-    /// Sets how long the highest fence of a name is remembered after the last check that it passed (30 days
-    /// if not set).
+    /// Sets how long the highest fence of a name is kept after the last check that passed (default: 30 days).
     ///
-    /// A holder that was paused for longer than this is not found out. Less needs less memory, where there
-    /// are many names.
+    /// After that, a stale fence passes, so this must be longer than any pause of a holder. With many names, a shorter time
+    /// saves memory.
     #[must_use]
     pub fn keep_for(mut self, keep_for: Duration) -> Self {
         self.keep_for = keep_for;
@@ -71,7 +70,7 @@ impl Fences {
 
     async fn compare(&self, name: &Name, fence: Fence) -> Result<FenceCheck> {
         if self.keep_for < Duration::from_millis(1) || self.keep_for > MAX_AGE {
-            let message = "fences are kept for a millisecond at least, a thousand years at most";
+            let message = "keep_for must be at least a millisecond and at most a thousand years";
             return Err(Error::new(ErrorKind::InvalidOption, message));
         }
         let store = &self.redis.store;

@@ -1,4 +1,4 @@
-//! Redlock: a lock that a majority of independent nodes agrees on.
+//! Redlock: locks that a majority of independent nodes grants.
 
 use std::sync::Arc;
 
@@ -10,17 +10,19 @@ use super::Redis;
 use crate::claim::peers::Peer;
 use crate::config::Config;
 
-/// A [`Quorum`] of Redis nodes that know nothing of each other.
+/// Connects to independent Redis nodes and returns a [`Quorum`] of them.
 ///
-/// It opens when a majority of the nodes is there; the others are connected to when they come.
+/// Returns when a majority of the nodes has answered. The others connect in the background, or with the first request after
+/// they become available.
 ///
-/// The same server under two names is refused whenever it is noticed: here if both have connected, else by every
-/// attempt from the moment the second one connects, with a [`Config`](ErrorKind::Config) error that names both.
+/// If two names lead to the same server, the connection that detects it is rejected with a [`Config`](ErrorKind::Config)
+/// error that names both. If both have connected in this call, this call fails. If the second one connects later, every
+/// attempt fails from then on.
 ///
 /// # Errors
 ///
 /// [`Config`](ErrorKind::Config) for fewer than three nodes or the same node twice,
-/// [`Unavailable`](ErrorKind::Unavailable) if there is no majority.
+/// [`Unavailable`](ErrorKind::Unavailable) if a majority does not answer.
 pub async fn redlock(nodes: impl IntoIterator<Item = Config>) -> Result<Quorum> {
     let nodes: Vec<Config> = nodes.into_iter().collect();
     let min_uptime = nodes.iter().filter_map(|node| node.min_uptime).max();
@@ -29,7 +31,7 @@ pub async fn redlock(nodes: impl IntoIterator<Item = Config>) -> Result<Quorum> 
     let peers = Peer::all(nodes.len());
     for (config, peer) in nodes.into_iter().zip(&peers) {
         if servers.contains(&config.servers) {
-            let message = "a quorum needs different nodes: one is in the list twice";
+            let message = "the list of nodes has a duplicate: list each node once";
             return Err(Error::new(ErrorKind::Config, message));
         }
         servers.push(config.servers.clone());
@@ -56,14 +58,16 @@ async fn connect_to_majority(stores: &[Redis], peers: &[Peer]) -> Result<()> {
         }
         match connected {
             Some(Ok(_)) => there += 1,
-            // One that is down may come up; one that refuses us will not change its mind.
+            // Keeps an error that is not retryable: the user must fix it, while a node that is down may recover.
             Some(Err(error)) if why.as_ref().is_some_and(|why| !why.is_retryable()) => drop(error),
             Some(Err(error)) => why = Some(error),
             None => {
                 let kind = why.as_ref().map_or(ErrorKind::Unavailable, Error::kind);
                 let why = why.map_or_else(String::new, |why| format!(": {why}"));
-                let message =
-                    format!("redlock: connect: only {there} of {} nodes answer{why}", stores.len());
+                let message = format!(
+                    "redlock: connect: only {there} of {} nodes answered{why}",
+                    stores.len()
+                );
                 return Err(Error::new(kind, message));
             }
         }

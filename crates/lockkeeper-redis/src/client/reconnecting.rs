@@ -75,13 +75,13 @@ impl ReconnectingClient {
         self.slot().as_ref().filter(|session| !session.gone().is_cancelled()).cloned()
     }
 
-    /// Estimates what the server's clock shows, in microseconds. `None` if it cannot be read without a script.
+    /// Returns an estimate of the server's clock, in microseconds. `None` if the clock cannot be read without a script.
     pub(crate) fn time(&self) -> Option<u64> {
         let session = self.current().filter(|session| session.clock().is_plain());
         session.map(|session| session.clock().now())
     }
 
-    /// The runtime for tasks that depend on the session: if it hangs, they would hang anyway.
+    /// Returns the runtime for tasks that depend on the session. If that runtime hangs, so does the session.
     pub(crate) fn runtime(&self) -> Handle {
         self.current().map_or_else(Handle::current, |session| session.runtime().clone())
     }

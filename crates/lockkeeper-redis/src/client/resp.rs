@@ -103,7 +103,7 @@ impl FrameScanner {
     }
 }
 
-/// Parses the bytes of one complete value. `is_subscribed` tells whether an array may be a message, as with RESP2.
+/// Parses the bytes of one complete value. If `is_subscribed`, an array may be a message, as with RESP2.
 pub(crate) fn parse(bytes: &[u8], is_subscribed: bool) -> RedisResult<Frame> {
     Reader { bytes, at: 0 }.frame(is_subscribed).map_err(invalid)
 }
@@ -265,7 +265,7 @@ impl Pipeline {
         &self.bytes
     }
 
-    /// How many replies to expect.
+    /// Returns the number of replies to expect.
     pub(super) fn count(&self) -> usize {
         self.count
     }

@@ -2,7 +2,7 @@
 
 use redis::{RedisError, ServerErrorKind};
 
-/// A script, and the hash by which the server knows it.
+/// A script and its SHA-1, for `EVALSHA`.
 #[derive(Debug)]
 pub(crate) struct Script {
     pub(crate) code: &'static str,
@@ -15,12 +15,12 @@ impl Script {
     }
 }
 
-/// Whether the server does not know a script: it restarted, or its scripts were flushed.
+/// Returns whether the server no longer has a script, because it restarted or its scripts were flushed.
 pub(crate) fn is_unknown_script(error: &RedisError) -> bool {
     error.kind() == ServerErrorKind::NoScript.into()
 }
 
-/// Makes a static [`Script`] of Lua files, one after the other. The paths are relative to the file that uses it.
+/// Creates a static [`Script`] by concatenating Lua files. The paths are relative to the file that uses the macro.
 macro_rules! script {
     ($($file:literal)+) => {
         std::sync::LazyLock::new(|| {

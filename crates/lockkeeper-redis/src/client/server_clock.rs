@@ -9,10 +9,10 @@ use tokio::time::Instant;
 use super::connection::Connection;
 use crate::error::{ErrorClass, classify};
 
-/// A reply that took longer than this is not used: the estimate would be late by as much.
+/// A reply that took longer than this does not update the estimate, which would be late by as much.
 const MAX_DELAY: Duration = Duration::from_millis(250);
 
-/// Estimates what a server's clock shows, from its last reply to `TIME`.
+/// Estimates a server's clock from its last reply to `TIME`.
 ///
 /// The estimate is late by the time that the reply took, and wrong after the server's clock was set or this machine was
 /// suspended, until the next reply. It decides when a queue entry expires, and whether a script has to compare a fence with
@@ -20,9 +20,9 @@ const MAX_DELAY: Duration = Duration::from_millis(250);
 #[derive(Debug)]
 pub(crate) struct ServerClock {
     start: Instant,
-    /// What the server's clock showed at `start`, in microseconds.
+    /// The server's clock at `start`, in microseconds.
     at_start: AtomicI64,
-    /// Whether the server runs `TIME` outside a script. Some proxies do not let it through.
+    /// Whether `TIME` works outside a script. Some proxies reject it.
     is_plain: bool,
 }
 
@@ -42,7 +42,7 @@ impl ServerClock {
         Ok(clock)
     }
 
-    /// A command that reads the clock.
+    /// Returns a command that reads the clock.
     pub(super) fn command(&self) -> Cmd {
         if self.is_plain {
             return redis::cmd("TIME");
@@ -50,12 +50,12 @@ impl ServerClock {
         redis::cmd("EVAL").arg("return redis.call('TIME')").arg(0).take()
     }
 
-    /// Whether the server runs `TIME` outside a script.
+    /// Returns whether `TIME` works outside a script.
     pub(crate) fn is_plain(&self) -> bool {
         self.is_plain
     }
 
-    /// Takes note of a reply to `TIME` that was sent at that time, and returns it in microseconds.
+    /// Updates the estimate from a reply to a `TIME` that was sent at `sent`. Returns the server's time in microseconds.
     pub(crate) fn sample(&self, reply: &Value, sent: Instant) -> Option<u64> {
         if sent.elapsed() < MAX_DELAY { self.set(reply) } else { time(reply) }
     }
@@ -67,7 +67,7 @@ impl ServerClock {
         Some(time)
     }
 
-    /// Estimates what the clock shows, in microseconds.
+    /// Returns the estimated time of the server's clock, in microseconds.
     pub(crate) fn now(&self) -> u64 {
         let now = self.at_start.load(Ordering::Relaxed).saturating_add(self.elapsed());
         u64::try_from(now).unwrap_or(0)

@@ -223,7 +223,7 @@ impl Session {
         error
     }
 
-    /// The server's clock.
+    /// Returns the estimate of the server's clock.
     pub(crate) fn clock(&self) -> &ServerClock {
         &self.clock
     }
@@ -316,7 +316,7 @@ impl std::fmt::Debug for Session {
 /// How to call a script.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Call {
-    /// By its hash, which the server must know.
+    /// By its hash. Fails if the server does not have the script.
     Evalsha,
     /// By its code. The server caches it.
     Eval,

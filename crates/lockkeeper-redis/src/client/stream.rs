@@ -29,7 +29,7 @@ impl fmt::Display for Endpoint {
     }
 }
 
-/// Resolves a host to its addresses, at least one, in the resolver's order. A Unix socket is its own only one.
+/// Resolves a host to its addresses, at least one, in the resolver's order. For a Unix socket, returns its path.
 pub(crate) async fn resolve(address: &Address) -> Result<Vec<Endpoint>> {
     let (host, port) = match address {
         Address::Tcp { host, port } => (host.as_str(), *port),

@@ -23,13 +23,13 @@ pub(super) async fn connect(path: &Path) -> Result<(Reader, Writer)> {
     Ok((Box::new(reader), Box::new(writer)))
 }
 
-/// Translates an error to one that says what to do. The caller adds the path.
+/// Translates an error to one that states what to do. The caller adds the path.
 fn explain(path: &Path, error: io::Error) -> Error {
     let is_other_file =
         || std::fs::metadata(path).is_ok_and(|found| !found.file_type().is_socket());
     let explained = match error.kind() {
         io::ErrorKind::NotFound => unavailable(
-            "no such socket: check the path in the URL, and that the server runs with the setting unixsocket",
+            "no such socket: check the path in the URL, and that the server runs with this path as its setting unixsocket",
         ),
         io::ErrorKind::PermissionDenied => config(
             "no permission to open the socket: this user must be able to write to it and to enter its directory \
@@ -38,9 +38,9 @@ fn explain(path: &Path, error: io::Error) -> Error {
         io::ErrorKind::InvalidInput => {
             config("the path is too long for a Unix socket: choose a shorter one (unixsocket)")
         }
-        _ if is_other_file() => config(
-            "not a Unix socket: write the path that the server has as its setting unixsocket into the URL",
-        ),
+        _ if is_other_file() => {
+            config("not a Unix socket: use the path of the server's setting unixsocket")
+        }
         io::ErrorKind::ConnectionRefused => {
             unavailable("no server listens on this socket: start the server")
         }

@@ -1,6 +1,7 @@
--- Takes a lock or semaphore away from all holders, notifies them, and hands it off. Returns how many held it. If there is
--- more to clean up than one call may, the queue does not advance as far as it could: run commands.lua after it.
---   ARGV: kind (lock, semaphore), '1' if claims may wait without a place in the queue
+-- Breaks a lock or semaphore: revokes all holds, notifies the holders, and hands the lock off. Returns the number of holders.
+-- If there is more to clean up than one call may remove, the queue does not advance completely: the caller then runs
+-- commands.lua.
+--   ARGV: kind (lock, semaphore), '1' if claims may wait without a queue entry
 local is_lock = ARGV[1] == 'lock'
 local broken = 0
 clear_sharers(is_lock)

@@ -1,6 +1,5 @@
--- Shows who holds and who waits, and changes nothing. Returns {now in ms, value of the holder key, its remaining lease in
--- ms, sharers, waiters}; of each sharer the end of its lease and its record, of each waiter its record, in the order of the
--- queue.
+-- Reads the holders and waiters of a lock. Writes nothing. Returns {now in ms, value of the holder key, its remaining lease in
+-- ms, sharers, waiters}. A sharer is {end of its lease in ms, record}, a waiter is a record. Waiters are in queue order.
 --   KEYS: see common.lua
 local call = redis.call
 local clock = call('TIME')

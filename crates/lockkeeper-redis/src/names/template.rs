@@ -27,7 +27,7 @@ pub(crate) struct KeyTemplate {
 enum Names {
     /// `%` and `}` become `%25` and `%7D`.
     Encoded,
-    /// As they are, because another program builds the same keys. A name that cannot is refused.
+    /// Unchanged, because another program builds the same keys. A name for which this is not possible is refused.
     Verbatim,
 }
 
@@ -38,7 +38,7 @@ impl KeyTemplate {
         Self { before, after: "}".into(), names: Names::Encoded }
     }
 
-    /// Parses a template. All text but the placeholder is literal, braces included. The error says what to change.
+    /// Parses a template. All text but the placeholder is literal, braces included. The error states what to change.
     pub(crate) fn parse(template: &str) -> Result<Self, &'static str> {
         if template.contains(|c: char| c.is_whitespace() || c.is_control()) {
             return Err("the key template must not contain whitespace or control characters");

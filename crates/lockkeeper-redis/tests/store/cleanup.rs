@@ -61,7 +61,7 @@ fn wait_many(server: &RedisServer, of: &str, record: &str) {
     by_hand(of, code, &[DEAD, record]).run(server);
 }
 
-/// A step may have to make a key live for longer, or not.
+/// Compares costs, with a tolerance: a step may or may not have to extend the expiry of a key.
 #[track_caller]
 fn same_costs(many: &[u64], few: &[u64]) {
     let costs = many.iter().zip(few);
@@ -137,7 +137,7 @@ fn permits_of_many_dead_holders_are_freed_in_bounded_calls() {
     }
 }
 
-/// Also if it was not removed yet.
+/// Even if it has not been removed yet.
 #[test]
 fn a_holder_whose_lease_has_ended_holds_nothing() {
     let server = RedisServer::start_or_panic();

@@ -186,7 +186,7 @@ const WAIT: Duration = Duration::from_millis(10);
 /// Drops an acquire after each number of polls: of a lock that is free, held, or handed off meanwhile.
 async fn drop_everywhere(what: Acquire) {
     let (server, keeper) = server().await;
-    // So long that nothing expires.
+    // A TTL that does not expire during the test.
     let keeper = keeper.ttl(secs(36_000));
     let holder = open(&server.url()).await.ttl(secs(36_000));
     let empty = async |when: &str| {

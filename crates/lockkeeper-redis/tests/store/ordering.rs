@@ -11,7 +11,7 @@ use tokio::runtime::Handle;
 
 use crate::common::{number, secs, server};
 
-/// So many that nearly all requests share calls.
+/// Enough tasks that nearly all requests share calls.
 const TASKS: u32 = 64;
 const ROUNDS: u32 = 150;
 

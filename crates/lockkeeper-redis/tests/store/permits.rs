@@ -93,7 +93,7 @@ fn random_steps_never_exceed_the_limit_and_refuse_no_attempt_that_fits() {
             97..98 => drop(server.command(&["ZREM", &format!("{SEMAPHORE}:r"), owner])),
             _ => drop(break_it("semaphore").run(&server)),
         }
-        // A hold without a record is one that the server knows nothing of.
+        // A sharer without a record does not count as a hold.
         let lost = "for _, owner in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
                 if redis.call('HEXISTS', KEYS[4], owner) == 0 then redis.call('ZREM', KEYS[2], owner) end
             end

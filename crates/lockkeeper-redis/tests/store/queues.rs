@@ -13,7 +13,7 @@ use crate::scripts::{LOCK, SEMAPHORE, attempt, break_it, by_hand, release};
 const INFO: &str = "lockkeeper:{a}:i";
 const QUEUE: &str = "lockkeeper:{a}:q";
 const SHARERS: &str = "lockkeeper:{a}:r";
-/// What follows the owner in the record of a waiter whose place has expired.
+/// The part after the owner in the record of a waiter whose queue entry has expired.
 const EXPIRED: &str = " x 1 1 1000 1794842320775257 0 1 1 - a label";
 
 fn ask(server: &RedisServer, owner: &str, mode: &str) -> String {
@@ -47,7 +47,7 @@ fn a_reader_that_lost_the_lock_is_not_granted_with_the_next_reader() {
     assert_eq!(server.command(&["HKEYS", INFO]), "two");
 }
 
-/// A release without waiters leaves such readers alone.
+/// A release without waiters does not remove such readers.
 #[test]
 fn a_reader_that_lost_the_lock_does_not_share_it_after_a_writer_has_left() {
     let server = RedisServer::start_or_panic();
@@ -61,7 +61,7 @@ fn a_reader_that_lost_the_lock_does_not_share_it_after_a_writer_has_left() {
     assert_eq!(server.command(&["KEYS", "*"]), "");
 }
 
-/// Makes the place of a waiter expire.
+/// Makes the queue entry of a waiter expire.
 fn expire(server: &RedisServer, owner: &str) {
     let code = "for _, record in ipairs(redis.call('ZRANGE', KEYS[3], 0, -1)) do
             if string.match(record, '^%S+') == ARGV[1] then
@@ -151,7 +151,7 @@ async fn waiters_outside_the_queue_are_notified_of_every_release() {
 async fn a_waiter_is_notified_if_the_new_holder_has_a_shorter_lease() {
     let server = RedisServer::start_or_panic();
     let keeper = open(&server.url()).await;
-    // So long that it causes no refresh.
+    // A TTL long enough that its end causes no retry.
     let first = keeper.mutex("a").ttl(secs(600)).lock().await.unwrap();
     let short = keeper.mutex("a").ttl(secs(2));
     let second = waiter(&keeper, "a", 1, async move { short.lock().await }).await;

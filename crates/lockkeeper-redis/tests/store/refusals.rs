@@ -110,7 +110,7 @@ async fn a_break_succeeds_even_if_the_hand_off_after_it_fails() {
     nothing_left(&keeper, &server).await;
 }
 
-/// Those of docs/backends/redis.md.
+/// Tests the permissions that docs/backends/redis.md lists.
 async fn the_documented_permissions_are_sufficient(make: RedisMake) {
     let server = RedisServer::builder().make(make).start_or_panic();
     let rule = format!(">{SECRET}");

@@ -27,7 +27,7 @@ async fn a_grant_is_on_the_replica_when_it_is_acknowledged() {
     let replica = RedisServer::builder().replica_of(&server).start_or_panic();
     let keeper = open(&format!("{}?min_replicas=1", server.url())).await;
     let guard = granted(&keeper).await;
-    // What was acknowledged is there: nothing to wait for.
+    // The replica has acknowledged the grant, so the key is there without a wait.
     assert!(replica.command(&["GET", &key("a")]).starts_with(&guard.owner().to_string()));
     let waiters = [
         waiter(&plain, "a", 1, read(&keeper, "a")).await,

@@ -9,7 +9,7 @@ use lockkeeper_testkit::wait::{eventually, soon};
 
 use crate::common::{got, key, lock, nothing_left, number, open, secs, server};
 
-/// So long that no lease is renewed and no waiter refreshes.
+/// A TTL with which no lease is renewed and no waiter refreshes during a test.
 const LONG: Duration = Duration::from_secs(3600);
 
 /// How often the server has run a command, also in scripts.
@@ -64,8 +64,8 @@ async fn a_try_is_one_request_whether_it_succeeds_or_not() {
     nothing_left(&keeper, &server).await;
 }
 
-/// One request to join the queue and one to release: the waiter that is granted the lock sends nothing between the two. The
-/// first waiter also finds out that the lock is not free.
+/// One request to join the queue and one to release: the waiter that is granted the lock sends nothing between the two. Only
+/// the first waiter sends one more: an attempt without a script, which is refused.
 #[tokio::test]
 async fn a_hand_off_is_two_requests_however_many_wait() {
     const WAITERS: u64 = 10;

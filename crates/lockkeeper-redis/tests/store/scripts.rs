@@ -24,11 +24,11 @@ const LOOK: &str = lua!("inspect/look");
 pub(crate) const LOCK: &str = "lockkeeper:{a}";
 pub(crate) const SEMAPHORE: &str = "lockkeeper:{a}:s";
 const SUFFIXES: [&str; 5] = ["", ":r", ":q", ":i", ":f"];
-/// So long that nothing ends on the way.
+/// A TTL in milliseconds, longer than the tests take.
 const TTL: &str = "600000";
-/// So long that its claim must be notified of a lease that is shorter.
+/// The TTL of a waiter that must be notified if the lease ahead of it is [`TTL`]: less than a third of this.
 const LONG: &str = "2400000";
-/// When the place of a waiter expires, in milliseconds.
+/// When the queue entry of a waiter expires, in milliseconds.
 pub(crate) const FAR: &str = "9000000000000";
 /// A channel that may have a subscriber.
 const CHANNEL: &str = "lockkeeper:wake:test";
@@ -363,7 +363,7 @@ fn states_to_hand_off() -> Vec<(&'static str, Vec<Step>)> {
     let mut wants_a_fence = x("two");
     further_ahead().clone_into(&mut wants_a_fence.args[3]);
     wants_a_fence.args[6] = format!("1700000000000000 {} {FAR} 7 ", further_ahead());
-    // Looks like an heir's record, but is a label.
+    // A label that looks like the fields of a record.
     let mut strange = listening("three", "x", LONG);
     strange.args[7] = format!("{CHANNEL} z x 1 1 {TTL} z");
     let too_long = by_hand(

@@ -124,7 +124,7 @@ async fn locks_are_in_the_database_of_the_url() {
     let guard = lock(&three, "a").await;
     assert_eq!(number(&server, &["DBSIZE"]), 0);
     assert!(server.command(&["INFO", "keyspace"]).contains("db3:keys=1"));
-    // They do not meet.
+    // The same name in another database is another lock.
     lock(&none, "a").await.release().await.unwrap();
     guard.release().await.unwrap();
     assert!(!server.command(&["INFO", "keyspace"]).contains("db3"));

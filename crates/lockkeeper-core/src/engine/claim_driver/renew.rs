@@ -75,21 +75,20 @@ impl ClaimDriver {
         let (operation, ttl, kind, reply) = match request {
             Request::Extend(ttl, reply) => {
                 if ttl < self.hold.ttl() {
-                    // Applies even if this request fails: it may reach the store late, and shorten the lease of a later
-                    // renewal.
+                    // Set even if the request then fails, because the store may still execute it.
                     self.set_ttl(ttl, schedule);
                 }
                 ("extend", ttl, RenewalKind::Renew, reply)
             }
             Request::Downgrade(reply) => {
-                // Before the answer, which may be lost: other readers may hold the lock from now on.
+                // Set before the answer, which may be lost: other readers may hold the lock from now on.
                 self.hold.set_mode(Mode::Shared);
                 ("downgrade", self.hold.ttl(), RenewalKind::Downgrade, reply)
             }
         };
         let (answer, still_held) = match self.renew(ttl, kind, schedule).await {
             Ok(Renewal::Lost(reason)) => {
-                // Before the reply, so that a caller that gets the error also finds the state `Lost`.
+                // Reported before the reply, so that a caller that gets the error also finds the state `Lost`.
                 self.hold.lose(reason);
                 (Err(self.hold.lost_error(operation)), Err(reason))
             }
@@ -194,7 +193,7 @@ enum RenewalKind {
 
 /// When to renew next.
 pub(super) struct RenewalSchedule {
-    /// When the last renewal was sent; before the first one, when the granted attempt was.
+    /// When the last renewal was sent. Before the first renewal: when the granted attempt was sent.
     sent: Moment,
     /// `None` if `max_hold` allows no further renewal.
     due: Option<Moment>,

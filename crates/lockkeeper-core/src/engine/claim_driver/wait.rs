@@ -29,11 +29,11 @@ struct Wait {
     until: Option<Moment>,
     /// When the last attempt was sent.
     sent: Moment,
-    /// When the last attempt was sent that was answered with `Contended`.
+    /// When the last attempt that was answered with `Contended` was sent.
     contended: Option<Moment>,
-    /// When the last attempt was sent that was answered at all. `None` for a try.
+    /// When the last attempt that received any answer was sent. `None` for a try.
     answered: Option<Moment>,
-    /// Whether the last attempt followed a notification that went to all waiters.
+    /// Whether the last attempt followed a notification to all waiters.
     notified: bool,
     /// The longest random pause before the next attempt.
     jitter: Duration,
@@ -44,7 +44,7 @@ struct Wait {
 }
 
 impl Wait {
-    /// Doubles the jitter. It becomes longer than an attempt takes: attempts that overlap refuse each other again.
+    /// Doubles the jitter, and makes it longer than an attempt takes: attempts that overlap would refuse each other again.
     fn increase_jitter(&mut self) {
         let attempt_time = Moment::now().since(self.sent);
         self.jitter = self.jitter.max(attempt_time).saturating_mul(2).min(MAX_JITTER);
@@ -95,7 +95,7 @@ impl ClaimDriver {
                 Paused::Notified | Paused::Elapsed => {}
             }
             if Moment::now().since(wait.sent) < MIN_PAUSE {
-                // Otherwise a store that always notifies would make this loop run without a pause.
+                // A store whose notifications never stop would make this a busy loop.
                 tokio::time::sleep(MIN_PAUSE).await;
             }
             wait.sent = Moment::now();
@@ -112,7 +112,8 @@ impl ClaimDriver {
             Ok(Attempt::Undecided) => None,
             Ok(Attempt::Granted(_)) => {
                 // The lease expired before the answer arrived. The next attempt renews it.
-                let message = "the answer took longer than the lease it granted";
+                let message =
+                    "the lease that the store granted had expired before its answer arrived";
                 return self.tolerate_error(Error::new(ErrorKind::Unavailable, message), wait);
             }
             Err(error) => return self.tolerate_error(error, wait),
@@ -120,7 +121,7 @@ impl ClaimDriver {
         self.hold.observer.contended(self.hold.subject());
         let is_try = self.options.is_try();
         wait.answered = Some(wait.sent).filter(|_| !is_try);
-        // Only these attempts compete with concurrent ones. Any other refused attempt found a holder.
+        // Only these attempts can have been refused because of concurrent ones. Any other found a holder.
         if wait.notified || retry.is_none() {
             wait.increase_jitter();
         }
@@ -144,9 +145,10 @@ impl ClaimDriver {
         })
     }
 
-    /// Returns how long to pause after a failed attempt, or an error if the failure ends the acquire. A failure of the first
-    /// attempt does: a store that is down is not contention. After an answer of the store, retryable failures are tolerated
-    /// for a TTL, which is how long a queue entry lasts.
+    /// Returns how long to pause after a failed attempt, or an error if the failure ends the acquire.
+    ///
+    /// A failure of the first attempt ends it: a store that is down is not contention. Once the store has answered an
+    /// attempt, retryable failures are tolerated for a TTL, because a queue entry lasts that long.
     fn tolerate_error(&self, error: Error, wait: &mut Wait) -> Result<Duration, Cleanup> {
         if self.hold.ending().is_some() {
             return Err(Cleanup::Release);

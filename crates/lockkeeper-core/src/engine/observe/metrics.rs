@@ -1,7 +1,7 @@
 //! Counters and histograms of the `metrics` crate. Without the feature `metrics` they are empty.
 //!
-//! Labels have few values: the store, the mode, the outcome. Names and holders of locks are not labels: there may be a
-//! lock for each order, and the number of time series would grow without limit. Spans carry both.
+//! Labels have few values: store, mode, outcome. Names and holders are not labels, because a program may have a lock for each
+//! order, and the number of time series would grow without limit. Spans carry both.
 //!
 //! Metrics are looked up at each use. A cached handle would keep the recorder of its first use, which is a no-op if the
 //! keeper was created before a recorder was installed.

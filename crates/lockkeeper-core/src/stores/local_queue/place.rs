@@ -106,7 +106,7 @@ pub(super) struct Place {
     pub(super) spec: WaiterSpec,
     /// `None` while the claim is not in the queue.
     number: Option<u64>,
-    /// The claim holds the lock, or the answer to an attempt is not known.
+    /// Whether the claim holds the lock or the answer to an attempt is not known.
     pub(super) may_hold: bool,
 }
 

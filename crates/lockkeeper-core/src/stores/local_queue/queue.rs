@@ -58,8 +58,8 @@ pub(super) struct Queue {
     last_number: u64,
     /// How often the front was notified that the lock may be free.
     notifications: u64,
-    /// A claim that left this queue holds the lock exclusively. The front then ignores notifications of the store, which
-    /// have other causes, and waits for the release of that claim.
+    /// Whether a claim that left this queue holds the lock exclusively. The front then waits for the release of that claim. It
+    /// ignores notifications of the store, because they cannot announce that release.
     is_held: bool,
     /// The error with which the store last answered a waiter, and its time; `None` after any other answer.
     pub(super) failed: Option<(Instant, Error)>,
@@ -94,9 +94,9 @@ pub(super) struct Waiter {
     seen: u64,
     /// When it was woken, if it has not been polled since.
     woken: Option<Instant>,
-    /// It was woken and not polled, so the others no longer wait for it. It keeps its place.
+    /// Whether the others no longer wait for it, because it was woken and not polled. It keeps its place.
     passed: bool,
-    /// An attempt was answered "contended". Before that, the claim is not a waiter yet.
+    /// Whether an attempt was answered "contended". Until then, the claim does not count as a waiter.
     pub(super) refused: bool,
     /// When the engine last made an attempt, whether or not it went to the store.
     attempted: Instant,
@@ -129,7 +129,7 @@ pub(super) enum Turn {
     Sleep,
 }
 
-/// What becomes of an attempt.
+/// The decision on an attempt.
 #[derive(Debug)]
 pub(super) enum Entry {
     /// It goes to the store.
@@ -356,7 +356,7 @@ impl Queue {
             self.notify_front(wakes);
         }
         let is_behind_due = is_active && self.due_ahead(number).next().is_some();
-        // The look-ahead reports nothing within the grace time of its first attempt, so the engine must repeat that one.
+        // Within the grace time of its first attempt, the look-ahead reports nothing. So the engine must repeat that attempt.
         let may_be_next = is_first && self.active == Active::FrontAndLookAhead;
         Entry::Wait(if may_be_next || is_behind_due {
             Retry::After(FRONT_GRACE)
@@ -472,7 +472,7 @@ impl Queue {
         }
         self.activate(wakes);
         match (self.handoff, leave) {
-            // It may have been notified and leave without having sent an attempt.
+            // The waiter may leave after a notification, without having sent an attempt.
             (Handoff::Local, Leave::GaveUp) => self.notify_front(wakes),
             // The release of this waiter notifies the next one.
             (Handoff::Local, Leave::Granted) if waiter.mode == Mode::Exclusive => {

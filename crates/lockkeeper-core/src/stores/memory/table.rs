@@ -211,7 +211,7 @@ impl Table {
         // A ticket with another fence does not match. (That of shared holds may have been raised since.)
         let is_altered = spec.ticket.is_some_and(|fence| fence != lock.fence);
         let holder = lock.holder_mut(spec.owner);
-        // A claim that does not know of a downgrade does not match.
+        // A hold that was downgraded does not match a claim in the original mode.
         let holder = holder.filter(|holder| step == Step::Downgrade || holder.mode == spec.mode);
         let holder = holder.filter(|_| spec.mode != Mode::Exclusive || !is_altered);
         let renewed = holder.is_some();

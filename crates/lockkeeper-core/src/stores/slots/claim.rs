@@ -275,7 +275,7 @@ impl SlotsClaim {
             }
         }
         if !self.at_gate {
-            // A claim that does not wait has no use for refused slots.
+            // Only a waiting claim listens to refused slots.
             for number in numbers {
                 if self.slots.get(number).is_some_and(|slot| slot.reserved.is_none()) {
                     self.slots.remove(number);

@@ -1,4 +1,4 @@
-//! What one process knows about the slots of its semaphores.
+//! The states of the slots of a process's semaphores, as far as they are known.
 //!
 //! It lets an acquire skip slots that are known to be held. Only [`SlotState::Reserved`] is certain: a claim of this process
 //! holds the slot, or has a request for it in flight. All other slots are attempted before an acquire is refused.
