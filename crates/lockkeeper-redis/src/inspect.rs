@@ -160,7 +160,7 @@ impl Store {
 }
 
 /// What the script saw.
-struct Snapshot {
+pub(crate) struct Snapshot {
     now: u64,
     holder: Option<(String, i64)>,
     /// Each with the end of its lease.
@@ -169,7 +169,7 @@ struct Snapshot {
 }
 
 impl Snapshot {
-    fn read(reply: &Value) -> Option<Self> {
+    pub(crate) fn read(reply: &Value) -> Option<Self> {
         let [now, holder, left, sharers, waiters] = reply.as_sequence()? else { return None };
         let text = |value: &Value| -> Option<String> {
             // Another kind of client may have written any value.
@@ -195,7 +195,7 @@ impl Snapshot {
         })
     }
 
-    fn into_info(self, name: &Name, kind: Kind) -> LockInfo {
+    pub(crate) fn into_info(self, name: &Name, kind: Kind) -> LockInfo {
         let now = self.now;
         let mut holders = Vec::new();
         let shared = kind == Kind::Semaphore
@@ -243,7 +243,7 @@ fn foreign(value: &str, left: Option<u64>) -> Participant {
 }
 
 /// The record of a holder or waiter: see common.lua.
-struct Record<'a> {
+pub(crate) struct Record<'a> {
     owner: Owner,
     mode: Mode,
     since: u64,
@@ -254,7 +254,7 @@ struct Record<'a> {
 }
 
 impl<'a> Record<'a> {
-    fn read(record: &'a str) -> Option<Self> {
+    pub(crate) fn read(record: &'a str) -> Option<Self> {
         let mut words = record.splitn(11, ' ');
         let owner = words.next()?.parse().ok()?;
         let (mode, take, of) = (words.next()?, words.next()?, words.next()?);
@@ -275,7 +275,7 @@ impl<'a> Record<'a> {
         })
     }
 
-    fn participant(&self, now: u64, left: Option<u64>) -> Participant {
+    pub(crate) fn participant(&self, now: u64, left: Option<u64>) -> Participant {
         Participant {
             owner: Some(self.owner),
             label: Label::new(self.label).ok(),

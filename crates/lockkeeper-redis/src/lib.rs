@@ -46,6 +46,9 @@ mod client;
 mod config;
 mod diagnose;
 mod error;
+#[cfg(any(fuzzing, test))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod inspect;
 mod names;
 
