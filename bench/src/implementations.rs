@@ -48,9 +48,9 @@ pub(crate) async fn on_redis(url: &str, ttl: Duration) -> Outcome<Vec<Implementa
     Ok(implementations)
 }
 
-/// Sends as many requests as a lock and its release take, with the client that most peers use.
-pub(crate) async fn redis_floor(url: &str) -> Outcome<Implementation> {
-    raw_redis::pings(url).await
+/// Send as many requests as a lock and its release take: with the client that most peers use, and with Lockkeeper's.
+pub(crate) async fn redis_floors(url: &str) -> Outcome<[Implementation; 2]> {
+    Ok([raw_redis::pings(url).await?, lockkeeper::pings(url).await?])
 }
 
 /// Sends as many statements as a lock and its release take.

@@ -247,8 +247,12 @@ impl Row {
 
     /// Returns whether the row only serves as a unit: it has as many round trips as a lock, but no lock.
     pub(crate) fn is_unit(&self) -> bool {
-        const UNITS: [&str; 3] =
-            [crate::stores::PINGS, crate::stores::SELECTS, crate::scenarios::wake::UNIT];
+        const UNITS: [&str; 4] = [
+            crate::stores::PINGS,
+            crate::stores::OUR_PINGS,
+            crate::stores::SELECTS,
+            crate::scenarios::wake::UNIT,
+        ];
         UNITS.contains(&self.implementation.as_str())
     }
 
@@ -272,7 +276,7 @@ impl Report {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::stores::{PINGS, RAW_FILE, RAW_POSTGRES, RAW_REDIS, SELECTS};
+    use crate::stores::{OUR_PINGS, PINGS, RAW_FILE, RAW_POSTGRES, RAW_REDIS, SELECTS};
     use Better::{High, Low, Neither};
 
     /// Sections of a full run: the id, and the columns that are compared or have a threshold.
@@ -393,7 +397,8 @@ pub(crate) mod tests {
                 values.push(("requests", 2.0));
                 add_row(&mut section, implementation, &values);
             }
-            for implementation in ["peer", RAW_REDIS, RAW_POSTGRES, RAW_FILE, PINGS, SELECTS] {
+            let others = ["peer", RAW_REDIS, RAW_POSTGRES, RAW_FILE, PINGS, OUR_PINGS, SELECTS];
+            for implementation in others {
                 add_row(&mut section, implementation, &values(1.0, 2.0));
             }
             section

@@ -26,7 +26,9 @@ pub(crate) const TTL: Duration = Duration::from_secs(30);
 /// How uncontended scenarios with a server are run.
 const PINNED: &str = "On a runtime with one thread, on a CPU that the server does not use.";
 /// The labels of the rows that others are divided by.
-pub(crate) const PINGS: &str = "two PINGs";
+pub(crate) const PINGS: &str = "two PINGs, redis-rs";
+/// Shows how much of a lock's time is the client's.
+pub(crate) const OUR_PINGS: &str = "two PINGs, lockkeeper's client";
 pub(crate) const RAW_REDIS: &str = "raw SET NX PX + EVALSHA, retry 1 ms";
 pub(crate) const SELECTS: &str = "two SELECT 1";
 pub(crate) const RAW_POSTGRES: &str = "raw pg_advisory_lock, a connection each";
@@ -144,14 +146,14 @@ pub(crate) async fn on_redlock(bench: &mut Bench) -> Outcome<()> {
 pub(crate) async fn single_threaded(bench: &mut Bench) -> Outcome<()> {
     let title = "lock and release, uncontended";
     let text = format!(
-        "One lock without contention, on one connection. Two PINGs are as many round trips. {PINNED}"
+        "One lock without contention, on one connection. Two PINGs are as many round trips, with the redis crate and with Lockkeeper's client. {PINNED}"
     );
     if let Some(section) = REDIS.section(bench, "uncontended", title, &text) {
         let server = machine::on_separate_cpus(RedisServer::start)?.map_err(one_line)?;
         let url = server.url();
         let all = implementations::on_redis(&url, TTL).await?;
         let mut implementations = tuned(&all);
-        implementations.push(implementations::redis_floor(&url).await?);
+        implementations.extend(implementations::redis_floors(&url).await?);
         // Without contention nothing polls, but distkit's default interval matters: it awaits a tick before the first attempt.
         implementations.extend(
             all.iter()
@@ -160,8 +162,13 @@ pub(crate) async fn single_threaded(bench: &mut Bench) -> Outcome<()> {
                 })
                 .cloned(),
         );
-        uncontended::run(bench, section, &implementations, (PINGS, "in units of two PINGs"))
-            .await?;
+        uncontended::run(
+            bench,
+            section,
+            &implementations,
+            (PINGS, "in units of two PINGs by redis-rs"),
+        )
+        .await?;
     }
     let text =
         format!("One lock without contention. Two `SELECT 1` are as many round trips. {PINNED}");

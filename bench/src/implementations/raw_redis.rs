@@ -96,7 +96,8 @@ impl Held for RawLock {
 
 /// Two PINGs: no lock, but as many requests as a lock and its release.
 pub(super) async fn pings(url: &str) -> Outcome<Implementation> {
-    Ok(Implementation::new("two PINGs", Kind::Raw, Pings(connect(url).await?)))
+    let pings = Implementation::new("two PINGs", Kind::Raw, Pings(connect(url).await?));
+    Ok(Implementation { variant: "redis-rs", ..pings })
 }
 
 #[derive(Clone)]

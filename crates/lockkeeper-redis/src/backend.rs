@@ -14,6 +14,7 @@ use crate::claim::store::Store;
 use crate::client::node::Node as _;
 use crate::client::topology::Topology;
 use crate::config::Config;
+use crate::error::translate;
 
 pub(crate) mod fences;
 pub(crate) mod redlock;
@@ -46,6 +47,40 @@ impl Redis {
             store.receives_messages = receives_messages;
         }
         Ok(made)
+    }
+
+    /// Sends a `PING` to the server, or to every master of a cluster in turn, and waits for the replies. Connects if there
+    /// is no connection. For health checks.
+    ///
+    /// Does not show that locks can be granted: a replica that was just demoted and a server without memory reply, too.
+    ///
+    /// # Errors
+    ///
+    /// [`Unavailable`](ErrorKind::Unavailable) if a server does not reply within the command timeout,
+    /// [`Config`](ErrorKind::Config) if it refuses the credentials or the command.
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call leaves nothing behind.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main]
+    /// # async fn main() -> lockkeeper_core::Result<()> {
+    /// # let server = lockkeeper_testkit::server::RedisServer::start_or_panic();
+    /// # let config = lockkeeper_redis::Config::from_url(&server.url())?;
+    /// let store = lockkeeper_redis::Redis::connect(config).await?;
+    /// store.ping().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn ping(&self) -> Result<()> {
+        for node in self.store.topology.nodes().await? {
+            let session = node.client().session().await?;
+            session.send(&redis::cmd("PING")).await.map_err(translate)?;
+        }
+        Ok(())
     }
 
     /// Creates a store that connects at its first request. `peer` is set for a node of a quorum: its place among the nodes.

@@ -1,5 +1,7 @@
 //! Translation of errors of the redis crate and of servers.
 
+use std::fmt::Write as _;
+
 use lockkeeper_core::{Error, ErrorKind, Fence};
 use redis::{ErrorKind as RedisKind, RedisError, ServerErrorKind};
 
@@ -131,9 +133,31 @@ pub(crate) fn at(address: &impl std::fmt::Display, error: &Error) -> Error {
     Error::new(error.kind(), format!("{address}: {error}")).with_source(error.clone())
 }
 
-/// Returns the error for a reply that no version of the script sends.
+/// Returns the error for a reply that no version of the script sends. Quotes its start: it may be as long as a reply may be.
 pub(crate) fn unexpected(reply: &redis::Value) -> Error {
-    unavailable(format!("unexpected reply: {reply:?}"))
+    let mut text = Start("unexpected reply: ".to_owned());
+    // It is an error if there was more.
+    let more = if write!(text, "{reply:?}").is_err() { "…" } else { "" };
+    unavailable(text.0 + more)
+}
+
+/// The start of a text. Refuses to be longer than [`MAX_QUOTED`](Self::MAX_QUOTED).
+struct Start(String);
+
+impl Start {
+    const MAX_QUOTED: usize = 300;
+}
+
+impl std::fmt::Write for Start {
+    fn write_str(&mut self, text: &str) -> std::fmt::Result {
+        for letter in text.chars() {
+            if self.0.len() >= Self::MAX_QUOTED {
+                return Err(std::fmt::Error);
+            }
+            self.0.push(letter);
+        }
+        Ok(())
+    }
 }
 
 pub(crate) fn unavailable(message: impl Into<String>) -> Error {
@@ -146,7 +170,19 @@ pub(crate) fn config(message: impl Into<String>) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use redis::Value;
+
     use super::*;
+
+    #[test]
+    fn an_unexpected_reply_is_quoted_up_to_a_limit() {
+        assert_eq!(unexpected(&Value::Int(7)).to_string(), "unexpected reply: int(7)");
+        for byte in [b'x', 0xff] {
+            let reply = Value::Array(vec![Value::BulkString(vec![byte; 1 << 20]); 10]);
+            let text = unexpected(&reply).to_string();
+            assert!(text.len() < 310 && text.ends_with('…'), "{text}");
+        }
+    }
 
     fn reply(text: &str) -> RedisError {
         let value = redis::parse_redis_value(format!("-{text}\r\n").as_bytes()).unwrap();

@@ -166,7 +166,7 @@ impl Store {
 }
 
 /// The state of a lock, as `look.lua` returns it.
-struct Snapshot {
+pub(crate) struct Snapshot {
     now: u64,
     holder: Option<(String, i64)>,
     /// Each with the end of its lease.
@@ -175,7 +175,7 @@ struct Snapshot {
 }
 
 impl Snapshot {
-    fn read(reply: &Value) -> Option<Self> {
+    pub(crate) fn read(reply: &Value) -> Option<Self> {
         let [now, holder, left, sharers, waiters] = reply.as_sequence()? else { return None };
         let text = |value: &Value| -> Option<String> {
             // A client that follows the plain recipe may have written any value.
@@ -201,7 +201,7 @@ impl Snapshot {
         })
     }
 
-    fn into_info(self, name: &Name, kind: Kind) -> LockInfo {
+    pub(crate) fn into_info(self, name: &Name, kind: Kind) -> LockInfo {
         let now = self.now;
         let mut holders = Vec::new();
         let shared = kind == Kind::Semaphore
@@ -249,7 +249,7 @@ fn foreign(value: &str, left: Option<u64>) -> Participant {
 }
 
 /// The record of a holder or waiter: see common.lua.
-struct Record<'a> {
+pub(crate) struct Record<'a> {
     owner: Owner,
     mode: Mode,
     since: u64,
@@ -260,7 +260,7 @@ struct Record<'a> {
 }
 
 impl<'a> Record<'a> {
-    fn read(record: &'a str) -> Option<Self> {
+    pub(crate) fn read(record: &'a str) -> Option<Self> {
         let mut words = record.splitn(11, ' ');
         let owner = words.next()?.parse().ok()?;
         let (mode, take, of) = (words.next()?, words.next()?, words.next()?);
@@ -281,7 +281,7 @@ impl<'a> Record<'a> {
         })
     }
 
-    fn participant(&self, now: u64, left: Option<u64>) -> Participant {
+    pub(crate) fn participant(&self, now: u64, left: Option<u64>) -> Participant {
         Participant {
             owner: Some(self.owner),
             label: Label::new(self.label).ok(),

@@ -48,6 +48,9 @@ mod client;
 mod config;
 mod diagnose;
 mod error;
+#[cfg(any(fuzzing, test))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod inspect;
 mod names;
 

@@ -36,6 +36,7 @@ impl<T> Shared<T> {
 static ONE: Shared<RedisServer> = Shared::new();
 static REDIS_62: Shared<RedisServer> = Shared::new();
 static REDIS_82: Shared<RedisServer> = Shared::new();
+static VALKEY_80: Shared<RedisServer> = Shared::new();
 static VALKEY: Shared<RedisServer> = Shared::new();
 static SENTINEL: Shared<RedisSentinel> = Shared::new();
 static CLUSTER: Shared<RedisCluster> = Shared::new();
@@ -77,6 +78,10 @@ async fn redis_62() -> Subject {
 
 async fn redis_82() -> Subject {
     on(REDIS_82.get(|| start(RedisMake::Redis82)), "").await
+}
+
+async fn valkey_80() -> Subject {
+    on(VALKEY_80.get(|| start(RedisMake::Valkey80)), "").await
 }
 
 async fn valkey() -> Subject {
@@ -187,6 +192,10 @@ mod on_redis_6_2 {
 
 mod on_redis_8_2 {
     lockkeeper_testkit::conformance!(super::redis_82);
+}
+
+mod on_valkey_8_0 {
+    lockkeeper_testkit::conformance!(super::valkey_80);
 }
 
 mod on_valkey {

@@ -2,7 +2,12 @@
 
 use lockkeeper_testkit::layers::{Layer, check};
 
-const LAYERS: [Layer<'_>; 6] = [
+const LAYERS: [Layer<'_>; 7] = [
+    Layer {
+        name: "fuzzing",
+        modules: &["fuzzing"],
+        below: &["inspection", "claim", "client", "base"],
+    },
     Layer {
         name: "inspection",
         modules: &["inspect", "diagnose"],

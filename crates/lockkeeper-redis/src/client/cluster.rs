@@ -163,6 +163,15 @@ async fn read_ranges(
 ) -> Result<Vec<(u16, u16, Address)>> {
     let session = client.session().await?;
     let slots = session.send(redis::cmd("CLUSTER").arg("SLOTS")).await.map_err(translate)?;
+    let ranges = ranges(&slots, from);
+    if ranges.is_empty() {
+        return Err(unavailable(format!("{from}: the cluster has assigned no slots")));
+    }
+    Ok(ranges)
+}
+
+/// Reads the reply to `CLUSTER SLOTS` of the node at an address.
+pub(crate) fn ranges(slots: &Value, from: &Address) -> Vec<(u16, u16, Address)> {
     let ranges = slots.as_sequence().unwrap_or_default().iter().filter_map(|range| {
         let [Value::Int(first), Value::Int(last), master, ..] = range.as_sequence()? else {
             return None;
@@ -175,9 +184,5 @@ async fn read_ranges(
         let address = Address::tcp(host, port);
         Some((u16::try_from(*first).ok()?, u16::try_from(*last).ok()?, address))
     });
-    let ranges: Vec<_> = ranges.collect();
-    if ranges.is_empty() {
-        return Err(unavailable(format!("{from}: the cluster has assigned no slots")));
-    }
-    Ok(ranges)
+    ranges.collect()
 }

@@ -4,7 +4,9 @@
 
 use std::time::{Duration, Instant};
 
-use lockkeeper_testkit::server::RedisServer;
+use lockkeeper_core::ErrorKind;
+use lockkeeper_redis::{Config, Redis};
+use lockkeeper_testkit::server::{RedisCluster, RedisServer};
 use lockkeeper_testkit::wait::{eventually, soon};
 
 use crate::common::{got, key, lock, nothing_left, number, open, secs, server};
@@ -156,4 +158,22 @@ async fn a_renewal_is_one_request() {
         }
     }
     panic!("the machine is too busy: no round finished before a second renewal");
+}
+
+#[tokio::test]
+async fn a_ping_is_one_request_to_each_master_and_fails_when_the_server_is_gone() {
+    let connect = async |url: &str| Redis::connect(Config::from_url(url).unwrap()).await.unwrap();
+    let cluster = RedisCluster::start_or_panic();
+    let store = connect(&cluster.url()).await;
+    let pings = || cluster.nodes().iter().map(|node| calls(node, "ping")).collect::<Vec<_>>();
+    let before = pings();
+    soon("the reply", store.ping()).await.unwrap();
+    assert_eq!(pings(), before.iter().map(|count| count + 1).collect::<Vec<_>>());
+
+    let server = RedisServer::start_or_panic();
+    let store = connect(&server.url()).await;
+    soon("the reply", store.ping()).await.unwrap();
+    drop(server);
+    let error = soon("the error", store.ping()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
 }

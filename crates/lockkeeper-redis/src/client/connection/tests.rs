@@ -195,6 +195,43 @@ async fn a_reply_that_exceeds_a_limit_closes_the_connection() {
     }
 }
 
+/// A hostile server sends the start of a reply, and then the same byte without end.
+#[test]
+fn the_read_buffer_does_not_grow_beyond_twice_the_limit() {
+    for (is_ready, limits) in [(false, Limits::HANDSHAKE), (true, Limits::READY)] {
+        let mut starts = oversized_replies(limits);
+        starts.push(("a bulk string four times the limit", format!("${}\r\n", 4 * limits.bytes)));
+        starts.push(("a bulk string at the limit", format!("${}\r\n", limits.bytes - 20)));
+        starts.push(("a push at the limit", format!(">1\r\n${}\r\n", limits.bytes - 30)));
+        for (what, start) in starts {
+            let state = State {
+                writer: None,
+                is_closed: false,
+                unwritten: Vec::new(),
+                waiting: VecDeque::new(),
+                read_loop: Waker::noop().clone(),
+            };
+            let shared = Shared {
+                state: Mutex::new(state),
+                gone: CancellationToken::new(),
+                handshake_is_done: AtomicBool::new(is_ready),
+            };
+            let (bytes, scanner) = (vec![0; BUFFER], FrameScanner::default());
+            let mut buffer =
+                ReadBuffer { bytes, filled: 0, scanner, is_subscribed: false, on_message: None };
+            let endless = std::io::Cursor::new(start.into_bytes()).chain(tokio::io::repeat(b'x'));
+            let mut reader: Reader = Box::new(endless);
+            let (mut largest, mut context) = (0, Context::from_waker(Waker::noop()));
+            while buffer.dispatch(&shared).is_ok() {
+                assert!(matches!(buffer.read(&mut reader, &mut context), Poll::Ready(Ok(()))));
+                largest = largest.max(buffer.bytes.len());
+            }
+            let case = format!("{what}, after the handshake: {is_ready}");
+            assert!(largest <= 2 * limits.bytes, "{case}: {largest} bytes");
+        }
+    }
+}
+
 #[tokio::test]
 async fn replies_within_the_limits_are_accepted() {
     for (is_ready, limits) in [(false, Limits::HANDSHAKE), (true, Limits::READY)] {
