@@ -1,4 +1,5 @@
-//! A claim on Redis. An exclusive claim takes a free lock [without a script](uncontended); every other request is one script.
+//! A claim on Redis. An exclusive claim acquires a free lock [without a script](uncontended). Every other request is one
+//! script.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,7 +41,7 @@ pub(crate) struct RedisClaim {
     store: Arc<Store>,
     spec: ClaimSpec,
     keys: Keys,
-    /// The part of its record that does not change.
+    /// The constant part of its record: all fields up to `ttl`.
     front: Arc<str>,
     /// The secret of the last attempt, if it was answered "contended" and no grant has used it yet.
     contended: Option<Secret>,
@@ -51,8 +52,8 @@ pub(crate) struct RedisClaim {
     holds: bool,
     /// The fence of the last grant, or of the ticket.
     fence: Option<Fence>,
-    /// The fence of the hold, if a quorum granted a higher one.
-    told: Option<Fence>,
+    /// The fence that a quorum set for the hold, because it granted a higher one than this server.
+    quorum_fence: Option<Fence>,
     /// Set when a downgrade is sent: from then on the hold may be a shared one.
     downgraded: bool,
     inbox: Inbox,
@@ -77,7 +78,7 @@ impl RedisClaim {
             since: None,
             holds: false,
             fence,
-            told: None,
+            quorum_fence: None,
             downgraded: false,
             inbox,
         })
@@ -134,9 +135,9 @@ impl RedisClaim {
             };
             // Only the last record can be in the queue, if any.
             self.records.drain(..self.records.len().saturating_sub(1));
-            // The script has removed as many dead waiters and expired leases as one call may, and there are more.
+            // The script has reached its cleanup limit, and there is more to remove: call it again.
             if matches!(&reply, Value::BulkString(text) if text == b"again") {
-                // It may have been granted the lock by another client since.
+                // Another client's release may have granted this claim the lock since.
                 is_unconfirmed = false;
                 continue;
             }
@@ -147,25 +148,25 @@ impl RedisClaim {
         }
     }
 
-    /// Returns the fence that this server granted, if known, and the one that a quorum says the hold has.
+    /// Returns the fence that this server granted, if known, and the one that the quorum set, if it may be higher.
     fn fences(&self) -> (Option<Fence>, Option<Fence>) {
         if self.spec.ticket.is_some() {
             // The fence of the ticket has not been compared with that of the hold.
-            return (None, self.told);
+            return (None, self.quorum_fence);
         }
-        (self.fence, self.told.filter(|told| Some(*told) > self.fence))
+        (self.fence, self.quorum_fence.filter(|fence| Some(*fence) > self.fence))
     }
 
-    /// Frees the lock if the claim holds it and nothing waits. Returns false if a full release has to find out.
+    /// Frees the lock if the claim holds it and it has no waiters. Returns false if only a full release can decide.
     async fn free(&self) -> Result<bool> {
         if self.spec.mode != Mode::Exclusive || !self.holds || self.downgraded {
             return Ok(false);
         }
-        let ((fence, told), mut route) =
+        let ((fence, quorum_fence), mut route) =
             (self.fences(), self.store.topology.route(&self.keys).await?);
         loop {
             let node = route.node();
-            let stores_fence = |now| commands::may_be_ahead(told, fence, now);
+            let stores_fence = |now| commands::may_be_ahead(quorum_fence, fence, now);
             if node.contention.has(&self.keys) || node.client().time().is_none_or(stores_fence) {
                 return Ok(false);
             }
@@ -188,35 +189,37 @@ impl RedisClaim {
             return Ok(Value::Int(1));
         }
         let notifies_unqueued = self.store.notifies_unqueued();
-        let (fence, told) = self.fences();
+        let (fence, quorum_fence) = self.fences();
         let kind = self.spec.mode.kind();
-        let action = Action::Release { kind, notifies_unqueued, fence, told };
+        let action = Action::Release { kind, notifies_unqueued, fence, quorum_fence };
         let (front, records) = (self.front.clone(), self.records.clone());
         let command = Command { keys: self.keys.clone(), front, action, records };
         let mut route = self.store.topology.route(&self.keys).await?;
         loop {
             match route.node().commands.run(command.clone()).await {
                 Ok(Some((_, reply))) => return Ok(reply),
-                // It shared a call with an attempt that was made before the client reconnected.
+                // Not sent: its call also contained an attempt from before the reconnect. Retry on the new session.
                 Ok(None) => {}
                 Err(error) => route.redirect(error).await?,
             }
         }
     }
 
-    /// Tries to take a free lock without a script. `None` if the lock, this claim or the server's clock call for one.
-    async fn take_if_free(&mut self, floor: u64) -> Result<Option<(Arc<Session>, Outcome)>> {
+    /// Tries to acquire a free lock without a script. Returns `None` if a script is needed: the lock was contended recently,
+    /// the claim is not exclusive or may have a hold or a queue entry, the server's clock may be below `floor`, or `TIME` does
+    /// not work outside a script.
+    async fn acquire_if_free(&mut self, floor: u64) -> Result<Option<(Arc<Session>, Outcome)>> {
         if self.spec.mode != Mode::Exclusive || self.holds || !self.records.is_empty() {
             return Ok(None);
         }
         let mut route = self.store.topology.route(&self.keys).await?;
         loop {
             let node = route.node();
-            // A claim that does not queue is refused without a script, too.
+            // An attempt that does not queue needs no script to be refused.
             if self.spec.queue && node.contention.has(&self.keys) {
                 return Ok(None);
             }
-            // A floor that the script may have to refuse: `SET` would change something first.
+            // The script may have to refuse this floor. `SET` would change the lock before that.
             if node.client().time().is_none_or(|now| now < floor) {
                 return Ok(None);
             }
@@ -228,7 +231,7 @@ impl RedisClaim {
                 floor,
                 reads_holder: !self.spec.queue,
             };
-            match node.commands.take(attempt).await {
+            match node.commands.attempt_uncontended(attempt).await {
                 Ok(None) => {}
                 Ok(Some(replied)) => {
                     if !matches!(replied.1, Outcome::Granted(_)) {
@@ -253,8 +256,9 @@ impl RedisClaim {
 
     async fn attempt_once(&mut self, floor: Option<Fence>) -> Result<Attempt> {
         if let Some(floor) = floor.filter(|floor| floor.get() >= MAX_FENCE) {
-            let message =
-                format!("a fence of {floor} is not of Redis, whose fences are below 2^53");
+            let message = format!(
+                "a floor of {floor} is not a fence of this store: fences on Redis are below 2^53"
+            );
             return Err(Error::new(ErrorKind::Config, message));
         }
         if let Some(error) = self.store.peer.as_ref().and_then(Peer::refusal) {
@@ -265,13 +269,13 @@ impl RedisClaim {
             self.check_uptime(&session)?;
         }
         let floor = floor.map_or(0, Fence::get);
-        let taken = self.take_if_free(floor).await?;
+        let uncontended = self.acquire_if_free(floor).await?;
         let known = self.fence.take().filter(|_| self.holds);
-        // Until the reply arrives, the claim holds nothing that it knows of.
+        // The result is unknown until the reply arrives.
         self.holds = false;
         self.contended = None;
-        let is_unconfirmed = matches!(taken, Some((_, Outcome::Unconfirmed)));
-        match taken {
+        let is_unconfirmed = matches!(uncontended, Some((_, Outcome::Unconfirmed)));
+        match uncontended {
             Some((session, Outcome::Granted(fence))) => {
                 return self.confirm(&session, fence, true).await;
             }
@@ -300,14 +304,15 @@ impl RedisClaim {
             Err(error) => Err(error),
         };
         if let Err(error) = counts {
-            // No other claim should have to wait until the grant expires.
+            // Release it, so that no other claim waits until it expires.
             self.release_all().await?;
             return Err(error);
         }
         Ok(Attempt::Granted(self.granted(fence, is_past)))
     }
 
-    /// Refuses a server that may have lost its data too recently: it may have granted the lock before.
+    /// Returns an error if the server started less than `min_uptime` ago: it may have granted the lock before the restart,
+    /// and lost its data.
     fn check_uptime(&self, session: &Session) -> Result<()> {
         let Some(least) = self.spec.min_uptime.filter(|least| !least.is_zero()) else {
             return Ok(());
@@ -337,7 +342,7 @@ impl RedisClaim {
         let Some(at) = self.inbox.registration() else { return std::future::pending().await };
         if self.store.notifies_unqueued() && !self.spec.queue && !self.holds {
             match self.inbox.subscribe(&at).await {
-                // It may have been released before the subscription.
+                // The lock may have been released before the subscription.
                 Ok(true) => return Change::LookAgain,
                 Ok(false) => {}
                 // The engine polls.
@@ -385,9 +390,9 @@ impl RedisClaim {
         self.downgraded = true;
         let owner = self.spec.owner.to_string();
         let notifies_unqueued = u8::from(self.store.notifies_unqueued());
-        let (fence, told) = self.fences();
-        let is_unchecked = u8::from(told.is_some());
-        let fence = told.or(fence).map_or(0, Fence::get);
+        let (fence, quorum_fence) = self.fences();
+        let is_unchecked = u8::from(quorum_fence.is_some());
+        let fence = quorum_fence.or(fence).map_or(0, Fence::get);
         let mut route = self.store.topology.route(&self.keys).await?;
         let (session, reply) = loop {
             self.inbox.register_at(route.node());
@@ -400,7 +405,7 @@ impl RedisClaim {
                 call.number(is_unchecked);
             });
             match replied.await {
-                // The queue takes another call to move on.
+                // The cleanup limit was reached: another call advances the queue.
                 Ok((_, Value::Int(2))) => {}
                 Ok(reply) => break reply,
                 Err(error) => route.redirect(error).await?,
@@ -422,13 +427,14 @@ impl RedisClaim {
         if held { Renewal::Renewed { valid_for: ttl } } else { Renewal::Lost(LossReason::Broken) }
     }
 
-    /// Releases a hold or a place in the queue.
+    /// Releases the hold, and removes the queue entries.
     async fn release_all(&mut self) -> Result<Release> {
         let mut held = false;
         let reply = loop {
             let reply = match self.send_release().await {
                 Ok(reply) => reply,
-                // It is released. The next attempt or release of another claim hands the lock off.
+                // The hold is released, and the error concerns only the hand-off. The next attempt or release of any
+                // claim repeats the hand-off.
                 Err(_) if held => Value::Int(1),
                 Err(error) => return Err(error),
             };
@@ -442,7 +448,7 @@ impl RedisClaim {
         self.contended = None;
         self.since = None;
         self.fence = None;
-        self.told = None;
+        self.quorum_fence = None;
         self.records.clear();
         match reply {
             Value::Int(0 | 1) if held || reply == Value::Int(1) => Ok(Release::Released),
@@ -452,7 +458,8 @@ impl RedisClaim {
     }
 }
 
-/// Reads how long the lease in the way lasts, and whose it is, if the reply to an attempt is a refusal.
+/// Returns the remaining time of the blocking lease in milliseconds, and its holder, if the reply to an attempt is a
+/// refusal.
 fn refusal(reply: &Value) -> Option<(i64, Holder)> {
     match reply {
         Value::Int(left) => Some((*left, Holder::Unknown)),
@@ -483,13 +490,13 @@ fn holder_of(value: &[u8]) -> Holder {
     }
 }
 
-/// When to repeat an attempt that was refused, with so many milliseconds left of the lease in the way.
+/// Returns when to retry an attempt that was refused. `left` is the remaining time of the blocking lease in milliseconds.
 fn retry(session: &Session, left: i64) -> Retry {
     match u64::try_from(left) {
-        // No grant can be pushed on this session. The store may have had a channel when it was opened, which is
-        // what `Capabilities::push` says.
+        // No grant can be pushed on this session. The store may have had a channel when it was opened, so
+        // `Capabilities::push` may still be declared.
         _ if !session.receives_messages() => Retry::Poll,
-        // Just after it has expired, not just before.
+        // One millisecond later, so that the lease has expired.
         Ok(left) => Retry::After(Duration::from_millis(left + 1)),
         Err(_) => Retry::OnNotify,
     }
@@ -529,7 +536,7 @@ impl Claim for RedisClaim {
     }
 
     fn set_fence(&mut self, fence: Fence) {
-        self.told = Some(fence);
+        self.quorum_fence = Some(fence);
     }
 
     fn release(&mut self) -> BoxFuture<'_, Result<Release>> {

@@ -47,7 +47,7 @@ impl Keys {
 
     /// The indices of the keys that must not exist when a claim acquires a free lock without a script: queue and fence. Not
     /// the sharers: without a holder key they have lost the lock.
-    pub(crate) const IN_THE_WAY: [usize; 2] = [2, 4];
+    pub(crate) const QUEUE_AND_FENCE: [usize; 2] = [2, 4];
 
     #[cfg(test)]
     fn texts(&self) -> Vec<String> {

@@ -10,7 +10,7 @@ use crate::client::script::{Script, is_unknown_script};
 use crate::client::session::{Call, Session};
 use crate::error::{translate, unavailable, unexpected};
 
-/// Splits the reply to a call that served so many requests.
+/// Splits the reply to a call for `count` requests.
 pub(super) fn split(session: &Session, reply: Value, count: usize) -> Vec<Result<Value>> {
     match reply {
         Value::Array(replies) if replies.len() == count => {
@@ -20,8 +20,8 @@ pub(super) fn split(session: &Session, reply: Value, count: usize) -> Vec<Result
     }
 }
 
-/// Runs a script again for some requests of a closed batch, after an error that may be due to their call: `add` adds their
-/// keys and arguments. Returns their replies in the order of `indices`.
+/// Runs a script again for some requests of a closed batch, after an error that may concern only one of them: `add`
+/// adds their keys and arguments. Returns their replies in the order of `indices`.
 ///
 /// A request that is no longer awaited is not sent: the next one of the same claim may be in flight.
 pub(super) async fn repeat<S: BatchSender>(

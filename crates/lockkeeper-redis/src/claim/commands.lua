@@ -1,4 +1,4 @@
--- Attempts and releases that commands_fast.lua has left. That file describes the keys and arguments.
+-- Attempts and releases that commands_fast.lua did not execute. That file describes the keys and arguments.
 
 -- If the owner holds the lock: renews the lease, raises the fence to the floor, and writes the record as it is now.
 local function held(p)
@@ -21,7 +21,7 @@ local function held(p)
     if before.fence ~= '0' then fence = before.fence end
   end
   if fence == '0' then
-    -- The lock was taken without a script, and the reply was lost.
+    -- The lock was acquired without a script, and the reply was lost.
     p.fence = mint_or_fail(p.mode, p.fence)
   elseif tonumber(p.fence) > tonumber(fence) then
     remember(tonumber(p.fence))
@@ -32,8 +32,8 @@ local function held(p)
   return p.fence
 end
 
--- How long it takes until the lease that is in the way of such a mode must have expired.
-local function in_the_way(mode, is_lock)
+-- Returns the time until the lease that blocks an attempt in this mode expires, in ms. Negative if there is none.
+local function blocking_lease_ms(mode, is_lock)
   if mode == 's' or is_lock and call('GET', HOLDER) ~= READERS then return call('PTTL', HOLDER) end
   -- A writer waits for all readers, a permit for one holder.
   local which = is_lock and -1 or 0
@@ -45,8 +45,9 @@ end
 local function join(p, record, waits)
   if not waits then
     local last = call('ZREVRANGE', QUEUE, 0, 0, 'WITHSCORES')[2]
-    -- Now and then, because the claims that would otherwise do so may all be dead: check which waiters are alive.
-    if last and last % 16 == 0 then move_on(p.owner) end
+    -- On every 16th entry, check which waiters are alive. Usually a release does that, but all claims that could release
+    -- may be dead.
+    if last and last % 16 == 0 then hand_off(p.owner) end
     call('ZADD', QUEUE, text((last or 0) + 1), record)
   end
   keep(QUEUE, p.ttl)
@@ -60,7 +61,7 @@ local function attempt(word, owner, first_earlier, earlier)
   check_floor(p.fence)
   local is_lock = p.mode ~= 'p'
   if is_unconfirmed and call('EXISTS', QUEUE) == 1 and is_of(call('GET', HOLDER), owner) then
-    -- The claim took the lock ahead of the queue. It returns the lock to the head, and waits.
+    -- The claim acquired the lock ahead of the queue: hand it off to the head, and wait.
     call('DEL', HOLDER)
   end
   if p.mode == 'x' and call('EXISTS', HOLDER, QUEUE) == 0 then
@@ -69,11 +70,11 @@ local function attempt(word, owner, first_earlier, earlier)
     return p.fence
   end
 
-  -- It is there if this call is repeated.
+  -- If this call is repeated, the record is in the queue already.
   local waits = queue and call('ZSCORE', QUEUE, record)
   local holder = is_lock and call('GET', HOLDER)
   if holder and holder ~= READERS and not is_of(holder, owner) and queue and not waits and earlier == 0 then
-    -- It is held exclusively, so no waiter can be granted it.
+    -- The lock is held exclusively, so it cannot be granted to a waiter.
     join(p, record, false)
     return call('PTTL', HOLDER)
   end
@@ -82,15 +83,16 @@ local function attempt(word, owner, first_earlier, earlier)
   local answer = held(p)
   if answer then return answer end
   for i = first_earlier, first_earlier + earlier - 1 do
-    local place = not waits and call('ZSCORE', QUEUE, ARGV[i])
-    if place then
-      -- Before the queue moves: this claim may be next, and its earlier channel may be dead.
+    local position = not waits and call('ZSCORE', QUEUE, ARGV[i])
+    if position then
+      -- Removed before the queue advances: this claim may be next, and the channel in its earlier record may have no
+      -- subscriber.
       call('ZREM', QUEUE, ARGV[i])
-      call('ZADD', QUEUE, place, record)
+      call('ZADD', QUEUE, position, record)
       waits = true
     end
   end
-  move_on(owner)
+  hand_off(owner)
   waits = waits and call('ZSCORE', QUEUE, record)
   if not waits then
     answer = held(p)
@@ -103,13 +105,13 @@ local function attempt(word, owner, first_earlier, earlier)
   end
   if queue then join(p, record, waits) end
   if more then return 'again' end
-  local left = in_the_way(p.mode, is_lock)
+  local left = blocking_lease_ms(p.mode, is_lock)
   if queue then return left end
   -- A node of a quorum names the holder, so that a held lock can be distinguished from a split vote.
   return {left, is_lock and call('GET', HOLDER) or '-'}
 end
 
--- Releases what an owner has, a hold or a place in the queue, and hands the lock off.
+-- Releases the hold of an owner, removes its queue entries, and hands the lock off.
 local function release(word, owner, first_earlier, earlier)
   local is_lock, held = string.sub(word, 1, 1) == 'l', 0
   local holder = is_lock and call('GET', HOLDER)
@@ -119,7 +121,7 @@ local function release(word, owner, first_earlier, earlier)
     if string.find(word, 'f', 2, true) then fence = plausible(fence, p) end
     fence = math.max(fence, p and p.fence or 0, minted[HOLDER] or 0)
     minted[HOLDER] = fence
-    -- Readers that lost the lock: one that is granted it now must not find them beside it.
+    -- Remove readers that lost the lock, so that a reader that is granted it next does not share it with them.
     if call('EXISTS', SHARERS) == 1 then clear_sharers(true) end
     call('DEL', HOLDER)
     remember(fence)
@@ -128,13 +130,13 @@ local function release(word, owner, first_earlier, earlier)
     clear_sharers(is_lock)
     if shares(owner, is_lock) then
       remove_sharers({owner}, is_lock)
-      if is_lock then end_reading() end
+      if is_lock then remove_readers_key() end
       held = 1
     end
   end
   for i = first_earlier, first_earlier + earlier - 1 do call('ZREM', QUEUE, ARGV[i]) end
-  move_on('')
-  if string.find(word, 't', 2, true) then say(HOLDER, 'free') end
+  hand_off('')
+  if string.find(word, 't', 2, true) then publish(HOLDER, 'free') end
   -- Without waiters, the remaining cleanup can be left to later calls.
   if more and call('EXISTS', QUEUE) == 0 then more = false end
   return more and held .. ' again' or held

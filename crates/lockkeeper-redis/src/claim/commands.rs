@@ -33,7 +33,7 @@ const SHARED: Limits =
 #[derive(Debug, Clone)]
 pub(crate) struct Command {
     pub(crate) keys: Keys,
-    /// The part of its record up to `ttl`, which starts with the owner.
+    /// The constant part of its record: all fields up to `ttl`. The first one is the owner.
     pub(crate) front: Arc<str>,
     pub(crate) action: Action,
     /// The records of this claim that may be in the queue.
@@ -49,7 +49,7 @@ pub(crate) enum Action {
         is_unconfirmed: bool,
         ttl: Duration,
         floor: u64,
-        /// The fence that the claim has, if it asks for a hold that it knows of.
+        /// The fence of the hold, if the claim repeats an attempt that was granted.
         known: Option<Fence>,
         /// The rest of the record, in the parts that the script expects.
         waiting: String,
@@ -59,12 +59,12 @@ pub(crate) enum Action {
     },
     Release {
         kind: Kind,
-        /// Whether claims may wait without a place in the queue.
+        /// Whether claims may wait without a queue entry.
         notifies_unqueued: bool,
         /// The fence that this server granted, if it is known.
         fence: Option<Fence>,
-        /// The fence that a quorum or a ticket says the hold has, if it is higher.
-        told: Option<Fence>,
+        /// The fence that a quorum or a ticket set, if it is higher.
+        quorum_fence: Option<Fence>,
     },
 }
 
@@ -83,13 +83,13 @@ impl Command {
                 flag('u', *is_unconfirmed);
                 flag('a', *floor > now);
             }
-            Action::Release { kind, notifies_unqueued, fence, told } => {
+            Action::Release { kind, notifies_unqueued, fence, quorum_fence } => {
                 flag('l', *kind == Kind::Lock);
                 flag('m', *kind == Kind::Semaphore);
                 flag('t', *notifies_unqueued);
-                let is_ahead = may_be_ahead(*told, *fence, now);
+                let is_ahead = may_be_ahead(*quorum_fence, *fence, now);
                 flag('a', is_ahead);
-                flag('f', told.is_some() && is_ahead);
+                flag('f', quorum_fence.is_some() && is_ahead);
             }
         }
         word
@@ -102,8 +102,8 @@ impl Command {
                 call.number(millis(*ttl)).number(*floor).number(known.map_or(0, Fence::get));
                 call.word(&*self.front).word(waiting).word(tail);
             }
-            Action::Release { fence, told, .. } => {
-                call.number(told.or(*fence).map_or(0, Fence::get));
+            Action::Release { fence, quorum_fence, .. } => {
+                call.number(quorum_fence.or(*fence).map_or(0, Fence::get));
             }
         }
         call.number(self.records.len());
@@ -113,19 +113,20 @@ impl Command {
     }
 }
 
-/// Whether the server's clock, which is estimated to show `now`, may not have reached the fence of the hold: the one that a
-/// quorum says it has, `told`, or else `own`. This server granted `own` when its clock showed that or more.
+/// Returns whether the server's clock, which is estimated to show `now`, may not have reached the fence of the hold:
+/// `quorum_fence`, which a quorum or a ticket set, or else `own`. This server granted `own` when its clock showed that or
+/// more.
 ///
 /// The estimate follows the clock of this machine, and either clock may be slewed, by chrony at up to 8.3 % (`maxslewrate`).
 /// A quarter of the time between the fences is more than two clocks that are slewed in opposite directions differ by.
-pub(super) fn may_be_ahead(told: Option<Fence>, own: Option<Fence>, now: u64) -> bool {
-    let (told, own) = match (told, own) {
-        (Some(told), Some(own)) => (told, own),
+pub(super) fn may_be_ahead(quorum_fence: Option<Fence>, own: Option<Fence>, now: u64) -> bool {
+    let (quorum_fence, own) = match (quorum_fence, own) {
+        (Some(quorum_fence), Some(own)) => (quorum_fence, own),
         (Some(_), None) => return true,
         (None, own) => return own.is_some_and(|own| own.get() > now),
     };
-    let margin = told.get().saturating_sub(own.get()) / 4;
-    told.get().saturating_add(margin) >= now
+    let margin = quorum_fence.get().saturating_sub(own.get()) / 4;
+    quorum_fence.get().saturating_add(margin) >= now
 }
 
 /// Whole milliseconds, rounded up: the store's lease is never shorter than the one that the client assumes.
@@ -140,7 +141,7 @@ enum Request {
     Free(Free),
     Run(Command),
     /// An attempt without a script.
-    Take(Uncontended),
+    Uncontended(Uncontended),
 }
 
 /// The answer to a request.
@@ -148,7 +149,7 @@ enum Answer {
     /// Whether the lock is free now. If not, nothing was changed.
     Freed(bool),
     Replied(Value),
-    Took(Outcome),
+    Attempted(Outcome),
     /// The client reconnected after the request was made, and the request was not sent.
     Stale,
 }
@@ -162,20 +163,21 @@ impl CommandBatcher {
         Self(Coalescer::new(CommandSender { client }, sharing.limits(SHARED)))
     }
 
-    /// Sends an attempt without a script. Dropped before it was sent, it never is; dropped after that, its reply is
-    /// discarded. `None` if it was not sent: it shared a call with a request that was made before the client reconnected.
-    pub(crate) async fn take(
+    /// Sends an attempt without a script. If the future is dropped before the request was sent, it is never sent. If it is
+    /// dropped later, the reply is discarded. Returns `None` if the request was not sent: its call also contained an attempt
+    /// from before the reconnect.
+    pub(crate) async fn attempt_uncontended(
         &self,
         attempt: Uncontended,
     ) -> Result<Option<(Arc<Session>, Outcome)>> {
-        match self.0.send(Request::Take(attempt)).await? {
-            (session, Answer::Took(outcome)) => Ok(Some((session, outcome))),
+        match self.0.send(Request::Uncontended(attempt)).await? {
+            (session, Answer::Attempted(outcome)) => Ok(Some((session, outcome))),
             _ => Ok(None),
         }
     }
 
-    /// Frees a lock that nothing waits for, as [`take`](Self::take) does. Returns false, and changes nothing, if the claim does
-    /// not hold the lock or others wait.
+    /// Frees a lock without waiters, like [`attempt_uncontended`](Self::attempt_uncontended). Returns false, and changes
+    /// nothing, if the claim does not hold the lock or the lock has waiters.
     pub(crate) async fn free(&self, release: Free) -> Result<Option<bool>> {
         match self.0.send(Request::Free(release)).await? {
             (_, Answer::Freed(is_free)) => Ok(Some(is_free)),
@@ -183,7 +185,7 @@ impl CommandBatcher {
         }
     }
 
-    /// Runs a command as [`take`](Self::take) does.
+    /// Runs a command, like [`attempt_uncontended`](Self::attempt_uncontended).
     pub(crate) async fn run(&self, command: Command) -> Result<Option<(Arc<Session>, Value)>> {
         match self.0.send(Request::Run(command)).await? {
             (session, Answer::Replied(reply)) => Ok(Some((session, reply))),
@@ -224,8 +226,9 @@ impl BatchSender for CommandSender {
             let of_call: Vec<&Request> = indices.iter().map(|index| &requests[*index]).collect();
             pipeline.command(|call| add(call.word("EVALSHA").word(&script.hash), &of_call));
         }
-        let takes: Vec<&Uncontended> = requests.iter().filter_map(Request::as_take).collect();
-        uncontended::add(&mut pipeline, &session, &takes);
+        let attempts: Vec<&Uncontended> =
+            requests.iter().filter_map(Request::as_uncontended).collect();
+        uncontended::add(&mut pipeline, &session, &attempts);
         let sent = Instant::now();
         let mut replies = session.send_all(&pipeline).await.map_err(translate)?.into_iter();
         let mut ran = [Vec::new().into_iter(), Vec::new().into_iter()];
@@ -243,14 +246,17 @@ impl BatchSender for CommandSender {
             *ran = replies.into_iter();
         }
         let [mut freed, mut ran] = ran;
-        let mut took = uncontended::read(&session, &takes, &mut replies, sent).await.into_iter();
+        let mut outcomes =
+            uncontended::read(&session, &attempts, &mut replies, sent).await.into_iter();
         let answers = requests.iter().map(|request| {
             let answer = match request {
                 Request::Free(_) => {
                     freed.next().map(|reply| Ok(Answer::Freed(reply? == Value::Int(1))))
                 }
                 Request::Run(_) => ran.next().map(|reply| reply.map(Answer::Replied)),
-                Request::Take(_) => took.next().map(|outcome| outcome.map(Answer::Took)),
+                Request::Uncontended(_) => {
+                    outcomes.next().map(|outcome| outcome.map(Answer::Attempted))
+                }
             };
             let answer = answer.unwrap_or_else(|| Err(unavailable("a reply is missing")))?;
             Ok((session.clone(), answer))
@@ -273,18 +279,18 @@ impl Request {
     fn as_free(&self) -> Option<&Free> {
         match self {
             Self::Free(release) => Some(release),
-            Self::Run(_) | Self::Take(_) => None,
+            Self::Run(_) | Self::Uncontended(_) => None,
         }
     }
 
-    fn as_take(&self) -> Option<&Uncontended> {
+    fn as_uncontended(&self) -> Option<&Uncontended> {
         match self {
-            Self::Take(attempt) => Some(attempt),
+            Self::Uncontended(attempt) => Some(attempt),
             Self::Free(_) | Self::Run(_) => None,
         }
     }
 
-    /// Whether its record has the channel of another session: pushes to it would be lost.
+    /// Returns whether its record has the channel of another session: pushes to it would be lost.
     fn is_stale(&self, current: &Arc<Session>) -> bool {
         let Self::Run(Command { action: Action::Attempt { session, .. }, .. }) = self else {
             return false;
@@ -298,7 +304,7 @@ fn add_commands(call: &mut Words, session: &Session, requests: &[&Request]) {
     let commands = || {
         requests.iter().filter_map(|request| match request {
             Request::Run(command) => Some(command),
-            Request::Free(_) | Request::Take(_) => None,
+            Request::Free(_) | Request::Uncontended(_) => None,
         })
     };
     call.number(requests.len() * Keys::ALL.len());

@@ -1,25 +1,28 @@
 -- Attempts and releases: several commands share a call and run one after the other. This file is the fast path for
--- nearly all of them, with as few calls as possible: an attempt takes a free exclusive lock or joins the queue, a release
--- frees the lock or hands it to the head of the queue. It leaves every other command unchanged, and commands.lua
--- continues from that command on.
+-- nearly all of them, with as few calls as possible: an attempt acquires a free exclusive lock or joins the queue, a
+-- release frees the lock or hands it off to the head of the queue. It stops before the first other command, and
+-- commands.lua continues from that command on.
 --   KEYS: five for each command, see common.lua
 --   ARGV: for each attempt:
 --           mode (x, s, p), followed by flags: q to queue, u if the claim has just set the holder key itself and the grant is
 --             not confirmed, a if the least fence may be ahead of the clock
---           owner; ttl in ms; least fence; the fence that the claim has if it knows of its hold, else 0
+--           owner; ttl in ms; least fence; the fence of the hold if the claim repeats an attempt that was granted,
+--             else 0
 --           its record (see common.lua) in three parts, with the blanks between them: up to `ttl`, from `since` to
 --             `secret`, and from `channel` on
 --           how many earlier records of this claim may be in the queue; those records
 --         for each release:
---           kind (l for a lock, m for a semaphore), followed by flags: t if claims may wait without a place in the queue, a if
---             the fence may be ahead of the clock, f if it comes from a quorum and must be bounded
+--           kind (l for a lock, m for a semaphore), followed by flags: t if claims may wait without a queue entry, a if the
+--             fence may be ahead of the clock, f if it comes from a quorum and must be bounded
 --           owner; the fence of the hold, 0 if it is not known
 --           how many records of this claim may be in the queue; those records
--- Returns a reply for each command. To an attempt: the fence, as text, if the owner holds the lock, followed by ' ahead' if
--- the clock has not reached it; else, as a number, how many milliseconds are left of the lease in the way, or -1, and for
--- an attempt that does not queue also the value of the holder key ('-' if there is none); or 'again' if there is more to clean up than one call may, and a repeated
--- call may get another reply. To a release: 1 if the owner held the lock, else 0, followed by ' again' if the queue could
--- not advance as far as it should for that reason. Or an error, which does not affect the other commands.
+-- Returns one reply for each command:
+--   attempt, granted:    the fence, as text, followed by ' ahead' if the clock has not reached it
+--   attempt, contended:  the remaining time of the blocking lease in ms, negative if there is none; without the flag q also
+--                        the value of the holder key ('-' if there is none)
+--   attempt, limit:      'again': the cleanup limit was reached, and a repeated call may get another reply
+--   release:             1 if the owner held the lock, else 0; followed by ' again' if the cleanup limit stopped the hand-off
+--   or an error, which does not affect the other commands
 local call, try = redis.call, redis.pcall
 local answers, key, arg = {}, 1, 1
 
@@ -35,14 +38,15 @@ local function read_clock()
   clock_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- Whether the clock has reached a fence. Texts of the same length compare as the numbers do.
+-- Returns whether the clock has reached a fence. Texts of the same length compare as the numbers do.
 local function is_reached(fence)
   return #fence < #clock or #fence == #clock and fence <= clock
 end
 
--- Whether a channel has a subscriber on this node, or the user may not know. The reply to PUBLISH comes too late and does
--- not tell: it counts pattern subscribers, and on a cluster not the subscribers of other nodes, which get the message.
-local function is_heard(channel)
+-- Returns whether a channel has a subscriber on this node. Also true if the user lacks the permission to check. The reply
+-- to PUBLISH comes too late and is not sufficient: it counts pattern subscribers, and on a cluster not the subscribers of
+-- other nodes, which get the message.
+local function has_subscriber(channel)
   local listeners = try('PUBSUB', 'NUMSUB', channel)
   return listeners.err or listeners[2] > 0
 end
@@ -51,7 +55,7 @@ local function is_past(fence)
   return fence ~= clock and is_reached(fence)
 end
 
--- Whether the value of the holder key is the record of this owner.
+-- Returns whether the value of the holder key is the record of this owner.
 local function is_of(value, owner)
   return type(value) == 'string' and string.sub(value, 1, #owner + 1) == owner .. ' '
 end
@@ -77,7 +81,7 @@ while true do
           end
         end
       elseif word == 'xq' and type(holder) == 'string' and holder ~= '(readers)' and not is_of(holder, owner) then
-        -- It is held exclusively. Every sixteenth attempt checks which waiters are alive, in commands.lua.
+        -- The lock is held exclusively. Every sixteenth attempt checks which waiters are alive, in commands.lua.
         local last = try('ZREVRANGE', QUEUE, 0, 0, 'WITHSCORES')[2]
         if not last or last % 16 ~= 0 then
           local record = ARGV[arg + 5] .. ARGV[arg + 6] .. tail
@@ -101,19 +105,21 @@ while true do
       else
         read_clock()
         local fence, known = ARGV[arg + 2], string.match(holder, '^%S+ %S+ %S+ %S+ %S+ %S+ (%S+)')
-        local heir, front, ttl, floor, ends, secret, channel, label = string.match(head,
+        local head_owner, front, ttl, floor, ends, secret, channel, label = string.match(head,
           '^(%S+)( x 1 1 (%S+) )%S+ (%S+) (%S+) (%S+) (%S+)( .*)$')
         local next_front, next_ends = string.match(after or '', '^%S+( x 1 1 %S+ )%S+ %S+ (%S+)')
-        -- The head wants the lock exclusively and still waits; the clock is past every fence; and the waiter behind it
-        -- retries as often as the head does, so it need not be notified how long to wait. (As move_on does, in
-        -- common.lua. A remembered fence is not above that of the exclusive holder.)
+        -- Requires that
+        --   * the head wants the lock exclusively and still waits,
+        --   * the clock is past every fence (a stored fence is not above that of the exclusive holder),
+        --   * the waiter behind the head, if any, retries as often as the head does, so it needs no notification.
+        -- Otherwise hand_off in common.lua decides.
         if channel and channel ~= '-' and (tonumber(ends) or 0) > clock_ms and is_reached(floor)
           and not minted[HOLDER] and fence ~= '0' and is_past(fence) and is_past(known or '0')
           and (not after or next_front == front and (tonumber(next_ends) or 0) > clock_ms)
-          and is_heard(channel) then
+          and has_subscriber(channel) then
           call('ZREM', QUEUE, head)
-          call('SET', HOLDER, heir .. front .. clock .. ' ' .. clock .. ' 0 - ' .. channel .. label, 'PX', ttl)
-          try('PUBLISH', channel, 'granted ' .. heir .. ' ' .. secret .. ' ' .. clock)
+          call('SET', HOLDER, head_owner .. front .. clock .. ' ' .. clock .. ' 0 - ' .. channel .. label, 'PX', ttl)
+          try('PUBLISH', channel, 'granted ' .. head_owner .. ' ' .. secret .. ' ' .. clock)
           minted[HOLDER] = clock
           answer = 1
         end

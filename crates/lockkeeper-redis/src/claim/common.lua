@@ -1,6 +1,6 @@
--- What the scripts have in common. They run on the keys of one lock (or semaphore) at a time:
---   HOLDER   a string: the record of the exclusive holder, or '(readers)'. It decides: SHARERS counts only while it
---            agrees. Unused by semaphores.
+-- Functions shared by the scripts. They run on the keys of one lock (or semaphore) at a time:
+--   HOLDER   a string: the record of the exclusive holder, or '(readers)'. HOLDER is authoritative: SHARERS is
+--            valid only while HOLDER is '(readers)'. Unused by semaphores.
 --   SHARERS  a sorted set: the owners that share the lock, readers or holders of permits, by the end of their lease
 --   QUEUE    a sorted set: the records of the waiters, by arrival
 --   INFO     a hash: the record of each sharer; of a semaphore also the tally of its holders
@@ -8,11 +8,11 @@
 --
 -- A record is text, so that redis-cli shows it:
 --   owner mode take of ttl since fence ends secret channel label
--- `since` is in microseconds, `ttl` and `ends` in milliseconds. `fence` of a holder is its fence, 0 if the client took
--- the lock without a script; of a waiter, the least fence that its grant must have. `ends` is when a waiter's place
+-- `since` is in microseconds, `ttl` and `ends` in milliseconds. `fence` of a holder is its fence, 0 if the client
+-- acquired the lock without a script; of a waiter, the least fence that its grant must have. `ends` is when a waiter's entry
 -- expires; 0 for a holder. `secret` is new for every attempt and proves a pushed grant; '-' for a holder. `channel` is
 -- what the process of the claim subscribes to, '-' if nothing.
--- The part before this one defines the keys, `call`, `minted`, `is_of` and `is_heard`.
+-- The file that precedes this one in a script defines the keys, `call`, `minted`, `is_of` and `has_subscriber`.
 local READERS, TALLY = '(readers)', '(tally)'
 -- How many expired leases and dead waiters one call removes at most, regardless of the number of its commands, and how
 -- many waiters one command grants the lock to. If there are more, the script sets `more` and replies that it must be
@@ -45,13 +45,13 @@ local function holder_record(p)
   return p.owner .. p.front .. p.since .. ' ' .. p.fence .. ' 0 - ' .. p.channel .. p.label
 end
 
--- Lets a key live for at least `ttl`, and a tenth longer, so that most calls need not set it again.
+-- Extends the expiry of a key to at least `ttl`, and by a tenth more, so that most calls need not set it again.
 local function keep(key, ttl)
   ttl = tonumber(ttl)
   if call('PTTL', key) < ttl then call('PEXPIRE', key, text(ttl + math.ceil(ttl / 10))) end
 end
 
--- How many permits a record takes, and of how many.
+-- Returns how many permits a record takes, and of how many.
 local function permits(p)
   local take, of = string.match(p.front, '^ %S+ (%S+) (%S+)')
   return tonumber(take), tonumber(of)
@@ -96,7 +96,7 @@ local function make_tally()
   end
 end
 
--- Called before anything else that is about the sharers of a semaphore.
+-- Called before any other access to the sharers of a semaphore.
 local function read_tally()
   if tally then return tally end
   local holders, used, limits = string.match(call('HGET', INFO, TALLY) or '0 0', '^(%d+) (%d+)(.*)$')
@@ -107,7 +107,7 @@ local function read_tally()
   if call('ZCARD', SHARERS) ~= tally.holders then make_tally() end
 end
 
--- Removes some sharers, with their records.
+-- Removes sharers, with their records.
 local function remove_sharers(owners, is_lock)
   if #owners == 0 then return end
   if not is_lock then
@@ -121,7 +121,7 @@ local function remove_sharers(owners, is_lock)
 end
 
 -- Removes the holder key of readers when the last lease has expired or was released.
-local function end_reading()
+local function remove_readers_key()
   local last = call('ZREVRANGE', SHARERS, 0, 0, 'WITHSCORES')[2]
   if not last or tonumber(last) <= now then call('DEL', HOLDER, SHARERS, INFO) end
 end
@@ -129,7 +129,8 @@ end
 -- Removes sharers whose lease has expired, and all of them if the holder key is not that of readers.
 local function clear_sharers(is_lock)
   if is_lock and call('GET', HOLDER) ~= READERS then
-    -- No write without need: a server that is out of memory lets a script write without limit after its first one.
+    -- Write only if necessary: after a first write that needs no memory, a script may write without limit on a server that
+    -- is out of memory (redis.io, "Scripting with Lua", "Execution under low memory conditions").
     if call('EXISTS', SHARERS, INFO) > 0 then call('UNLINK', SHARERS, INFO) end
     return
   end
@@ -139,10 +140,10 @@ local function clear_sharers(is_lock)
   local ended = call('ZRANGEBYSCORE', SHARERS, '-inf', text(now), 'LIMIT', 0, most)
   remove_sharers(ended, is_lock)
   cleanup_left = cleanup_left - #ended
-  if is_lock then end_reading() elseif #ended == most then more = true end
+  if is_lock then remove_readers_key() elseif #ended == most then more = true end
 end
 
--- Whether the owner has a lease among the sharers. Removes an expired one.
+-- Returns whether the owner has a lease among the sharers. Removes an expired one.
 local function shares(owner, is_lock)
   local ends = call('ZSCORE', SHARERS, owner)
   if not ends then return false end
@@ -177,7 +178,7 @@ local function remember(fence)
   end
 end
 
--- The fence that a quorum says a hold with this record has, or less: no more than half of its ttl, and an hour, ahead of
+-- Bounds the fence that a quorum set for the hold with this record: at most half of its ttl, and at most an hour, ahead of
 -- the clock. A node that confirms a fence is behind it by a quarter of the ttl at most; a ticket may be forged, and the
 -- clock of another node may be wrong by years.
 local function plausible(fence, p)
@@ -193,8 +194,8 @@ local function check_floor(floor)
   end
 end
 
--- The fence of a new grant, as text: above every exclusive one before it, if it is exclusive itself. Nil if
--- there is none.
+-- Returns the fence of a new grant, as text: above that of every earlier exclusive grant, if it is exclusive itself. Nil if
+-- fences are exhausted.
 local function mint(mode, floor)
   local last = math.max(call('GET', FENCE) or 0, minted[HOLDER] or 0)
   if mode == 'x' then last = last + 1 end
@@ -206,7 +207,7 @@ local function mint(mode, floor)
   return text(fence)
 end
 
--- The same for an attempt, which fails if there is none.
+-- The same for an attempt, which fails if fences are exhausted.
 local function mint_or_fail(mode, floor)
   return mint(mode, floor) or error({err = 'FENCEEND ' .. (call('GET', FENCE) or '0')})
 end
@@ -233,73 +234,74 @@ local function hold(p)
   keep(INFO, p.ttl)
 end
 
--- Publishes on a channel. If the user may not publish, the receiver learns of it by polling.
-local function say(channel, word)
-  redis.pcall('PUBLISH', channel, word)
+-- Publishes on a channel. If the user lacks PUBLISH, the receiver polls.
+local function publish(channel, message)
+  redis.pcall('PUBLISH', channel, message)
 end
 
--- Removes waiters from the head of the queue while they are dead: their place has expired, or their process is gone
--- (its channel is in `deaf`) and they are next (`fits` has what they want). At most `most` of them. Returns how many.
-local function drop_dead(me, deaf, fits, most)
-  local dropped, size = 0, 8
-  while dropped < most do
-    size = math.min(size, most - dropped)
+-- Removes dead waiters from the head of the queue, at most `most`, and returns how many. A waiter is dead if its entry has
+-- expired, or if its process is gone (its channel is in `without_subscriber`) and it is next (its front is in `fits`).
+local function remove_dead_waiters(me, without_subscriber, fits, most)
+  local removed, size = 0, 8
+  while removed < most do
+    size = math.min(size, most - removed)
     local records, dead = call('ZRANGE', QUEUE, 0, size - 1), {}
     for i, record in ipairs(records) do
       local p = read(record)
-      local lives = p and tonumber(p.ends) > now
-      if lives and (p.owner == me or not (deaf[p.channel] and fits[p.front])) then break end
+      local unexpired = p and tonumber(p.ends) > now
+      if unexpired and (p.owner == me or not (without_subscriber[p.channel] and fits[p.front])) then break end
       dead[i] = record
     end
     if #dead > 0 then call('ZREM', QUEUE, unpack(dead)) end
-    dropped = dropped + #dead
+    removed = removed + #dead
     if #dead < size then break end
     size = size * 2
   end
-  return dropped
+  return removed
 end
 
--- Grants the lock to the waiters at the head of the queue that fit, one after the other, and notifies them, except
+-- Grants the lock to the waiters at the head of the queue that it admits, one after the other, and notifies them, except
 -- `me`, whose own command this is.
-local function move_on(me)
+local function hand_off(me)
   local lease, is_full
-  local grants_left, deaf, fits = MAX_CLEANUP, {}, {}
+  local grants_left, without_subscriber, fits = MAX_CLEANUP, {}, {}
   while true do
     local record = call('ZRANGE', QUEUE, 0, 0)[1]
     if not record then return end
     local p = read(record)
-    local lives = p and tonumber(p.ends) > now
-    if lives and (is_full or not admits(p)) then
-      -- It retries after a third of its ttl. If the lease before it is shorter, it must know.
-      if lease and lease < p.ttl / 3 then say(p.channel, 'look ' .. p.owner) end
+    local unexpired = p and tonumber(p.ends) > now
+    if unexpired and (is_full or not admits(p)) then
+      -- It retries after a third of its ttl. If the lease ahead of it ends before that, the waiter is notified, so that it
+      -- learns the time.
+      if lease and lease < p.ttl / 3 then publish(p.channel, 'look ' .. p.owner) end
       return
     end
-    local to_tell = lives and p.owner ~= me and p.channel ~= '-'
-    local enters = lives and (not to_tell or is_heard(p.channel))
-    if (enters and grants_left or cleanup_left) <= 0 then
+    local must_notify = unexpired and p.owner ~= me and p.channel ~= '-'
+    local is_alive = unexpired and (not must_notify or has_subscriber(p.channel))
+    if (is_alive and grants_left or cleanup_left) <= 0 then
       local holder = call('GET', HOLDER)
       more = more or not holder or holder == READERS
       return
     end
-    if enters then
+    if is_alive then
       call('ZREM', QUEUE, record)
       local fence = mint(p.mode, p.fence)
       if fence then
         p.fence, p.since = fence, us_text
         hold(p)
-        if to_tell then
-          say(p.channel, 'granted ' .. p.owner .. ' ' .. p.secret .. ' ' .. fence)
+        if must_notify then
+          publish(p.channel, 'granted ' .. p.owner .. ' ' .. p.secret .. ' ' .. fence)
         end
         lease, is_full = math.min(lease or p.ttl, p.ttl), p.mode == 'x'
-      elseif to_tell then
+      elseif must_notify then
         -- Its next attempt fails with the reason.
-        say(p.channel, 'look ' .. p.owner)
+        publish(p.channel, 'look ' .. p.owner)
       end
       grants_left, fits = grants_left - 1, {}
     else
       -- Without a subscriber, the process is gone, and the next waiter is the head.
-      if lives then deaf[p.channel], fits[p.front] = true, true end
-      cleanup_left = cleanup_left - drop_dead(me, deaf, fits, cleanup_left)
+      if unexpired then without_subscriber[p.channel], fits[p.front] = true, true end
+      cleanup_left = cleanup_left - remove_dead_waiters(me, without_subscriber, fits, cleanup_left)
     end
   end
 end

@@ -1,7 +1,7 @@
 -- Turns an exclusive hold into a shared one, with a new lease. Returns 1 if the owner holds the lock, else 0; 2 if it does
--- and the queue takes another call to advance.
---   ARGV: owner, ttl in ms, fence of the hold, '1' if claims may wait without a place in the queue, '1' if the fence may be
---         that of a forged ticket
+-- and the cleanup limit was reached: another call advances the queue.
+--   ARGV: owner, ttl in ms, fence of the hold, '1' if claims may wait without a queue entry, '1' if the fence may be that of a
+--         forged ticket
 local owner, ttl, fence = ARGV[1], ARGV[2], tonumber(ARGV[3])
 clear_sharers(true)
 local p
@@ -19,6 +19,6 @@ end
 if not p then return 0 end
 p.mode, p.ttl, p.front = 's', ttl, ' s 1 1 ' .. ttl .. ' '
 hold(p)
-move_on('')
-if ARGV[4] == '1' then say(HOLDER, 'free') end
+hand_off('')
+if ARGV[4] == '1' then publish(HOLDER, 'free') end
 return more and 2 or 1

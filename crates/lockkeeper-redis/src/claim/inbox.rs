@@ -17,7 +17,7 @@ pub(super) struct Inbox {
     keys: Keys,
     background: Background,
     registration: Option<Registration>,
-    /// For a claim that waits without a place in the queue.
+    /// For a claim that waits without a queue entry.
     subscription: Option<Subscription>,
 }
 
@@ -61,7 +61,7 @@ impl Inbox {
         self.registration.clone()
     }
 
-    /// Subscribes to releases, without a place in the queue; true if the subscription is new.
+    /// Subscribes to releases, for a claim without a queue entry. Returns true if the subscription is new.
     pub(super) async fn subscribe(&mut self, at: &Registration) -> Result<bool> {
         let session = at.node.client().session().await?;
         if self.subscription.as_ref().is_some_and(|subscription| {

@@ -25,7 +25,7 @@ impl Secret {
         text.parse().ok().map(Self)
     }
 
-    /// The text for the waiter's record.
+    /// Returns the text for the waiter's record.
     pub(crate) fn reveal(self) -> impl std::fmt::Display {
         self.0
     }
@@ -40,7 +40,7 @@ impl std::fmt::Debug for Secret {
 /// A message for a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Notification {
-    /// A release handed it the lock, in answer to the attempt with this secret.
+    /// A release handed the lock off to the claim, in answer to the attempt with this secret.
     Granted { secret: Secret, fence: Fence },
     /// The state of the lock may have changed.
     Changed,
@@ -86,14 +86,14 @@ impl Mailbox {
 #[derive(Debug, Default)]
 pub(crate) struct Mailboxes {
     owners: Mutex<HashMap<Owner, Arc<Mailbox>>>,
-    /// Claims that wait without a place in the queue, by channel.
+    /// Claims that wait without a queue entry, by channel.
     listeners: Mutex<HashMap<String, Vec<Arc<Mailbox>>>>,
-    /// The last owners without a mailbox that a message was for. A claim that takes a free lock adds its mailbox only after
+    /// The owners of the last messages that found no mailbox. A claim that acquires a free lock adds its mailbox only after
     /// the grant.
     missed: Mutex<VecDeque<Owner>>,
 }
 
-/// How many owners are remembered that a message was missed for.
+/// The maximum length of `missed`.
 const MAX_MISSED: usize = 256;
 
 impl Mailboxes {

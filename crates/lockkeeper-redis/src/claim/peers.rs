@@ -20,7 +20,7 @@ struct Node {
     duplicate: Option<Error>,
 }
 
-/// One node's place among its peers.
+/// A node of a quorum, and its peers.
 #[derive(Debug, Clone)]
 pub(crate) struct Peer {
     peers: Arc<Peers>,
@@ -28,7 +28,7 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    /// Makes the places of so many nodes.
+    /// Creates the peers of a quorum of `count` nodes.
     pub(crate) fn all(count: usize) -> Vec<Self> {
         let peers = Arc::new(Peers(Mutex::new(vec![Node::default(); count])));
         (0..count).map(|index| Self { peers: peers.clone(), index }).collect()
@@ -38,7 +38,7 @@ impl Peer {
         self.peers.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes a new connection, and refuses it if another node is connected to the same run of a server: one server
+    /// Records a new connection. Returns an error if another node is connected to the same run of a server: one server
     /// would have two votes.
     ///
     /// A server that does not report its run id cannot be compared.
@@ -62,15 +62,15 @@ impl Peer {
         Ok(())
     }
 
-    /// Why no node may vote: another one is a duplicate. (A node that is one itself finds out when it connects, and
-    /// whether it still is.)
+    /// Returns the error that stops this node from voting: another node is a duplicate. (A duplicate node itself is rejected
+    /// when it connects, and checked again at each reconnect.)
     pub(crate) fn refusal(&self) -> Option<Error> {
         let nodes = self.nodes();
         let others = nodes.iter().enumerate().filter(|(index, _)| *index != self.index);
         others.into_iter().find_map(|(_, node)| node.duplicate.clone())
     }
 
-    /// Whether any node is a duplicate.
+    /// Returns the error of a node that is a duplicate, if any is.
     pub(crate) fn duplicate(&self) -> Option<Error> {
         self.nodes().iter().find_map(|node| node.duplicate.clone())
     }
@@ -94,7 +94,7 @@ mod tests {
         let error = peers[2].connected(&server("alias", "run-1")).unwrap_err();
         assert!(error.to_string().contains("a:6379 and alias:6379"), "{error}");
         assert!(peers[0].refusal().is_some() && peers[1].refusal().is_some());
-        assert!(peers[2].refusal().is_none(), "it has to connect to find out whether it still is");
+        assert!(peers[2].refusal().is_none(), "a duplicate is checked when it connects");
         peers[2].connected(&server("alias", "run-3")).unwrap();
         assert!(peers.iter().all(|peer| peer.refusal().is_none() && peer.duplicate().is_none()));
         // A server that does not report its run id is not compared.

@@ -11,7 +11,7 @@ use crate::client::session::Session;
 /// The value of the holder key while readers hold the lock.
 pub(crate) const READERS: &str = "(readers)";
 
-/// The parts of a record that do not change during the life of a claim: all up to `ttl`.
+/// Returns the part of a record that does not change during the life of a claim: the fields up to `ttl`.
 pub(super) fn front(spec: &ClaimSpec) -> String {
     let permits;
     let wants = match spec.mode {
@@ -25,29 +25,30 @@ pub(super) fn front(spec: &ClaimSpec) -> String {
     [&spec.owner.to_string(), wants, itoa::Buffer::new().format(millis(spec.ttl)), " "].concat()
 }
 
-/// The parts from `since` to `secret`, of a waiter whose place lasts for a ttl from `now`. Times are in microseconds.
+/// Returns the fields from `since` to `secret`, of a waiter whose queue entry expires a TTL after `now`. Times are in
+/// microseconds.
 pub(super) fn waiting(since: u64, now: u64, floor: u64, ttl: Duration, secret: Secret) -> String {
     let ends = (now / 1000).saturating_add(millis(ttl));
     format!("{since} {floor} {ends} {} ", secret.reveal())
 }
 
-/// The parts from `since` to `secret`, of a holder whose fence is not known yet.
+/// Returns the fields from `since` to `secret`, of a holder whose fence is not known yet.
 pub(super) fn holding(session: &Session) -> String {
     [itoa::Buffer::new().format(session.clock().now()), " 0 0 - "].concat()
 }
 
-/// The parts from `channel` on.
+/// Returns the fields from `channel` on.
 pub(super) fn tail(session: &Session, label: &str) -> String {
     format!("{} {label}", session.channel())
 }
 
-/// The owner in the front of a record, as text.
+/// Returns the owner in the front of a record, as text.
 pub(super) fn owner_text(front: &str) -> &str {
     front.split_once(' ').map_or(front, |(owner, _)| owner)
 }
 
-/// The owner in the value of a holder key; `None` for a client that follows the plain recipe, which may have written any
-/// value.
+/// Returns the owner in the value of a holder key. `None` for a client that follows the plain recipe, which may have written
+/// any value.
 pub(crate) fn owner_of(value: &str) -> Option<Owner> {
     value.split_once(' ')?.0.parse().ok()
 }

@@ -1,9 +1,9 @@
--- Releases of exclusive locks that nothing waits for. The arguments of a script cost more than its calls, so this one has as
--- few as possible.
+-- Releases exclusive locks without waiters. Each argument of a script costs the server time, so this one has as few as
+-- possible.
 --   KEYS: for each release: HOLDER, QUEUE, as in common.lua
---   ARGV: 1 if claims may wait without a place in the queue, else 0; for each release: the owner and a blank
--- Returns for each release 1 if the lock is free now, and 0 if nothing was changed, because the owner does not hold the
--- lock or because others wait: commands.lua decides.
+--   ARGV: 1 if claims may wait without a queue entry, else 0; for each release: the owner and a blank
+-- Returns for each release 1 if the lock is free now. 0 if nothing was changed, because the owner does not hold the lock or
+-- the lock has waiters: the client then sends a full release (commands_fast.lua).
 local call, try = redis.call, redis.pcall
 local replies = {}
 for i = 1, #ARGV - 1 do

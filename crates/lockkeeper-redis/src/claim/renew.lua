@@ -1,4 +1,4 @@
--- Renews leases; creates none. Returns 1 for each that is held, else 0. Several holds share a call, each with three keys
+-- Renews leases. Never creates one. Returns 1 for each that is held, else 0. Several holds share a call, each with three keys
 -- and four arguments:
 --   KEYS: holder, sharers, info (see common.lua)
 --   ARGV: owner, mode (x, s, p; followed by t if the fence is that of a ticket and must be compared), fence (0 if it is not
@@ -8,8 +8,8 @@ local call, try = redis.call, redis.pcall
 local now
 local answers = {}
 
--- Extends the expiry of a key. It is always a write: a server without memory allows commands that need memory only after one
--- that does not.
+-- Extends the expiry of a key. Always writes, even if the expiry does not change: a server that is out of memory allows
+-- commands that need memory only after a write that does not.
 local function keep(key, ttl)
   call('PEXPIRE', key, string.format('%.0f', math.max(call('PTTL', key), tonumber(ttl))))
 end
@@ -19,8 +19,8 @@ local function split(record)
   return string.match(record, '^(%S+ %S+ %S+ %S+ (%S+) %S+ )(%S+)( .*)$')
 end
 
--- Whether a lock that was taken without a script, and never renewed, can have this fence: it was drawn after the lock was set
--- and is not ahead of the clock.
+-- Returns whether a lock that was acquired without a script, and never renewed, can have this fence: it was drawn after the
+-- holder key was set, and it is not ahead of the clock.
 local function is_plausible(fence, lease, holder)
   local clock = call('TIME')
   local us = clock[1] * 1000000 + clock[2]

@@ -1,4 +1,4 @@
-//! Renewals. Those that are due at about the same time share calls, so ten thousand holds need a few hundred.
+//! Renewals. Those that are due at about the same time share calls.
 
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -52,7 +52,8 @@ impl RenewalBatcher {
         Self(Coalescer::new(RenewalSender { client, min_replicas }, sharing.limits(SHARED)))
     }
 
-    /// Renews a hold; false if it is not held. Waits for others to share its call, at most for a thousandth of the lease.
+    /// Renews a hold. Returns false if it is not held. Waits for others to share its call, for `SHARED.linger` or a
+    /// thousandth of the TTL, whichever is less.
     pub(crate) fn renew(&self, renewal: Renewal) -> impl Future<Output = Result<bool>> + Send {
         let linger = (renewal.ttl / 1000).min(SHARED.linger);
         self.0.send_within(renewal, linger)

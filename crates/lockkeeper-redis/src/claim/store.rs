@@ -21,14 +21,14 @@ pub(crate) struct Store {
     pub(crate) template: KeyTemplate,
     pub(crate) min_replicas: u32,
     pub(crate) topology: Topology<LockNode>,
-    /// The place among the nodes of a quorum, for one of them.
+    /// Set if the store is a node of a quorum.
     pub(crate) peer: Option<Peer>,
     /// Whether the servers can send messages.
     pub(crate) receives_messages: bool,
 }
 
 impl Store {
-    /// Whether a release notifies waiters without a place in the queue: on nodes of a quorum, which has no queue.
+    /// Returns whether a release notifies waiters without a queue entry: on nodes of a quorum, which has no queue.
     pub(crate) fn notifies_unqueued(&self) -> bool {
         self.peer.is_some()
     }

@@ -1,12 +1,12 @@
-//! Attempts to take a free lock without a script, `SET NX PX`, `EXISTS` and `TIME` in one write; and releases of locks that
-//! nothing waits for.
+//! Attempts to acquire a free lock without a script, by `SET NX PX`, `EXISTS` and `TIME` in one write; and releases of locks
+//! without waiters.
 //!
 //! The claim has the lock if `SET` succeeded and no other key of the lock exists. Its fence is the time, read after `SET`:
 //! it is above the fence of every earlier holder whose grant was still valid when it got its fence. A holder whose own
 //! `TIME` was delayed past the end of its lease may get a higher fence, but its client counts the lease from before the
 //! `SET` and discards the grant.
 //!
-//! Attempts that share a call share `EXISTS` and `TIME`. If some key of any of them exists, another call finds out which.
+//! Attempts that share a call share `EXISTS` and `TIME`. If any of their keys exists, another call checks each attempt.
 
 use std::hash::BuildHasher as _;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ use crate::names::Keys;
 #[derive(Debug, Clone)]
 pub(crate) struct Uncontended {
     pub(crate) keys: Keys,
-    /// The part of its record up to `ttl`.
+    /// The constant part of its record: all fields up to `ttl`.
     pub(crate) front: Arc<str>,
     pub(crate) label: Label,
     pub(crate) ttl: Duration,
@@ -38,15 +38,15 @@ pub(crate) struct Uncontended {
     pub(crate) reads_holder: bool,
 }
 
-/// What became of the attempt.
+/// The outcome of the attempt.
 #[derive(Debug)]
 pub(crate) enum Outcome {
     /// The claim has the lock, with this fence.
     Granted(Fence),
-    /// The claim has set the holder key, but waiters or a remembered fence may be in the way.
+    /// The claim has set the holder key, but the script must check for waiters and a stored fence.
     Unconfirmed,
     /// The holder key exists. If another claim or client holds the lock exclusively, and the attempt reads the holder:
-    /// which one, and what is left of its lease in milliseconds.
+    /// that holder, and the remaining time of its lease in milliseconds.
     Refused(Option<(Holder, i64)>),
 }
 
@@ -74,12 +74,12 @@ pub(super) fn add(pipeline: &mut Pipeline, session: &Session, attempts: &[&Uncon
     add_time(pipeline);
 }
 
-/// Counts the keys that are in the way of some attempts.
+/// Counts the keys that block some attempts.
 fn add_check(pipeline: &mut Pipeline, attempts: &[&Uncontended]) {
     pipeline.command(|exists| {
         exists.word("EXISTS");
         for attempt in attempts {
-            attempt.keys.each(&Keys::IN_THE_WAY, |key| {
+            attempt.keys.each(&Keys::QUEUE_AND_FENCE, |key| {
                 exists.joined(&key);
             });
         }
@@ -103,7 +103,8 @@ pub(super) async fn read(
         return Vec::new();
     }
     let mut next = || replies.next().unwrap_or(Value::Nil);
-    let taken: Vec<Result<Value>> = attempts.iter().map(|_| session.checked(next())).collect();
+    let set_replies: Vec<Result<Value>> =
+        attempts.iter().map(|_| session.checked(next())).collect();
     let holders: Vec<Option<(Holder, i64)>> = attempts
         .iter()
         .map(|attempt| if attempt.reads_holder { held_by(&next(), &next()) } else { None })
@@ -113,15 +114,15 @@ pub(super) async fn read(
         are_free: vec![existing == Value::Int(0); attempts.len()],
         time: session.clock().sample(&time, sent),
     };
-    let are_taken = taken.iter().any(|taken| matches!(taken, Ok(Value::Okay)));
-    if attempts.len() > 1 && existing != Value::Int(0) && are_taken {
+    let is_any_set = set_replies.iter().any(|reply| matches!(reply, Ok(Value::Okay)));
+    if attempts.len() > 1 && existing != Value::Int(0) && is_any_set {
         // Boxed, because it is rare.
         confirmed = Box::pin(check_each(session, attempts)).await;
     }
     // Without the time, for example because the user may not read it, the script decides.
     let fence = confirmed.time.and_then(Fence::new).filter(|fence| fence.get() < MAX_FENCE);
-    let outcomes = taken.into_iter().zip(holders).zip(attempts).zip(confirmed.are_free);
-    let outcomes = outcomes.map(|(((taken, holder), attempt), is_free)| match taken? {
+    let outcomes = set_replies.into_iter().zip(holders).zip(attempts).zip(confirmed.are_free);
+    let outcomes = outcomes.map(|(((set_reply, holder), attempt), is_free)| match set_reply? {
         Value::Okay => Ok(fence
             .filter(|fence| fence.get() >= attempt.floor && is_free)
             .map_or(Outcome::Unconfirmed, Outcome::Granted)),
@@ -133,16 +134,15 @@ pub(super) async fn read(
 
 /// What is known about attempts whose `SET` has succeeded.
 struct Confirmed {
-    /// For each attempt, whether no key is in its way.
+    /// For each attempt, whether no key blocks it.
     are_free: Vec<bool>,
     /// The server's clock after that, in microseconds.
     time: Option<u64>,
 }
 
-/// Checks which attempts have a key in the way.
+/// Checks which attempts are blocked by a key.
 ///
-/// Reads the clock again: the fence that was in the way of an attempt may have expired since, and the first reading may be
-/// below it.
+/// Reads the clock again: the fence that blocked an attempt may have expired since, and the first reading may be below it.
 async fn check_each(session: &Session, attempts: &[&Uncontended]) -> Confirmed {
     let mut pipeline = Pipeline::default();
     for attempt in attempts {
@@ -160,9 +160,9 @@ async fn check_each(session: &Session, attempts: &[&Uncontended]) -> Confirmed {
 #[derive(Debug, Clone)]
 pub(crate) struct Free {
     pub(crate) keys: Keys,
-    /// The part of its record up to `ttl`, which starts with the owner.
+    /// The constant part of its record: all fields up to `ttl`. The first one is the owner.
     pub(crate) front: Arc<str>,
-    /// Whether claims may wait without a place in the queue.
+    /// Whether claims may wait without a queue entry.
     pub(crate) notifies_unqueued: bool,
 }
 
@@ -181,8 +181,9 @@ pub(super) fn add_releases<'a>(call: &mut Words, releases: impl Iterator<Item = 
     }
 }
 
-/// The exclusive holder that refuses an attempt, and what is left of its lease in milliseconds. `None` if the script has to
-/// find out: the holder was not read, the lock has expired since, or readers have it, whose leases may have expired.
+/// Returns the exclusive holder that blocks an attempt, and the remaining time of its lease in milliseconds. Returns `None`
+/// if only the script can decide: the holder was not read, the lock has expired since, or readers hold it, whose leases may
+/// have expired.
 fn held_by(value: &Value, left: &Value) -> Option<(Holder, i64)> {
     match (value, left) {
         (Value::BulkString(value), Value::Int(left)) if *left != -2 => {
@@ -194,7 +195,7 @@ fn held_by(value: &Value, left: &Value) -> Option<(Holder, i64)> {
 
 /// How long a lock counts as contended after an attempt was refused.
 const MEMORY: Duration = Duration::from_secs(1);
-/// How many locks are remembered. Locks that share an entry are only slower: they use the script although `SET NX` would do.
+/// The number of entries. Two locks may share an entry. The only cost is that one of them uses the script without need.
 const ENTRIES: usize = 512;
 
 /// Remembers which locks were contended recently. A claim on one of them goes to the script at once: `SET NX` would

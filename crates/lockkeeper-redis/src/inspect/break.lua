@@ -8,7 +8,7 @@ clear_sharers(is_lock)
 
 local function take_from(p)
   broken = broken + 1
-  if p and p.channel ~= '-' then say(p.channel, 'look ' .. p.owner) end
+  if p and p.channel ~= '-' then publish(p.channel, 'look ' .. p.owner) end
 end
 
 for _, owner in ipairs(call('ZRANGEBYSCORE', SHARERS, '(' .. text(now), '+inf')) do
@@ -28,6 +28,6 @@ if is_lock then
   end
   call('DEL', HOLDER)
 end
-move_on('')
-if ARGV[2] == '1' then say(HOLDER, 'free') end
+hand_off('')
+if ARGV[2] == '1' then publish(HOLDER, 'free') end
 return broken

@@ -260,7 +260,7 @@ fn states() -> Vec<(&'static str, Vec<Step>)> {
 fn steps() -> Vec<Step> {
     let mut steps = vec![downgrade("one"), downgrade("stranger"), look(LOCK), look(SEMAPHORE)];
     for owner in ["one", "two", "three", "new"] {
-        // Only these may have a place in the queue.
+        // Only these may have a queue entry.
         let may_wait = ["two", "three"].contains(&owner);
         for mode in ["x", "s", "p"] {
             let kind = if mode == "p" { "semaphore" } else { "lock" };
