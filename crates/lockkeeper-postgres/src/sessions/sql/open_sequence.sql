@@ -7,7 +7,8 @@
 -- Each prepared session holds ($2, $1) in shared mode until it ends. If no session does, the server may have crashed since
 -- the last one, and may have lost fences that it returned: fewer than $5, see docs/design/postgres.md. A role that may set
 -- the sequence also raises it to the clock, at 65536 values per second, in case a backup was restored. ($2, $3) is locked
--- until the advance is committed and flushed, so that no session draws a fence before that.
+-- until the advance is committed and flushed, so that no session draws a fence before that. If the log is not flushed up to
+-- the last fence, the message makes the commit wait for that.
 SELECT no_transaction_ids,
        CASE
            WHEN NOT is_alone THEN pg_sequence_last_value($1::oid)
@@ -16,7 +17,10 @@ SELECT no_transaction_ids,
                coalesce(pg_sequence_last_value($1::oid), lowest) + $5::bigint))
            ELSE (SELECT max(nextval($1::oid)) FROM generate_series(1, $5::bigint))
        END AS fence,
-       pg_logical_emit_message(true, 'lockkeeper', ''),
+       CASE
+           WHEN pg_current_wal_insert_lsn() > pg_current_wal_flush_lsn()
+           THEN pg_logical_emit_message(true, 'lockkeeper', '')
+       END,
        CASE WHEN is_alone THEN pg_advisory_unlock($2::int, $1::oid::int) END,
        CASE WHEN no_transaction_ids THEN pg_advisory_unlock($2::int, $4::int) END,
        pg_advisory_lock_shared($2::int, $1::oid::int)
