@@ -303,10 +303,13 @@ pub(crate) mod tests {
         ("postgres/queue-512", QUEUE),
         ("postgres/wake", &[("p50", Low)]),
         ("postgres/idle", &[("connections", Low), ("rate", Low), ("client", Low)]),
-        ("postgres/held", &[("client-each", Low), ("bytes", Low)]),
+        (
+            "postgres/held",
+            &[("requests", Neither), ("client", Neither), ("client-each", Low), ("bytes", Low)],
+        ),
         ("postgres/takeover", &[("ms", Low)]),
         ("postgres/readers", &[("reads", High)]),
-        ("postgres/scaling-keys", SCALING),
+        ("postgres/scaling-keys", POSTGRES_KEYS),
         ("postgres/scaling-waiters", SCALING),
         ("file/uncontended", &[("p50", Low), ("p50-ratio", Neither)]),
         ("file/keys", &[("rate", High)]),
@@ -328,6 +331,8 @@ pub(crate) mod tests {
     const QUEUE: &[(&str, Better)] = &[("rate", High)];
     const KEYS: &[(&str, Better)] =
         &[("1", High), ("8", High), ("64", High), ("256", High), ("1024", High)];
+    const POSTGRES_KEYS: &[(&str, Better)] =
+        &[("1", High), ("4", High), ("16", High), ("64", High), ("256", High)];
     const SCALING: &[(&str, Better)] =
         &[("2", High), ("8", High), ("64", High), ("512", High), ("2048", High)];
 

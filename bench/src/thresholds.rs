@@ -2,6 +2,7 @@
 
 use crate::figures::{Figure, short};
 use crate::report::{Report, Row, Section, Threshold};
+use crate::stores::RAW_POSTGRES;
 
 const OURS: &str = "lockkeeper";
 const UNFENCED: &str = "lockkeeper, fence off";
@@ -20,7 +21,8 @@ pub(crate) fn check(report: &Report) -> Vec<Threshold> {
     redis(report, &mut thresholds);
     redis_queue(report, &mut thresholds);
     quorum(report, &mut thresholds);
-    postgres_and_files(report, &mut thresholds);
+    postgres(report, &mut thresholds);
+    files(report, &mut thresholds);
     thresholds
 }
 
@@ -140,28 +142,48 @@ fn quorum(report: &Report, thresholds: &mut Vec<Threshold>) {
     push(thresholds, name, stopped, Limit::AtMost(1.2));
 }
 
-fn postgres_and_files(report: &Report, thresholds: &mut Vec<Threshold>) {
+fn postgres(report: &Report, thresholds: &mut Vec<Threshold>) {
+    let figure = |section: &str, implementation: &str, key: &str| {
+        report.figure(&format!("postgres/{section}"), implementation, key).cloned()
+    };
+    let of_raw = |section: &str, key: &str| {
+        let (ours, raw) = (figure(section, FENCED, key)?, figure(section, RAW_POSTGRES, key)?);
+        Some(ours.divided_by(&raw))
+    };
+    let in_raw = "in units of the raw recipe";
+    let name = format!("PostgreSQL: uncontended, {in_raw}");
+    push(thresholds, &name, of_raw("uncontended", "p50"), Limit::AtMost(1.25));
+    let name = "PostgreSQL: uncontended, fence off, in units of two SELECT 1";
+    let uncontended = figure("uncontended", UNFENCED, "p50-ratio");
+    push(thresholds, name, uncontended, Limit::AtMost(1.08));
+    for (tasks, least) in [(8, 0.9), (64, 1.0), (512, 1.0)] {
+        let name = format!("PostgreSQL: hand-offs, {tasks} tasks, {in_raw}");
+        let ratio = of_raw(&format!("queue-{tasks}"), "rate");
+        push(thresholds, &name, ratio, Limit::AtLeast(least));
+    }
+    let name = format!("PostgreSQL: wake-up of a single waiter, {in_raw}");
+    push(thresholds, &name, of_raw("wake", "p50"), Limit::AtMost(1.4));
+    let name = format!("PostgreSQL: readers and a few writers, {in_raw}");
+    push(thresholds, &name, of_raw("readers", "reads"), Limit::AtLeast(0.7));
+    for keys in ["4", "16", "64"] {
+        let name = format!("PostgreSQL: locks per second on {keys} keys, {in_raw}");
+        push(thresholds, &name, of_raw("scaling-keys", keys), Limit::AtLeast(0.9));
+    }
+    // A quick run holds fewer locks, with a shorter TTL.
+    if !report.quick {
+        let name = "PostgreSQL: 10,000 held locks, statements per second";
+        push(thresholds, name, figure("held", FENCED, "requests"), Limit::AtMost(20.0));
+        let name = "PostgreSQL: 10,000 held locks, % of a core in the client";
+        push(thresholds, name, figure("held", FENCED, "client"), Limit::AtMost(0.5));
+    }
+    let name = "PostgreSQL: kill -9 of a holder, ms to the next";
+    push(thresholds, name, figure("takeover", FENCED, "ms"), Limit::AtMost(50.0));
+}
+
+fn files(report: &Report, thresholds: &mut Vec<Threshold>) {
     let figure = |section: &str, implementation: &str, key: &str| {
         report.figure(section, implementation, key).cloned()
     };
-    let name = "PostgreSQL: uncontended, fence off, in units of two SELECT 1";
-    let uncontended = figure("postgres/uncontended", UNFENCED, "p50-ratio");
-    push(thresholds, name, uncontended, Limit::AtMost(1.1));
-    for tasks in [8, 64] {
-        let section = format!("postgres/queue-{tasks}");
-        let raw = report.figure(&section, crate::stores::RAW_POSTGRES, "rate");
-        let ours = report.figure(&section, UNFENCED, "rate");
-        let name =
-            format!("PostgreSQL: hand-offs, {tasks} tasks, fence off, in units of the raw recipe");
-        push(
-            thresholds,
-            &name,
-            ours.zip(raw).map(|(ours, raw)| ours.divided_by(raw)),
-            Limit::AtLeast(0.95),
-        );
-    }
-    let name = "PostgreSQL: kill -9 of a holder, ms to the next";
-    push(thresholds, name, figure("postgres/takeover", FENCED, "ms"), Limit::AtMost(50.0));
     let name = "Files: uncontended, fence off, in units of open + flock + close";
     push(thresholds, name, figure("file/uncontended", UNFENCED, "p50-ratio"), Limit::AtMost(3.0));
     let name = "Files: kill -9 of a holder, ms to the next";

@@ -9,9 +9,9 @@ use lockkeeper_core::{
 use tokio_postgres::Config;
 
 use crate::claim::{PostgresClaim, Store};
-use crate::config::{Options, Settings};
+use crate::config::{Options, SequenceName, Settings};
 use crate::names::NO_KEY;
-use crate::sessions::{QueryPermit, SessionPool, Source, Tls, connection_closed};
+use crate::sessions::{Fencing, QueryPermit, SessionPool, Source, Tls, connection_closed};
 
 /// Locks on a PostgreSQL server, version 14 or newer. Clones share one store.
 ///
@@ -39,7 +39,7 @@ impl Postgres {
     /// # Errors
     ///
     /// Those of [`new`](Self::new), and those of the server: it cannot be reached, refuses the login, is a standby, is too
-    /// old, or is behind a pooler.
+    /// old, is behind a pooler, or does not let this role draw fences.
     pub async fn connect(url: &str) -> Result<Self> {
         let store = Self::from_settings_blocking(Settings::parse(url)?).await?;
         store.check().await.map_err(|error| error.during("postgres", "connect"))?;
@@ -83,7 +83,7 @@ impl Postgres {
         Self::from_store(Store {
             sessions: Arc::new(sessions),
             local_claims: Arc::default(),
-            fenced: options.fence,
+            fencing: Arc::new(Fencing::new(options.fences, options.fence_sequence.clone())),
             foreign_keys: options.foreign_keys,
         })
     }
@@ -102,19 +102,35 @@ impl Postgres {
     /// [`InvalidName`](lockkeeper_core::ErrorKind::InvalidName).
     #[must_use]
     pub fn with_foreign_keys(self) -> Self {
-        let Store { sessions, local_claims, fenced, .. } = &*self.store;
-        let (sessions, local_claims, fenced) = (sessions.clone(), local_claims.clone(), *fenced);
-        Self::from_store(Store { sessions, local_claims, fenced, foreign_keys: true })
+        Self::from_store(Store { foreign_keys: true, ..Store::clone(&self.store) })
     }
 
-    /// Checks that the server answers. Connects if there is no connection.
+    /// Draws fences from this sequence, `name` or `schema.name`, instead of `public.lockkeeper_fence`. `fence_sequence=` in
+    /// the URL does the same. All clients of a database must use the same sequence.
+    ///
+    /// # Errors
+    ///
+    /// [`Config`](lockkeeper_core::ErrorKind::Config) if it contains anything but letters, digits, `_`, `$` and `-` in ASCII.
+    pub fn with_fence_sequence(self, sequence: &str) -> Result<Self> {
+        let sequence = SequenceName::parse(sequence)?;
+        let fencing = Arc::new(Fencing::new(self.store.fencing.source, sequence));
+        Ok(Self::from_store(Store { fencing, ..Store::clone(&self.store) }))
+    }
+
+    /// Checks that the server answers, and that this role can draw fences. Connects if there is no connection.
     ///
     /// # Errors
     ///
     /// Those of [`connect`](Self::connect).
     pub async fn check(&self) -> Result<()> {
-        let QueryPermit(session) = &self.query_permit().await?;
-        session.connection.ping().await
+        let permit = self.query_permit().await?;
+        permit.0.connection.ping().await?;
+        self.check_fences(&permit).await
+    }
+
+    /// Checks that this role can draw fences, over the session of a permit.
+    pub(crate) async fn check_fences(&self, QueryPermit(session): &QueryPermit) -> Result<()> {
+        self.store.fencing.check(&session.connection).await
     }
 
     pub(crate) async fn query_permit(&self) -> Result<QueryPermit> {
@@ -145,7 +161,7 @@ impl Backend for RawBackend {
             shared: true,
             permits: false,
             downgrade: true,
-            fences: if self.0.fenced { Fences::Rising } else { Fences::None },
+            fences: if self.0.fencing.is_on() { Fences::Rising } else { Fences::None },
         }
     }
 

@@ -1,5 +1,6 @@
 //! Settings of a store, parsed from a URL.
 
+use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -27,7 +28,9 @@ pub(crate) struct Settings {
 /// The settings of the store, as opposed to those of the driver.
 #[derive(Debug, Clone)]
 pub(crate) struct Options {
-    pub(crate) fence: bool,
+    pub(crate) fences: FenceSource,
+    /// The sequence of [`FenceSource::Sequence`].
+    pub(crate) fence_sequence: SequenceName,
     /// Whether a name such as `pg:42` is the advisory key 42. If not, such names are refused.
     pub(crate) foreign_keys: bool,
     pub(crate) max_connections: usize,
@@ -36,10 +39,61 @@ pub(crate) struct Options {
     pub(crate) application_name: Option<String>,
 }
 
+/// Where fences come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FenceSource {
+    /// Claims have no fences.
+    Off,
+    /// The id of the transaction that locks the key.
+    TransactionIds,
+    /// A sequence.
+    Sequence,
+}
+
+/// The name of a sequence, with its schema. Its characters need no escaping in a quoted identifier.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct SequenceName {
+    pub(crate) schema: String,
+    pub(crate) name: String,
+}
+
+impl SequenceName {
+    /// Parses `name` or `schema.name`. The case of letters matters.
+    pub(crate) fn parse(text: &str) -> Result<Self> {
+        // Longer identifiers are truncated by the server.
+        const MAX_LEN: usize = 63;
+        let is_plain = |part: &str| {
+            (1..=MAX_LEN).contains(&part.len())
+                && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_$-".contains(&byte))
+        };
+        let (schema, name) = text.split_once('.').unwrap_or(("public", text));
+        if !is_plain(schema) || !is_plain(name) {
+            return Err(config(
+                "fence_sequence must be a name or schema.name, each of at most 63 letters, digits and _ $ - in ASCII",
+            ));
+        }
+        Ok(Self { schema: schema.to_owned(), name: name.to_owned() })
+    }
+}
+
+impl Default for SequenceName {
+    fn default() -> Self {
+        Self { schema: "public".to_owned(), name: "lockkeeper_fence".to_owned() }
+    }
+}
+
+/// Writes the name as a quoted identifier.
+impl fmt::Display for SequenceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "\"{}\".\"{}\"", self.schema, self.name)
+    }
+}
+
 impl Options {
     pub(crate) fn of(driver: &Config) -> Self {
         Self {
-            fence: true,
+            fences: FenceSource::Sequence,
+            fence_sequence: SequenceName::default(),
             foreign_keys: false,
             max_connections: DEFAULT_MAX_CONNECTIONS,
             connect_timeout: driver
@@ -69,7 +123,8 @@ impl Settings {
         for parameter in parameters.split('&').filter(|parameter| !parameter.is_empty()) {
             match parameter.split_once('=') {
                 Some((
-                    name @ ("fence" | "foreign_keys" | "max_connections" | "sslrootcert"),
+                    name @ ("fence" | "fence_sequence" | "foreign_keys" | "max_connections"
+                    | "sslrootcert"),
                     value,
                 )) => own.push((name, value)),
                 // Certificates are always verified.
@@ -128,8 +183,14 @@ impl Settings {
 
     fn set(&mut self, name: &str, value: &str) -> Result<()> {
         match (name, value) {
-            ("fence", value) => self.options.fence = is_on("fence", value)?,
-            ("foreign_keys", value) => self.options.foreign_keys = is_on("foreign_keys", value)?,
+            ("fence", "sequence") => self.options.fences = FenceSource::Sequence,
+            ("fence", "xid") => self.options.fences = FenceSource::TransactionIds,
+            ("fence", "off") => self.options.fences = FenceSource::Off,
+            ("fence", _) => return Err(config("fence must be sequence, xid or off")),
+            ("fence_sequence", name) => self.options.fence_sequence = SequenceName::parse(name)?,
+            ("foreign_keys", "on") => self.options.foreign_keys = true,
+            ("foreign_keys", "off") => self.options.foreign_keys = false,
+            ("foreign_keys", _) => return Err(config("foreign_keys must be on or off")),
             ("max_connections", number) => {
                 let number = number.parse().ok().filter(|number| *number >= 1);
                 self.options.max_connections = number
@@ -163,14 +224,6 @@ fn host_name(host: &Host) -> String {
         Host::Tcp(name) => name.clone(),
         #[cfg(unix)]
         Host::Unix(directory) => directory.display().to_string(),
-    }
-}
-
-fn is_on(name: &str, value: &str) -> Result<bool> {
-    match value {
-        "on" => Ok(true),
-        "off" => Ok(false),
-        _ => Err(config(format!("{name} must be on or off"))),
     }
 }
 
@@ -212,12 +265,26 @@ mod tests {
         assert_eq!(settings.driver.get_ssl_mode(), tokio_postgres::config::SslMode::Require);
         assert_eq!(settings.root, Some(PathBuf::from("/ca.pem")));
         let options = settings.options;
-        assert!(!options.fence && !options.foreign_keys);
+        assert_eq!(options.fences, FenceSource::Off);
+        assert!(!options.foreign_keys);
         assert_eq!(options.max_connections, 2);
         assert_eq!(options.connect_timeout, Duration::from_secs(3));
         assert_eq!(options.application_name.as_deref(), Some("x"));
         let settings = Settings::parse("postgres://a,b/app").unwrap();
         assert_eq!(settings.driver.get_target_session_attrs(), TargetSessionAttrs::ReadWrite);
+    }
+
+    #[test]
+    fn a_sequence_is_a_name_that_may_have_a_schema() {
+        let settings = Settings::parse("postgres://h/d?fence_sequence=Locks.my-fence").unwrap();
+        assert_eq!(settings.options.fences, FenceSource::Sequence);
+        assert_eq!(settings.options.fence_sequence.to_string(), "\"Locks\".\"my-fence\"");
+        let name = SequenceName::parse("f").unwrap();
+        assert_eq!(name.to_string(), "\"public\".\"f\"");
+        let long = "a".repeat(64);
+        for name in ["", ".", "a.", ".a", "a.b.c", "a\"b", "a b", "a'", "a;", "ä", &long] {
+            assert!(SequenceName::parse(name).is_err(), "{name}");
+        }
     }
 
     #[test]
@@ -280,6 +347,7 @@ mod tests {
             "postgres://u:hunter2@h/?hunter2",
             "postgres://u:hunter2@h:hunter2/",
             "postgres://u:hunter2@h/?fence=hunter2",
+            "postgres://u:hunter2@h/?fence_sequence=hunter2.hunter2.hunter2",
             "postgres://u:hunter2@h/?foreign_keys=hunter2",
             "postgres://u:hunter2@h/?max_connections=0",
             "postgres://u:hunter2@h/?sslmode=hunter2",

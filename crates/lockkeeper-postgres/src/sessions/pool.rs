@@ -14,6 +14,7 @@ use tokio::sync::Notify;
 use tokio_postgres::{Config, NoTls};
 
 use super::connection::{Connection, MAX_RESPONSE_TIME, idle_timeout_for, response_time_for};
+use super::fencing::Fencing;
 use super::pooled::{self, Pool};
 use super::session::{Purpose, QueryPermit, Session, SessionSlot};
 use super::tls::Tls;
@@ -69,6 +70,8 @@ pub(crate) struct SessionRequest<'a> {
     pub(crate) key: AdvisoryKey,
     pub(crate) ttl: Duration,
     pub(crate) label: &'a str,
+    /// What a claim draws its fences from. Queries have none.
+    pub(crate) fencing: Option<&'a Arc<Fencing>>,
 }
 
 /// The answer of the pool to a request.
@@ -161,7 +164,7 @@ impl SessionPool {
     ) -> Result<QueryPermit> {
         let label = Label::default();
         let (ttl, label) = (DEFAULT_TTL, label.as_str());
-        let slot = self.shared_slot(SessionRequest { key, ttl, label }).await?;
+        let slot = self.shared_slot(SessionRequest { key, ttl, label, fencing: None }).await?;
         self.replace_by_permit(slot)
     }
 
@@ -183,7 +186,8 @@ impl SessionPool {
         if let Some(permit) = find(&self.table()) {
             return Ok(permit);
         }
-        let slot = self.shared_slot(SessionRequest { key: NO_KEY, ..request }).await?;
+        let slot =
+            self.shared_slot(SessionRequest { key: NO_KEY, fencing: None, ..request }).await?;
         self.replace_by_permit(slot)
     }
 
@@ -319,7 +323,7 @@ impl SessionPool {
         }
     }
 
-    /// Configures or checks the session of a slot for its claim. Returns `None` if the session has ended.
+    /// Configures, prepares or checks the session of a slot for its claim. Returns `None` if the session has ended.
     async fn prepare_slot(
         &self,
         slot: SessionSlot,
@@ -334,6 +338,12 @@ impl SessionPool {
             }
             SessionMatch::Exact if connection.needs_ping() => connection.ping().await,
             SessionMatch::Exact => Ok(()),
+        };
+        let answer = match (answer, request.fencing) {
+            (Ok(()), Some(fencing)) if !fencing.is_prepared(&connection) => {
+                fencing.prepare(&connection).await
+            }
+            (answer, _) => answer,
         };
         match answer {
             Ok(()) => Ok(slot.into_slot()),
