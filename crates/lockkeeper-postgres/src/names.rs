@@ -21,6 +21,8 @@ use sha2::{Digest, Sha256};
 ///
 /// assert_eq!(AdvisoryKey::from_i64(42).to_string(), "pg:42");
 /// assert_ne!(AdvisoryKey::of("pg:42"), AdvisoryKey::from_i64(42)); // a name is always hashed
+/// assert_eq!(AdvisoryKey::of("orders/42").as_i64(), Some(-5_170_164_510_040_806_565));
+/// assert_eq!(AdvisoryKey::from_pair(7, 42).as_pair(), Some((7, 42)));
 /// // let keeper = Keeper::new(Postgres::new(url)?.with_foreign_keys());
 /// // let guard = keeper.mutex(AdvisoryKey::from_pair(7, 42)).lock().await?;
 /// ```
@@ -59,6 +61,23 @@ impl AdvisoryKey {
     pub fn of(name: &str) -> Self {
         let digest = Sha256::new().chain_update(VERSION).chain_update(name).finalize();
         Self(Form::One(i64::from_be_bytes(first_8(&digest))))
+    }
+
+    /// Returns the number that `pg_advisory_lock(bigint)` takes, or `None` if the key is a pair. The key of a name is always
+    /// one number.
+    pub fn as_i64(self) -> Option<i64> {
+        match self.0 {
+            Form::One(key) => Some(key),
+            Form::Two(..) => None,
+        }
+    }
+
+    /// Returns the numbers that `pg_advisory_lock(int, int)` takes, or `None` if the key is one number.
+    pub fn as_pair(self) -> Option<(i32, i32)> {
+        match self.0 {
+            Form::One(_) => None,
+            Form::Two(first, second) => Some((first, second)),
+        }
     }
 
     /// Parses a key as [`Display`](fmt::Display) writes it. Returns `None` for any other text.
@@ -189,6 +208,14 @@ mod tests {
         ];
         for key in keys {
             assert_eq!(AdvisoryKey::parse(&key.to_string()), Some(key));
+            let (number, pair) = (key.as_i64(), key.as_pair());
+            let of_number = number.map(AdvisoryKey::from_i64);
+            let of_pair = pair.map(|(first, second)| AdvisoryKey::from_pair(first, second));
+            assert_eq!(
+                [of_number, of_pair].map(|own| own.is_some_and(|own| own == key)),
+                [number.is_some(), pair.is_some()]
+            );
+            assert_ne!(number.is_some(), pair.is_some(), "a key has one form");
             assert_ne!(
                 AdvisoryKey::of(&key.to_string()),
                 key,
