@@ -10,6 +10,8 @@ use tokio_postgres::Config;
 
 use crate::claim::{PostgresClaim, Store};
 use crate::config::{Options, Settings};
+use crate::local_claims::LocalClaims;
+use crate::name_table::NameTable;
 use crate::names::NO_KEY;
 use crate::sessions::{QueryPermit, SessionPool, Source, Tls, connection_closed};
 
@@ -80,12 +82,13 @@ impl Postgres {
     }
 
     fn from_sessions(sessions: SessionPool, options: &Options) -> Self {
-        Self::from_store(Store {
-            sessions: Arc::new(sessions),
-            local_claims: Arc::default(),
-            fenced: options.fence,
-            foreign_keys: options.foreign_keys,
-        })
+        let sessions = Arc::new(sessions);
+        let local_claims = Arc::new(LocalClaims::new(options.names_table.is_some()));
+        let names = options.names_table.clone();
+        let names =
+            names.map(|table| NameTable::new(table, sessions.clone(), local_claims.clone()));
+        let (fenced, foreign_keys) = (options.fence, options.foreign_keys);
+        Self::from_store(Store { sessions, local_claims, fenced, foreign_keys, names })
     }
 
     fn from_store(store: Store) -> Self {
@@ -102,9 +105,10 @@ impl Postgres {
     /// [`InvalidName`](lockkeeper_core::ErrorKind::InvalidName).
     #[must_use]
     pub fn with_foreign_keys(self) -> Self {
-        let Store { sessions, local_claims, fenced, .. } = &*self.store;
+        let Store { sessions, local_claims, fenced, names, .. } = &*self.store;
         let (sessions, local_claims, fenced) = (sessions.clone(), local_claims.clone(), *fenced);
-        Self::from_store(Store { sessions, local_claims, fenced, foreign_keys: true })
+        let names = names.clone();
+        Self::from_store(Store { sessions, local_claims, fenced, foreign_keys: true, names })
     }
 
     /// Checks that the server answers. Connects if there is no connection.
@@ -115,6 +119,10 @@ impl Postgres {
     pub async fn check(&self) -> Result<()> {
         let QueryPermit(session) = &self.query_permit().await?;
         session.connection.ping().await
+    }
+
+    pub(crate) fn names(&self) -> Option<&NameTable> {
+        self.store.names.as_ref()
     }
 
     pub(crate) async fn query_permit(&self) -> Result<QueryPermit> {

@@ -12,6 +12,10 @@ use crate::error::config;
 
 /// The default limit of connections.
 const DEFAULT_MAX_CONNECTIONS: usize = 16;
+/// The default table of names.
+const DEFAULT_NAMES_TABLE: &str = "lockkeeper_names";
+/// The maximum length of an identifier in PostgreSQL.
+const MAX_IDENTIFIER_LEN: usize = 63;
 /// The default timeout for connecting, including the handshake.
 const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -30,6 +34,8 @@ pub(crate) struct Options {
     pub(crate) fence: bool,
     /// Whether a name such as `pg:42` is the advisory key 42. If not, such names are refused.
     pub(crate) foreign_keys: bool,
+    /// The table of names, unless it is off.
+    pub(crate) names_table: Option<TableName>,
     pub(crate) max_connections: usize,
     pub(crate) connect_timeout: Duration,
     /// The application name in the URL. It takes precedence over labels.
@@ -41,6 +47,7 @@ impl Options {
         Self {
             fence: true,
             foreign_keys: false,
+            names_table: TableName::parse(DEFAULT_NAMES_TABLE),
             max_connections: DEFAULT_MAX_CONNECTIONS,
             connect_timeout: driver
                 .get_connect_timeout()
@@ -48,6 +55,35 @@ impl Options {
                 .unwrap_or(DEFAULT_CONNECT_TIMEOUT),
             application_name: driver.get_application_name().map(str::to_owned),
         }
+    }
+}
+
+/// The name of a table, perhaps with its schema, quoted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct TableName(String);
+
+impl TableName {
+    /// Parses `table` or `schema.table`. Returns `None` if it is neither, or if a part has other characters than letters,
+    /// digits, `_` and `$`.
+    fn parse(text: &str) -> Option<Self> {
+        let is_plain = |part: &&str| {
+            let mut chars = part.chars();
+            (1..=MAX_IDENTIFIER_LEN).contains(&part.len())
+                && chars.all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '$'))
+        };
+        let parts: Vec<&str> = text.split('.').collect();
+        let is_name = parts.len() <= 2 && parts.iter().all(is_plain);
+        is_name.then(|| Self(format!("\"{}\"", parts.join("\".\""))))
+    }
+
+    /// Returns the name for SQL.
+    pub(crate) fn as_sql(&self) -> &str {
+        &self.0
+    }
+
+    /// Returns the schema, if the name has one.
+    pub(crate) fn schema(&self) -> Option<&str> {
+        self.0.split_once('.').map(|(schema, _)| schema.trim_matches('"'))
     }
 }
 
@@ -69,7 +105,8 @@ impl Settings {
         for parameter in parameters.split('&').filter(|parameter| !parameter.is_empty()) {
             match parameter.split_once('=') {
                 Some((
-                    name @ ("fence" | "foreign_keys" | "max_connections" | "sslrootcert"),
+                    name @ ("fence" | "foreign_keys" | "names_table" | "max_connections"
+                    | "sslrootcert"),
                     value,
                 )) => own.push((name, value)),
                 // Certificates are always verified.
@@ -130,6 +167,13 @@ impl Settings {
         match (name, value) {
             ("fence", value) => self.options.fence = is_on("fence", value)?,
             ("foreign_keys", value) => self.options.foreign_keys = is_on("foreign_keys", value)?,
+            ("names_table", "off") => self.options.names_table = None,
+            ("names_table", table) => {
+                let table = TableName::parse(table);
+                self.options.names_table = Some(table.ok_or_else(|| {
+                    config("names_table must be off, table or schema.table, of letters, digits, _ and $")
+                })?);
+            }
             ("max_connections", number) => {
                 let number = number.parse().ok().filter(|number| *number >= 1);
                 self.options.max_connections = number
@@ -216,6 +260,12 @@ mod tests {
         assert_eq!(options.max_connections, 2);
         assert_eq!(options.connect_timeout, Duration::from_secs(3));
         assert_eq!(options.application_name.as_deref(), Some("x"));
+        assert_eq!(options.names_table.unwrap().as_sql(), "\"lockkeeper_names\"");
+        let options = Settings::parse("postgres://a/app?names_table=Ops.n$1").unwrap().options;
+        let table = options.names_table.unwrap();
+        assert_eq!((table.as_sql(), table.schema()), ("\"Ops\".\"n$1\"", Some("Ops")));
+        let off = Settings::parse("postgres://a/app?names_table=off").unwrap().options;
+        assert_eq!(off.names_table, None);
         let settings = Settings::parse("postgres://a,b/app").unwrap();
         assert_eq!(settings.driver.get_target_session_attrs(), TargetSessionAttrs::ReadWrite);
     }
@@ -282,6 +332,9 @@ mod tests {
             "postgres://u:hunter2@h/?fence=hunter2",
             "postgres://u:hunter2@h/?foreign_keys=hunter2",
             "postgres://u:hunter2@h/?max_connections=0",
+            "postgres://u:hunter2@h/?names_table=a.hunter2.c",
+            "postgres://u:hunter2@h/?names_table=hunter2\";",
+            "postgres://u:hunter2@h/?names_table=",
             "postgres://u:hunter2@h/?sslmode=hunter2",
             "postgres://u:hunter2@h/%ff",
         ];

@@ -125,8 +125,7 @@ impl AdvisoryKey {
     }
 
     /// Returns the key as `pg_locks` shows it: classid, objid, objsubid.
-    #[cfg(test)]
-    fn in_pg_locks(self) -> (u32, u32, i16) {
+    pub(crate) fn in_pg_locks(self) -> (u32, u32, i16) {
         match self.0 {
             Form::One(key) => {
                 let key = key.cast_unsigned();
@@ -135,6 +134,11 @@ impl AdvisoryKey {
             }
             Form::Two(first, second) => (first.cast_unsigned(), second.cast_unsigned(), 2),
         }
+    }
+
+    /// Returns whether a store locks this key for a name: the key of the name, or the key that the name spells.
+    pub(crate) fn is_locked_for(self, name: &str) -> bool {
+        Self::parse(name).unwrap_or_else(|| Self::of(name)) == self
     }
 
     /// Returns the key that `pg_locks` shows with these columns.

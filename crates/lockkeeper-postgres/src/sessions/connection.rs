@@ -242,10 +242,15 @@ impl Connection {
         self.run(self.transport.client().batch_execute("")).await
     }
 
+    /// Sends statements without arguments. They share a transaction, unless there is only one.
+    pub(crate) async fn batch_execute(&self, statements: &str) -> Result<()> {
+        self.run(self.transport.client().batch_execute(statements)).await
+    }
+
     /// Sends an unprepared statement, and returns its rows.
     pub(crate) async fn query_typed(
         &self,
-        text: &'static str,
+        text: &str,
         arguments: &[(&(dyn ToSql + Sync), Type)],
     ) -> Result<Vec<Row>> {
         self.run(self.transport.client().query_typed(text, arguments)).await

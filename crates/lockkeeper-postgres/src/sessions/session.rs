@@ -1,5 +1,6 @@
 //! A session that claims share, with the keys that they lock on it.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -224,16 +225,24 @@ impl QueryPermit {
     /// read blocks all other answers on the connection.
     pub(crate) async fn query(
         &self,
-        text: &'static str,
+        text: impl Into<Cow<'static, str>>,
         arguments: Vec<(Argument, Type)>,
     ) -> Result<Vec<Row>> {
         // The task keeps a permit even if the caller is dropped: the query is still in flight, and no wait may start.
-        let permit = self.clone();
+        let (permit, text) = (self.clone(), text.into());
         let task = tokio::spawn(async move {
             let arguments = arguments.iter().map(|(value, kind)| (&**value as _, kind.clone()));
             let arguments: Vec<(&(dyn ToSql + Sync), Type)> = arguments.collect();
-            permit.0.connection.query_typed(text, &arguments).await
+            permit.0.connection.query_typed(&text, &arguments).await
         });
+        task.await.unwrap_or_else(|_| Err(connection_closed()))
+    }
+
+    /// Sends statements without arguments, as [`query`](Self::query) does.
+    pub(crate) async fn execute(&self, statements: String) -> Result<()> {
+        let permit = self.clone();
+        let task =
+            tokio::spawn(async move { permit.0.connection.batch_execute(&statements).await });
         task.await.unwrap_or_else(|_| Err(connection_closed()))
     }
 }

@@ -152,10 +152,10 @@ async fn a_wait_outlives_the_transaction_timeout_of_the_database() {
         let [one, other] = [(); 2].map(|()| Keeper::new(Postgres::new(&server.url()).unwrap()));
         let guard = one.mutex("a").lock().await.unwrap();
         let waiter = tokio::spawn(async move { other.mutex("a").lock().await.unwrap() });
-        let waited = "SELECT FROM pg_locks WHERE locktype = 'advisory' \
+        let long_wait = "SELECT FROM pg_locks WHERE locktype = 'advisory' \
                       AND clock_timestamp() - waitstart > interval '600 ms'";
         eventually("a wait three times as long as the limit", async || {
-            !client.query(waited, &[]).await.unwrap().is_empty()
+            !client.query(long_wait, &[]).await.unwrap().is_empty()
         })
         .await;
         guard.release().await.unwrap();
