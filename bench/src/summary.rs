@@ -140,8 +140,7 @@ const REASONS: &[(&str, &str, &str)] = &[
     (
         "postgres/",
         "PostgreSQL",
-        "a fence that survives a crash of the server costs a transaction and a disk flush per grant, and the next waiter waits for it; the tables have rows with *fence \
-         off*. Held locks send a heartbeat per session and third of a TTL, while peers send nothing.",
+        "a fence costs a disk flush in one of 33 grants, and the next waiter waits for it; the tables have rows with *fence off*. Held locks send a heartbeat per session and third of a TTL, while peers send nothing.",
     ),
     (
         "file/",

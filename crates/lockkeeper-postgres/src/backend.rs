@@ -9,11 +9,11 @@ use lockkeeper_core::{
 use tokio_postgres::Config;
 
 use crate::claim::{PostgresClaim, Store};
-use crate::config::{Options, Settings};
+use crate::config::{ObjectName, Options, Settings};
 use crate::local_claims::LocalClaims;
 use crate::name_table::NameTable;
 use crate::names::NO_KEY;
-use crate::sessions::{QueryPermit, SessionPool, Source, Tls, connection_closed};
+use crate::sessions::{Fencing, QueryPermit, SessionPool, Source, Tls, connection_closed};
 
 /// Locks on a PostgreSQL server, version 14 or newer. Clones share one store.
 ///
@@ -41,7 +41,7 @@ impl Postgres {
     /// # Errors
     ///
     /// Those of [`new`](Self::new), and those of the server: it cannot be reached, refuses the login, is a standby, is too
-    /// old, or is behind a pooler.
+    /// old, is behind a pooler, or does not let this role draw fences.
     pub async fn connect(url: &str) -> Result<Self> {
         let store = Self::from_settings_blocking(Settings::parse(url)?).await?;
         store.check().await.map_err(|error| error.during("postgres", "connect"))?;
@@ -87,8 +87,9 @@ impl Postgres {
         let names = options.names_table.clone();
         let names =
             names.map(|table| NameTable::new(table, sessions.clone(), local_claims.clone()));
-        let (fenced, foreign_keys) = (options.fence, options.foreign_keys);
-        Self::from_store(Store { sessions, local_claims, fenced, foreign_keys, names })
+        let fencing = Arc::new(Fencing::new(options.fences, options.fence_sequence.clone()));
+        let foreign_keys = options.foreign_keys;
+        Self::from_store(Store { sessions, local_claims, fencing, foreign_keys, names })
     }
 
     fn from_store(store: Store) -> Self {
@@ -105,20 +106,35 @@ impl Postgres {
     /// [`InvalidName`](lockkeeper_core::ErrorKind::InvalidName).
     #[must_use]
     pub fn with_foreign_keys(self) -> Self {
-        let Store { sessions, local_claims, fenced, names, .. } = &*self.store;
-        let (sessions, local_claims, fenced) = (sessions.clone(), local_claims.clone(), *fenced);
-        let names = names.clone();
-        Self::from_store(Store { sessions, local_claims, fenced, foreign_keys: true, names })
+        Self::from_store(Store { foreign_keys: true, ..Store::clone(&self.store) })
     }
 
-    /// Checks that the server answers. Connects if there is no connection.
+    /// Draws fences from this sequence, `name` or `schema.name`, instead of `public.lockkeeper_fence`. `fence_sequence=` in
+    /// the URL does the same. All clients of a database must use the same sequence.
+    ///
+    /// # Errors
+    ///
+    /// [`Config`](lockkeeper_core::ErrorKind::Config) if it contains anything but letters, digits, `_`, `$` and `-` in ASCII.
+    pub fn with_fence_sequence(self, sequence: &str) -> Result<Self> {
+        let sequence = ObjectName::parse("fence_sequence", sequence)?;
+        let fencing = Arc::new(Fencing::new(self.store.fencing.source, sequence));
+        Ok(Self::from_store(Store { fencing, ..Store::clone(&self.store) }))
+    }
+
+    /// Checks that the server answers, and that this role can draw fences. Connects if there is no connection.
     ///
     /// # Errors
     ///
     /// Those of [`connect`](Self::connect).
     pub async fn check(&self) -> Result<()> {
-        let QueryPermit(session) = &self.query_permit().await?;
-        session.connection.ping().await
+        let permit = self.query_permit().await?;
+        permit.0.connection.ping().await?;
+        self.check_fences(&permit).await
+    }
+
+    /// Checks that this role can draw fences, over the session of a permit.
+    pub(crate) async fn check_fences(&self, QueryPermit(session): &QueryPermit) -> Result<()> {
+        self.store.fencing.check(&session.connection).await
     }
 
     pub(crate) fn names(&self) -> Option<&NameTable> {
@@ -153,7 +169,7 @@ impl Backend for RawBackend {
             shared: true,
             permits: false,
             downgrade: true,
-            fences: if self.0.fenced { Fences::Rising } else { Fences::None },
+            fences: if self.0.fencing.is_on() { Fences::Rising } else { Fences::None },
         }
     }
 

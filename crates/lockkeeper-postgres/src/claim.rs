@@ -90,7 +90,12 @@ impl PostgresClaim {
     }
 
     fn session_request(&self) -> SessionRequest<'_> {
-        SessionRequest { key: self.key, ttl: self.spec.ttl, label: self.spec.label.as_str() }
+        SessionRequest {
+            key: self.key,
+            ttl: self.spec.ttl,
+            label: self.spec.label.as_str(),
+            fencing: Some(&self.store.fencing),
+        }
     }
 
     /// Makes an attempt, or resumes one whose future was dropped.
@@ -106,7 +111,7 @@ impl PostgresClaim {
                 }
                 State::Trying(query) => {
                     let answer = (&mut query.answer).await;
-                    let dead = query.slot.session.connection.is_closed();
+                    let connection = query.slot.session.connection.clone();
                     match self.record_answer(answer) {
                         Ok(Some(_)) if self.session_has_ended() => {
                             self.record_loss();
@@ -120,8 +125,15 @@ impl PostgresClaim {
                         }
                         Ok(None) if self.spec.queue => return self.start_waiting().await,
                         Ok(None) => return Ok(contended(Retry::OnNotify)),
-                        // An ended session holds no lock, so the attempt can be repeated on another.
-                        Err(_) if dead && attempts < MAX_ATTEMPTS => attempts += 1,
+                        // An ended session holds no lock, so the attempt can be repeated on another. After an error about
+                        // its sequence, the session is prepared again.
+                        Err(_)
+                            if attempts < MAX_ATTEMPTS
+                                && (connection.is_closed()
+                                    || !self.store.fencing.is_prepared(&connection)) =>
+                        {
+                            attempts += 1;
+                        }
                         Err(error) => return Err(error),
                     }
                 }
@@ -186,7 +198,8 @@ impl PostgresClaim {
             self.set_stage(Stage::WithoutSession);
             return Ok(Some(POLL));
         };
-        self.state = State::Trying(PendingQuery::attempt(slot, self.shared(), self.store.fenced));
+        let fencing = self.store.fencing.clone();
+        self.state = State::Trying(PendingQuery::attempt(slot, self.shared(), fencing));
         Ok(None)
     }
 
@@ -204,7 +217,7 @@ impl PostgresClaim {
             .max_wait
             .map(|limit| limit.saturating_sub(waited).saturating_add(LOCK_TIMEOUT_MARGIN));
         self.set_stage(Stage::Waiting(slot.session.clone()));
-        let query = PendingQuery::wait(slot, self.shared(), self.store.fenced, limit);
+        let query = PendingQuery::wait(slot, self.shared(), self.store.fencing.clone(), limit);
         self.state = State::Waiting(query.send(&mut Context::from_waker(Waker::noop())));
         Ok(contended(Retry::OnNotify))
     }

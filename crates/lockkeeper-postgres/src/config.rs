@@ -1,5 +1,6 @@
 //! Settings of a store, parsed from a URL.
 
+use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,8 +15,8 @@ use crate::error::config;
 const DEFAULT_MAX_CONNECTIONS: usize = 16;
 /// The default table of names.
 const DEFAULT_NAMES_TABLE: &str = "lockkeeper_names";
-/// The maximum length of an identifier in PostgreSQL.
-const MAX_IDENTIFIER_LEN: usize = 63;
+/// The default sequence of fences.
+const DEFAULT_FENCE_SEQUENCE: &str = "lockkeeper_fence";
 /// The default timeout for connecting, including the handshake.
 const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -31,23 +32,76 @@ pub(crate) struct Settings {
 /// The settings of the store, as opposed to those of the driver.
 #[derive(Debug, Clone)]
 pub(crate) struct Options {
-    pub(crate) fence: bool,
+    pub(crate) fences: FenceSource,
+    /// The sequence of [`FenceSource::Sequence`].
+    pub(crate) fence_sequence: ObjectName,
     /// Whether a name such as `pg:42` is the advisory key 42. If not, such names are refused.
     pub(crate) foreign_keys: bool,
     /// The table of names, unless it is off.
-    pub(crate) names_table: Option<TableName>,
+    pub(crate) names_table: Option<ObjectName>,
     pub(crate) max_connections: usize,
     pub(crate) connect_timeout: Duration,
     /// The application name in the URL. It takes precedence over labels.
     pub(crate) application_name: Option<String>,
 }
 
+/// Where fences come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FenceSource {
+    /// Claims have no fences.
+    Off,
+    /// The id of the transaction that locks the key.
+    TransactionIds,
+    /// A sequence.
+    Sequence,
+}
+
+/// The name of a sequence or a table, with its schema. Its characters need no escaping in a quoted identifier.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ObjectName {
+    pub(crate) schema: String,
+    pub(crate) name: String,
+}
+
+impl ObjectName {
+    /// Parses `name` or `schema.name`, the value of `option`. The case of letters matters.
+    pub(crate) fn parse(option: &str, text: &str) -> Result<Self> {
+        // Longer identifiers are truncated by the server.
+        const MAX_LEN: usize = 63;
+        let is_plain = |part: &str| {
+            (1..=MAX_LEN).contains(&part.len())
+                && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_$-".contains(&byte))
+        };
+        let (schema, name) = text.split_once('.').unwrap_or(("public", text));
+        if !is_plain(schema) || !is_plain(name) {
+            return Err(config(format!(
+                "{option} must be a name or schema.name, each of at most 63 letters, digits and _ $ - in ASCII"
+            )));
+        }
+        Ok(Self { schema: schema.to_owned(), name: name.to_owned() })
+    }
+}
+
+impl ObjectName {
+    fn in_public(name: &str) -> Self {
+        Self { schema: "public".to_owned(), name: name.to_owned() }
+    }
+}
+
+/// Writes the name as a quoted identifier.
+impl fmt::Display for ObjectName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "\"{}\".\"{}\"", self.schema, self.name)
+    }
+}
+
 impl Options {
     pub(crate) fn of(driver: &Config) -> Self {
         Self {
-            fence: true,
+            fences: FenceSource::Sequence,
+            fence_sequence: ObjectName::in_public(DEFAULT_FENCE_SEQUENCE),
             foreign_keys: false,
-            names_table: TableName::parse(DEFAULT_NAMES_TABLE),
+            names_table: Some(ObjectName::in_public(DEFAULT_NAMES_TABLE)),
             max_connections: DEFAULT_MAX_CONNECTIONS,
             connect_timeout: driver
                 .get_connect_timeout()
@@ -55,35 +109,6 @@ impl Options {
                 .unwrap_or(DEFAULT_CONNECT_TIMEOUT),
             application_name: driver.get_application_name().map(str::to_owned),
         }
-    }
-}
-
-/// The name of a table, perhaps with its schema, quoted.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct TableName(String);
-
-impl TableName {
-    /// Parses `table` or `schema.table`. Returns `None` if it is neither, or if a part has other characters than letters,
-    /// digits, `_` and `$`.
-    fn parse(text: &str) -> Option<Self> {
-        let is_plain = |part: &&str| {
-            let mut chars = part.chars();
-            (1..=MAX_IDENTIFIER_LEN).contains(&part.len())
-                && chars.all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '$'))
-        };
-        let parts: Vec<&str> = text.split('.').collect();
-        let is_name = parts.len() <= 2 && parts.iter().all(is_plain);
-        is_name.then(|| Self(format!("\"{}\"", parts.join("\".\""))))
-    }
-
-    /// Returns the name for SQL.
-    pub(crate) fn as_sql(&self) -> &str {
-        &self.0
-    }
-
-    /// Returns the schema, if the name has one.
-    pub(crate) fn schema(&self) -> Option<&str> {
-        self.0.split_once('.').map(|(schema, _)| schema.trim_matches('"'))
     }
 }
 
@@ -105,8 +130,8 @@ impl Settings {
         for parameter in parameters.split('&').filter(|parameter| !parameter.is_empty()) {
             match parameter.split_once('=') {
                 Some((
-                    name @ ("fence" | "foreign_keys" | "names_table" | "max_connections"
-                    | "sslrootcert"),
+                    name @ ("fence" | "fence_sequence" | "foreign_keys" | "names_table"
+                    | "max_connections" | "sslrootcert"),
                     value,
                 )) => own.push((name, value)),
                 // Certificates are always verified.
@@ -165,14 +190,19 @@ impl Settings {
 
     fn set(&mut self, name: &str, value: &str) -> Result<()> {
         match (name, value) {
-            ("fence", value) => self.options.fence = is_on("fence", value)?,
-            ("foreign_keys", value) => self.options.foreign_keys = is_on("foreign_keys", value)?,
+            ("fence", "sequence") => self.options.fences = FenceSource::Sequence,
+            ("fence", "xid") => self.options.fences = FenceSource::TransactionIds,
+            ("fence", "off") => self.options.fences = FenceSource::Off,
+            ("fence", _) => return Err(config("fence must be sequence, xid or off")),
+            ("fence_sequence", name) => {
+                self.options.fence_sequence = ObjectName::parse("fence_sequence", name)?;
+            }
+            ("foreign_keys", "on") => self.options.foreign_keys = true,
+            ("foreign_keys", "off") => self.options.foreign_keys = false,
+            ("foreign_keys", _) => return Err(config("foreign_keys must be on or off")),
             ("names_table", "off") => self.options.names_table = None,
             ("names_table", table) => {
-                let table = TableName::parse(table);
-                self.options.names_table = Some(table.ok_or_else(|| {
-                    config("names_table must be off, table or schema.table, of letters, digits, _ and $")
-                })?);
+                self.options.names_table = Some(ObjectName::parse(name, table)?);
             }
             ("max_connections", number) => {
                 let number = number.parse().ok().filter(|number| *number >= 1);
@@ -207,14 +237,6 @@ fn host_name(host: &Host) -> String {
         Host::Tcp(name) => name.clone(),
         #[cfg(unix)]
         Host::Unix(directory) => directory.display().to_string(),
-    }
-}
-
-fn is_on(name: &str, value: &str) -> Result<bool> {
-    match value {
-        "on" => Ok(true),
-        "off" => Ok(false),
-        _ => Err(config(format!("{name} must be on or off"))),
     }
 }
 
@@ -256,18 +278,31 @@ mod tests {
         assert_eq!(settings.driver.get_ssl_mode(), tokio_postgres::config::SslMode::Require);
         assert_eq!(settings.root, Some(PathBuf::from("/ca.pem")));
         let options = settings.options;
-        assert!(!options.fence && !options.foreign_keys);
+        assert_eq!(options.fences, FenceSource::Off);
+        assert!(!options.foreign_keys);
         assert_eq!(options.max_connections, 2);
         assert_eq!(options.connect_timeout, Duration::from_secs(3));
         assert_eq!(options.application_name.as_deref(), Some("x"));
-        assert_eq!(options.names_table.unwrap().as_sql(), "\"lockkeeper_names\"");
+        assert_eq!(options.names_table.unwrap().to_string(), "\"public\".\"lockkeeper_names\"");
         let options = Settings::parse("postgres://a/app?names_table=Ops.n$1").unwrap().options;
-        let table = options.names_table.unwrap();
-        assert_eq!((table.as_sql(), table.schema()), ("\"Ops\".\"n$1\"", Some("Ops")));
+        assert_eq!(options.names_table.unwrap().to_string(), "\"Ops\".\"n$1\"");
         let off = Settings::parse("postgres://a/app?names_table=off").unwrap().options;
         assert_eq!(off.names_table, None);
         let settings = Settings::parse("postgres://a,b/app").unwrap();
         assert_eq!(settings.driver.get_target_session_attrs(), TargetSessionAttrs::ReadWrite);
+    }
+
+    #[test]
+    fn a_sequence_is_a_name_that_may_have_a_schema() {
+        let settings = Settings::parse("postgres://h/d?fence_sequence=Locks.my-fence").unwrap();
+        assert_eq!(settings.options.fences, FenceSource::Sequence);
+        assert_eq!(settings.options.fence_sequence.to_string(), "\"Locks\".\"my-fence\"");
+        let name = ObjectName::parse("fence_sequence", "f").unwrap();
+        assert_eq!(name.to_string(), "\"public\".\"f\"");
+        let long = "a".repeat(64);
+        for name in ["", ".", "a.", ".a", "a.b.c", "a\"b", "a b", "a'", "a;", "ä", &long] {
+            assert!(ObjectName::parse("fence_sequence", name).is_err(), "{name}");
+        }
     }
 
     #[test]
@@ -330,6 +365,7 @@ mod tests {
             "postgres://u:hunter2@h/?hunter2",
             "postgres://u:hunter2@h:hunter2/",
             "postgres://u:hunter2@h/?fence=hunter2",
+            "postgres://u:hunter2@h/?fence_sequence=hunter2.hunter2.hunter2",
             "postgres://u:hunter2@h/?foreign_keys=hunter2",
             "postgres://u:hunter2@h/?max_connections=0",
             "postgres://u:hunter2@h/?names_table=a.hunter2.c",

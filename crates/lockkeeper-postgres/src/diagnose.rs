@@ -10,7 +10,8 @@ use crate::name_table::{NameTable, Rights};
 const SERVER: &str = include_str!("diagnose/server.sql");
 
 /// Checks the server of a URL for problems that make its locks unsafe: an unreachable server, a pooler or a standby in its
-/// place, TLS that an attacker can turn off, a lack of free locks or connections, and `fsync`.
+/// place, TLS that an attacker can turn off, fences that this role cannot draw, a lack of free locks or connections, and
+/// `fsync`. Changes nothing on the server.
 ///
 /// # Errors
 ///
@@ -39,6 +40,12 @@ pub async fn diagnose(url: &str) -> Result<Vec<Finding>> {
     };
     findings.push(Finding::ok("reachable, and the login is right"));
     findings.push(Finding::ok("a primary server, with no pooler in front of it"));
+    findings.push(match store.check_fences(&permit).await {
+        Ok(()) => Finding::ok("this role can draw fences, as all other clients of the database do"),
+        Err(error) => {
+            Finding::fail(error.to_string(), "follow the message, or turn fences off (fence=off)")
+        }
+    });
     match permit.query(SERVER, Vec::new()).await {
         Ok(rows) => findings.extend(rows.first().into_iter().flat_map(check_server)),
         Err(error) => findings.push(Finding::warn(
@@ -59,7 +66,7 @@ pub async fn diagnose(url: &str) -> Result<Vec<Finding>> {
 }
 
 fn check_names(names: &NameTable, rights: &Rights) -> Finding {
-    let table = names.as_sql();
+    let table = names.name();
     if rights.usable {
         return Finding::ok(format!("names of locks are listed from the table {table}"));
     }

@@ -1,5 +1,5 @@
 //! A table of the claims of this process, by key, with what each has on the server. Inspection shows it, and a claim does
-//! not try a lock that another claim of this process holds. It also collects what the table of names has to be told.
+//! not try a lock that another claim of this process holds. It also collects the changes to the table of names.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

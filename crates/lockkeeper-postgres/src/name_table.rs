@@ -27,7 +27,7 @@ use tokio_postgres::Row;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
 
-use crate::config::TableName;
+use crate::config::ObjectName;
 use crate::error::code;
 use crate::local_claims::{Changes, Description, LocalClaims, RowId};
 use crate::sessions::{Argument, QueryPermit, SessionPool};
@@ -59,7 +59,7 @@ const PURGE_INTERVAL: Duration = Duration::from_secs(30);
 /// The table of names.
 #[derive(Debug, Clone)]
 pub(crate) struct NameTable {
-    table: TableName,
+    table: ObjectName,
     /// Writes of this process, one at a time.
     writes: Coalescer<Writer>,
     local_claims: Arc<LocalClaims>,
@@ -99,7 +99,7 @@ pub(crate) struct Rights {
 
 impl NameTable {
     pub(crate) fn new(
-        table: TableName,
+        table: ObjectName,
         sessions: Arc<SessionPool>,
         local_claims: Arc<LocalClaims>,
     ) -> Self {
@@ -167,14 +167,14 @@ impl NameTable {
         };
         format!(
             "the names of locks are in the table {}, which cannot be read: {error}: {advice}",
-            self.table.as_sql()
+            self.table
         )
     }
 
     /// Returns what this role may do with the table.
     pub(crate) async fn rights(&self, permit: &QueryPermit) -> Result<Rights> {
-        let table: Argument = Box::new(self.table.as_sql().to_owned());
-        let schema: Argument = Box::new(self.table.schema().map(str::to_owned));
+        let table: Argument = Box::new(self.table.to_string());
+        let schema: Argument = Box::new(self.table.schema.clone());
         let arguments = vec![(table, Type::TEXT), (schema, Type::TEXT)];
         let rows = permit.query(CHECK, arguments).await?;
         Ok(rows.first().map_or_else(
@@ -188,14 +188,14 @@ impl NameTable {
         ))
     }
 
-    /// Returns the name of the table, for SQL.
-    pub(crate) fn as_sql(&self) -> &str {
-        self.table.as_sql()
+    /// Returns the name of the table.
+    pub(crate) fn name(&self) -> &ObjectName {
+        &self.table
     }
 
     /// Returns what to do if the table cannot be used: the SQL for an administrator.
     pub(crate) fn advice(&self, rights: &Rights) -> String {
-        let (table, role) = (self.table.as_sql(), rights.role.replace('"', "\"\""));
+        let (table, role) = (&self.table, rights.role.replace('"', "\"\""));
         let grant = format!("GRANT SELECT, INSERT, UPDATE, DELETE ON {table} TO \"{role}\"");
         let create = if rights.exists {
             String::new()
@@ -228,7 +228,7 @@ pub(crate) enum Left {
 /// Writes the claims of this process to the table.
 #[derive(Debug)]
 struct Writer {
-    table: TableName,
+    table: ObjectName,
     sessions: Arc<SessionPool>,
     local_claims: Arc<LocalClaims>,
     state: Arc<State>,
@@ -311,9 +311,9 @@ impl Writer {
         let is_first = !std::mem::replace(&mut times.has_warned, true);
         drop(times);
         if is_first {
-            tracing::info!(%error, table = self.table.as_sql(), "cannot write the names of locks, so other processes cannot list them; `lockkeeper doctor` states what to do");
+            tracing::info!(%error, table = %self.table, "cannot write the names of locks, so other processes cannot list them; `lockkeeper doctor` states what to do");
         } else {
-            tracing::debug!(%error, table = self.table.as_sql(), "cannot write the names of locks");
+            tracing::debug!(%error, table = %self.table, "cannot write the names of locks");
         }
     }
 }
@@ -332,7 +332,7 @@ impl Drop for Unwritten<'_> {
 
 /// Creates the table, once per database. If several clients create it at the same time, this may return before it exists: the
 /// next statement shows that.
-async fn create(table: &TableName, permit: &QueryPermit) -> Result<()> {
+async fn create(table: &ObjectName, permit: &QueryPermit) -> Result<()> {
     let limits = limits(CREATE_LOCK_TIMEOUT, CREATE_TIMEOUT);
     let created = permit.execute(limits + &fill(CREATE, table)).await;
     let concurrent = [
@@ -357,8 +357,8 @@ fn limits(lock: Duration, statement: Duration) -> String {
     limits.replace("{statement_timeout}", &statement.as_millis().to_string())
 }
 
-fn fill(text: &str, table: &TableName) -> String {
-    text.replace("{table}", table.as_sql())
+fn fill(text: &str, table: &ObjectName) -> String {
+    text.replace("{table}", &table.to_string())
 }
 
 fn one_line(statement: &str) -> String {

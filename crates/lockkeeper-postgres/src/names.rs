@@ -40,6 +40,8 @@ pub(crate) enum Form {
 const VERSION: &str = "lockkeeper/1\0";
 /// A key that is never locked, for sessions that only send queries.
 pub(crate) const NO_KEY: AdvisoryKey = AdvisoryKey(Form::Two(i32::MIN, i32::MIN));
+/// The first number of the keys by which the sessions of this store agree on their fences.
+pub(crate) const RESERVED_CLASS: i32 = i32::MIN;
 const PREFIX: &str = "pg:";
 
 impl AdvisoryKey {

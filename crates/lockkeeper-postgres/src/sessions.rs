@@ -5,6 +5,7 @@
 
 mod batch;
 mod connection;
+mod fencing;
 mod heartbeat;
 mod pending;
 mod pool;
@@ -17,6 +18,7 @@ mod tls;
 mod transport;
 
 pub(crate) use connection::connection_closed;
+pub(crate) use fencing::Fencing;
 pub(crate) use heartbeat::{RenewalCause, min_interval as min_heartbeat_interval};
 pub(crate) use pending::{
     Granted, HeldModes, PendingQuery, ReleaseContext, downgrade, poll_once, release,

@@ -7,14 +7,14 @@ use lockkeeper_core::{Error, ErrorKind, Name, Result};
 use crate::local_claims::LocalClaims;
 use crate::name_table::NameTable;
 use crate::names::AdvisoryKey;
-use crate::sessions::SessionPool;
+use crate::sessions::{Fencing, SessionPool};
 
 /// The state that all claims of a store share.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Store {
     pub(crate) sessions: Arc<SessionPool>,
     pub(crate) local_claims: Arc<LocalClaims>,
-    pub(crate) fenced: bool,
+    pub(crate) fencing: Arc<Fencing>,
     pub(crate) foreign_keys: bool,
     /// The table of names, unless it is off.
     pub(crate) names: Option<NameTable>,

@@ -5,5 +5,7 @@ SELECT l.classid, l.objid, l.objsubid, l.pid, l.mode, l.granted,
        coalesce(a.application_name, '') AS label
 FROM pg_locks l LEFT JOIN pg_stat_activity a USING (pid)
 WHERE l.locktype = 'advisory'
+  -- The locks by which sessions agree on their fences, see open_sequence.sql.
+  AND NOT (l.objsubid = 2 AND l.classid = 2147483648)
   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
 ORDER BY l.granted DESC, l.waitstart NULLS LAST, l.pid

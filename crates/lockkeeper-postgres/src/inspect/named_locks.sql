@@ -15,5 +15,7 @@ LEFT JOIN LATERAL (
     ORDER BY t.session_start DESC LIMIT 1
 ) n ON true
 WHERE l.locktype = 'advisory'
+  -- The locks by which sessions agree on their fences, see open_sequence.sql.
+  AND NOT (l.objsubid = 2 AND l.classid = 2147483648)
   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
 ORDER BY l.granted DESC, l.waitstart NULLS LAST, l.pid

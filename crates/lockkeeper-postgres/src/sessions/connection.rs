@@ -62,7 +62,7 @@ pub(crate) struct Connection {
     /// session keeps the validity that it was granted.
     idle_timeout: AtomicU64,
     /// Held while the session is reconfigured, so that changes are applied one after the other.
-    reconfiguring: tokio::sync::Mutex<()>,
+    pub(super) reconfiguring: tokio::sync::Mutex<()>,
     state: Mutex<State>,
     statements: [OnceLock<tokio_postgres::Statement>; Statement::COUNT],
     /// How many statements have failed because they were cancelled.
@@ -77,6 +77,17 @@ struct State {
     unanswered_since: Option<Instant>,
     label: String,
     lock_timeout: Duration,
+    /// What the session draws fences from, if it is prepared for that.
+    fences: Option<SessionFences>,
+}
+
+/// What a session is prepared to draw fences from.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct SessionFences {
+    /// The id of the store's `Fencing`.
+    pub(super) fencing: u64,
+    /// The id of the sequence, or zero.
+    pub(super) sequence: u32,
 }
 
 impl Connection {
@@ -124,6 +135,7 @@ impl Connection {
                 unanswered_since: None,
                 label: String::new(),
                 lock_timeout: Duration::ZERO,
+                fences: None,
             }),
             statements: [const { OnceLock::new() }; Statement::COUNT],
             cancelled: AtomicUsize::new(0),
@@ -187,6 +199,15 @@ impl Connection {
         self.idle_timeout() >= idle_timeout_for(ttl) && self.state().label == label
     }
 
+    /// Returns what the session is prepared to draw fences from.
+    pub(super) fn fences(&self) -> Option<SessionFences> {
+        self.state().fences
+    }
+
+    pub(super) fn set_fences(&self, fences: Option<SessionFences>) {
+        self.state().fences = fences;
+    }
+
     /// Extends the idle timeout of the session to `ttl`. Never shortens it.
     pub(crate) async fn extend_idle_timeout(self: &Arc<Self>, ttl: Duration) -> Result<()> {
         if self.idle_timeout() >= idle_timeout_for(ttl) {
@@ -239,12 +260,12 @@ impl Connection {
 
     /// Sends an empty statement, which restarts the idle timeout. Its answer proves that the session is alive.
     pub(crate) async fn ping(&self) -> Result<()> {
-        self.run(self.transport.client().batch_execute("")).await
+        self.batch_execute("").await
     }
 
-    /// Sends statements without arguments. They share a transaction, unless there is only one.
-    pub(crate) async fn batch_execute(&self, statements: &str) -> Result<()> {
-        self.run(self.transport.client().batch_execute(statements)).await
+    /// Sends statements that return nothing. They share a transaction, unless they control transactions themselves.
+    pub(super) async fn batch_execute(&self, text: &str) -> Result<()> {
+        self.run(self.transport.client().batch_execute(text)).await
     }
 
     /// Sends an unprepared statement, and returns its rows.
@@ -297,6 +318,10 @@ impl Connection {
         let Err(error) = answer else { return true };
         if error.code() == Some(&SqlState::QUERY_CANCELED) {
             self.cancelled.fetch_add(1, Ordering::Relaxed);
+        }
+        if error.code().is_some_and(is_about_a_relation) {
+            // The sequence may have been dropped. The next claim prepares the session again.
+            self.set_fences(None);
         }
         let fatal = [Some(Severity::Fatal), Some(Severity::Panic)];
         let is_alive =
@@ -370,6 +395,11 @@ impl Connection {
         }
     }
 
+    /// Returns the sequence from which the session draws fences. No sequence has the id zero.
+    pub(super) fn sequence(&self) -> u32 {
+        self.fences().map_or(0, |fences| fences.sequence)
+    }
+
     /// Sends a statement about a key.
     pub(crate) async fn execute(
         &self,
@@ -377,7 +407,12 @@ impl Connection {
         key: AdvisoryKey,
     ) -> Result<Result<Option<Row>, tokio_postgres::Error>> {
         let prepared = self.prepared(statement).await?;
-        self.query(prepared, Arguments::of(&key).get()).await
+        let sequence = self.sequence();
+        let mut arguments = Arguments::of(&key);
+        if statement.has_sequence() {
+            arguments = arguments.with_sequence(&sequence);
+        }
+        self.query(prepared, arguments.get()).await
     }
 
     /// Sends a statement that waits, perhaps for hours. Returns the answer, and when the statement was sent.
@@ -387,8 +422,11 @@ impl Connection {
         key: AdvisoryKey,
     ) -> Result<(Instant, Result<Option<Row>, tokio_postgres::Error>)> {
         let prepared = self.prepared(statement).await?;
-        let sent = Instant::now();
-        let arguments = Arguments::of(&key);
+        let (sent, sequence) = (Instant::now(), self.sequence());
+        let mut arguments = Arguments::of(&key);
+        if statement.has_sequence() {
+            arguments = arguments.with_sequence(&sequence);
+        }
         let answer = self.transport.client().query_opt(prepared, arguments.get()).await;
         self.is_alive_after(&answer);
         match answer {
@@ -406,6 +444,19 @@ impl Connection {
         self.record_alive(idle_since);
         idle_since
     }
+}
+
+/// Returns whether this is the code of an error that a sequence causes if it was dropped or may not be used any more. A relation
+/// that was dropped is an internal error if it is named by its id.
+fn is_about_a_relation(code: &SqlState) -> bool {
+    let codes = [
+        SqlState::INTERNAL_ERROR,
+        SqlState::UNDEFINED_TABLE,
+        SqlState::UNDEFINED_OBJECT,
+        SqlState::WRONG_OBJECT_TYPE,
+        SqlState::INSUFFICIENT_PRIVILEGE,
+    ];
+    codes.contains(code)
 }
 
 pub(crate) fn connection_closed() -> Error {

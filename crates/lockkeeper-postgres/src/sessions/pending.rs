@@ -14,9 +14,11 @@ use tokio_postgres::error::SqlState;
 
 use super::batch::{Try, TryAnswer};
 use super::connection::Connection;
+use super::fencing::Fencing;
 use super::pool::{SessionPool, SessionRequest};
 use super::session::{ReleaseInProgress, Session, SessionSlot};
 use super::statements::{Operation, Statement};
+use crate::config::FenceSource;
 use crate::error::{is_wait_over, translate, unavailable};
 use crate::names::{AdvisoryKey, Form, NO_KEY};
 
@@ -53,18 +55,19 @@ impl fmt::Debug for PendingQuery {
 
 impl PendingQuery {
     /// Tries to lock, without waiting for other holders.
-    pub(crate) fn attempt(slot: SessionSlot, shared: bool, fenced: bool) -> Self {
+    pub(crate) fn attempt(slot: SessionSlot, shared: bool, fencing: Arc<Fencing>) -> Self {
         let (session, key) = (slot.session.clone(), slot.key);
         let answer = Box::pin(async move {
-            let alive_at = Instant::now();
+            let (alive_at, before) = (Instant::now(), fencing.highest());
             let answer = match key.0 {
-                Form::One(number) if fenced => {
-                    try_fenced(&session, Try { key: number, shared }).await?
+                Form::One(key) if fencing.is_on() => {
+                    try_fenced(&session, Try { key, shared }, fencing.source).await?
                 }
-                _ => try_alone(&session.connection, key, shared, fenced).await?,
+                _ => try_alone(&session.connection, key, shared, fencing.source).await?,
             };
-            Ok(answer
-                .map(|xid| Granted { fence: xid.and_then(|xid| fence(&session, xid)), alive_at }))
+            let Some(value) = answer else { return Ok(None) };
+            let fence = accept(&session.connection, &fencing, key, value, (before, shared)).await?;
+            Ok(Some(Granted { fence, alive_at }))
         });
         Self { slot, answer, unconfirmed_since: None }
     }
@@ -73,11 +76,11 @@ impl PendingQuery {
     pub(crate) fn wait(
         slot: SessionSlot,
         shared: bool,
-        fenced: bool,
+        fencing: Arc<Fencing>,
         limit: Option<Duration>,
     ) -> Self {
         let (session, key) = (slot.session.clone(), slot.key);
-        let statement = Statement::new(Operation::Wait { fenced }, shared, key);
+        let statement = Statement::new(Operation::Wait { fences: fencing.source }, shared, key);
         let answer = Box::pin(async move {
             let connection = &session.connection;
             // Zero would mean no limit.
@@ -85,13 +88,15 @@ impl PendingQuery {
                 limit.clamp(Duration::from_millis(1), Duration::from_millis(i32::MAX as u64))
             });
             connection.set_lock_timeout(limit.unwrap_or_default()).await?;
+            let before = fencing.highest();
             let (sent, answer) = connection.wait(statement, key).await?;
             let error = match answer {
                 Ok(row) => {
                     let row = row.ok_or_else(no_answer)?;
                     let waited = Duration::try_from_secs_f64(row.get(0)).unwrap_or_default();
                     let alive_at = connection.record_wait(sent, waited);
-                    let fence = if fenced { fence(&session, row.get(1)) } else { None };
+                    let value = if fencing.is_on() { row.get(1) } else { None };
+                    let fence = accept(connection, &fencing, key, value, (before, shared)).await?;
                     return Ok(Some(Granted { fence, alive_at }));
                 }
                 Err(error) => error,
@@ -161,10 +166,14 @@ impl PendingQuery {
 }
 
 /// Tries to lock a key with a fence, perhaps in a batch with other tries of the session. Returns `Some` if the lock was
-/// granted, with the transaction id, as [`try_alone`] does.
-async fn try_fenced(session: &Session, item: Try) -> Result<Option<Option<i64>>> {
+/// granted, with the value of its fence, as [`try_alone`] does.
+async fn try_fenced(
+    session: &Session,
+    item: Try,
+    fences: FenceSource,
+) -> Result<Option<Option<i64>>> {
     let error = match session.tries.send(item).await {
-        Ok(TryAnswer::Granted(xid)) => return Ok(Some(Some(xid))),
+        Ok(TryAnswer::Granted(value)) => return Ok(Some(Some(value))),
         Ok(TryAnswer::Contended) => return Ok(None),
         Ok(TryAnswer::Failed(error)) => Some(error),
         // The cause may be another key of the batch.
@@ -178,29 +187,28 @@ async fn try_fenced(session: &Session, item: Try) -> Result<Option<Option<i64>>>
         match error {
             Some(error) if error.code() != Some(&SqlState::QUERY_CANCELED) => Err(translate(error)),
             // Sent alone, this try has its own answer.
-            _ => try_alone(connection, key, item.shared, true).await,
+            _ => try_alone(connection, key, item.shared, fences).await,
         }
     })
     .await
 }
 
-/// Tries to lock a key. Returns `Some` if the lock was granted, with the transaction id if `fenced`.
+/// Tries to lock a key. Returns `Some` if the lock was granted, with the value that was drawn for its fence, if any.
 async fn try_alone(
     connection: &Connection,
     key: AdvisoryKey,
     shared: bool,
-    fenced: bool,
+    fences: FenceSource,
 ) -> Result<Option<Option<i64>>> {
-    let statement = Statement::new(Operation::Try { fenced }, shared, key);
+    let statement = Statement::new(Operation::Try { fences }, shared, key);
     let mut cancels = 0;
     loop {
         let error = match connection.execute(statement, key).await? {
             Ok(row) => {
                 let row = row.ok_or_else(no_answer)?;
-                return Ok(if fenced {
-                    row.get::<_, Option<i64>>(0).map(Some)
-                } else {
-                    row.get::<_, bool>(0).then_some(None)
+                return Ok(match fences {
+                    FenceSource::Off => row.get::<_, bool>(0).then_some(None),
+                    _ => row.get::<_, Option<i64>>(0).map(Some),
                 });
             }
             Err(error) => error,
@@ -253,7 +261,8 @@ impl ReleaseContext {
     }
 
     async fn end_session(&self, connection: &Connection) {
-        let request = SessionRequest { key: NO_KEY, ttl: self.ttl, label: self.label.as_str() };
+        let (ttl, label) = (self.ttl, self.label.as_str());
+        let request = SessionRequest { key: NO_KEY, ttl, label, fencing: None };
         self.pool.end_session(connection, request).await;
     }
 }
@@ -267,10 +276,20 @@ pub(crate) async fn poll_once<T>(future: &mut BoxFuture<'_, T>) -> Option<T> {
     .await
 }
 
-fn fence(session: &Session, xid: i64) -> Option<Fence> {
-    const XID_BITS: u32 = 48;
-    let xid = xid.cast_unsigned() & ((1 << XID_BITS) - 1);
-    Fence::new((session.connection.timeline & 0x7fff) << XID_BITS | xid)
+/// Returns the fence of a grant. If it is too low, unlocks the key and returns an error.
+async fn accept(
+    connection: &Connection,
+    fencing: &Fencing,
+    key: AdvisoryKey,
+    value: Option<i64>,
+    drawn: (u64, bool),
+) -> Result<Option<Fence>> {
+    let Some(value) = value else { return Ok(None) };
+    match fencing.accept(connection, value, drawn) {
+        Ok(fence) => Ok(Some(fence)),
+        // Boxed because it is rare and would enlarge the future of every claim.
+        Err(error) => Box::pin(unlock(connection, drawn.1, key)).await.and(Err(error)),
+    }
 }
 
 /// Unlocks a key, and returns whether the session held it. Closes the connection on an error, because the session may still

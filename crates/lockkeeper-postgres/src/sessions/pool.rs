@@ -14,6 +14,7 @@ use tokio::sync::Notify;
 use tokio_postgres::{Config, NoTls};
 
 use super::connection::{Connection, MAX_RESPONSE_TIME, idle_timeout_for, response_time_for};
+use super::fencing::Fencing;
 use super::pooled::{self, Pool};
 use super::session::{Purpose, QueryPermit, Session, SessionSlot};
 use super::tls::Tls;
@@ -69,6 +70,8 @@ pub(crate) struct SessionRequest<'a> {
     pub(crate) key: AdvisoryKey,
     pub(crate) ttl: Duration,
     pub(crate) label: &'a str,
+    /// What a claim draws its fences from. Queries have none.
+    pub(crate) fencing: Option<&'a Arc<Fencing>>,
 }
 
 /// The answer of the pool to a request.
@@ -161,7 +164,7 @@ impl SessionPool {
     ) -> Result<QueryPermit> {
         let label = Label::default();
         let (ttl, label) = (DEFAULT_TTL, label.as_str());
-        let slot = self.shared_slot(SessionRequest { key, ttl, label }).await?;
+        let slot = self.shared_slot(SessionRequest { key, ttl, label, fencing: None }).await?;
         self.replace_by_permit(slot)
     }
 
@@ -183,14 +186,15 @@ impl SessionPool {
         if let Some(permit) = find(&self.table()) {
             return Ok(permit);
         }
-        let slot = self.shared_slot(SessionRequest { key: NO_KEY, ..request }).await?;
+        let slot =
+            self.shared_slot(SessionRequest { key: NO_KEY, fencing: None, ..request }).await?;
         self.replace_by_permit(slot)
     }
 
     /// Returns a permit to send queries on any session that responds, for work that no claim waits for.
     pub(crate) async fn any_query_permit(self: &Arc<Self>) -> Result<QueryPermit> {
-        let (ttl, label) = (DEFAULT_TTL, Label::default());
-        self.query_permit(SessionRequest { key: NO_KEY, ttl, label: label.as_str() }).await
+        let (key, ttl, label) = (NO_KEY, DEFAULT_TTL, Label::default());
+        self.query_permit(SessionRequest { key, ttl, label: label.as_str(), fencing: None }).await
     }
 
     /// Replaces a slot by a permit, so that no waiter can take the session between the two.
@@ -325,7 +329,7 @@ impl SessionPool {
         }
     }
 
-    /// Configures or checks the session of a slot for its claim. Returns `None` if the session has ended.
+    /// Configures, prepares or checks the session of a slot for its claim. Returns `None` if the session has ended.
     async fn prepare_slot(
         &self,
         slot: SessionSlot,
@@ -340,6 +344,12 @@ impl SessionPool {
             }
             SessionMatch::Exact if connection.needs_ping() => connection.ping().await,
             SessionMatch::Exact => Ok(()),
+        };
+        let answer = match (answer, request.fencing) {
+            (Ok(()), Some(fencing)) if !fencing.is_prepared(&connection) => {
+                fencing.prepare(&connection).await
+            }
+            (answer, _) => answer,
         };
         match answer {
             Ok(()) => Ok(slot.into_slot()),

@@ -15,6 +15,7 @@ use tokio_postgres::types::{ToSql, Type};
 use super::batch::{self, TrySender};
 use super::connection::{Connection, connection_closed};
 use super::heartbeat::{Heartbeats, RenewalCause};
+use crate::config::FenceSource;
 use crate::names::AdvisoryKey;
 
 /// The bounds of the timeout of a release, if no other claim needs the session.
@@ -55,8 +56,12 @@ pub(crate) enum Purpose {
 }
 
 impl Session {
-    pub(crate) fn new(connection: Arc<Connection>, freed: Arc<Notify>) -> Self {
-        let tries = batch::coalescer(connection.clone());
+    pub(crate) fn new(
+        connection: Arc<Connection>,
+        freed: Arc<Notify>,
+        fences: FenceSource,
+    ) -> Self {
+        let tries = batch::coalescer(connection.clone(), fences);
         let heartbeats = Heartbeats::new(connection.clone());
         Self { connection, usage: Mutex::default(), tries, heartbeats, freed }
     }

@@ -114,10 +114,11 @@ async fn a_lease_can_be_shorter_than_the_session_and_not_longer_than_the_server_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn fences_rise_over_crashes_of_the_server_and_holders_are_notified() {
+async fn transaction_ids_rise_over_crashes_of_the_server_and_holders_are_notified() {
     // Its own server, with fsync.
     let mut server = PostgresServer::start_or_panic();
-    let keeper = Keeper::new(Postgres::new(&server.url()).unwrap());
+    let url = format!("{}?fence=xid", server.url());
+    let keeper = Keeper::new(Postgres::new(&url).unwrap());
     let mutex = keeper.mutex("crash");
     let mut last = None;
     for _ in 0..4 {

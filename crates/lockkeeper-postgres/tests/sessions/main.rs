@@ -5,6 +5,7 @@
 mod common;
 
 mod connections;
+mod fences;
 mod granted_despite_errors;
 mod half_open;
 mod heartbeats;

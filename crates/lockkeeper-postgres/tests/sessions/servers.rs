@@ -42,7 +42,7 @@ async fn after_a_server_restart_holders_have_lost_and_waiters_are_granted() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn fences_rise_over_a_failover_to_a_standby_that_is_behind() {
+async fn transaction_ids_rise_over_a_failover_to_a_standby_that_is_behind() {
     let (primary, standby) = blocking(|| {
         let primary = PostgresServer::start_or_panic();
         let standby = primary.standby().unwrap();
@@ -50,7 +50,8 @@ async fn fences_rise_over_a_failover_to_a_standby_that_is_behind() {
     })
     .await;
     let (first, second) = (primary.port(), standby.port());
-    let url = format!("postgres://postgres@127.0.0.1:{first},127.0.0.1:{second}/postgres");
+    let url =
+        format!("postgres://postgres@127.0.0.1:{first},127.0.0.1:{second}/postgres?fence=xid");
     let keeper = Keeper::new(Postgres::new(&url).unwrap());
     let mutex = keeper.mutex("a");
     // From now on, the standby receives nothing from the primary.

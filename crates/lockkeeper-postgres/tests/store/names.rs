@@ -230,6 +230,8 @@ async fn without_the_privilege_locks_work_and_the_error_has_the_sql_that_grants_
     let setup = format!("CREATE ROLE {role} LOGIN; REVOKE CREATE ON SCHEMA public FROM PUBLIC");
     admin.batch_execute(&setup).await.unwrap();
     let limited = url.replace("//postgres@", &format!("//{role}@"));
+    // Fences from a sequence need the same privilege.
+    let limited = format!("{limited}?fence=xid");
     let (one, other) = (at(&limited).label("limited"), at(&limited));
     let guard = one.mutex("a/b").lock().await.unwrap();
     let inspect = other.inspect().unwrap();

@@ -52,7 +52,7 @@ async fn locks_work_over_tls_with_a_trusted_certificate() {
     let guard = mutex.lock().await.unwrap();
     let client = client_at(&at("127.0.0.1", "")).await;
     let sql = "SELECT count(*) FROM pg_stat_ssl s JOIN pg_locks l USING (pid) \
-               WHERE s.ssl AND l.locktype = 'advisory' AND l.granted";
+               WHERE s.ssl AND l.locktype = 'advisory' AND l.granted AND l.mode = 'ExclusiveLock'";
     assert_eq!(client.query_one(sql, &[]).await.unwrap().get::<_, i64>(0), 1);
     // The cancel request is sent over TLS, too.
     assert!(mutex.try_lock_for(Duration::from_secs(2)).await.unwrap().is_none());

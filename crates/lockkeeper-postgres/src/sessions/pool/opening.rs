@@ -58,12 +58,16 @@ impl SessionPool {
     ) -> (Opening, impl Future<Output = ()> + Send + use<>) {
         let reservation = Reservation::new(self, table, purpose);
         let (pool, ttl, label) = (self.clone(), request.ttl, self.label(&request).to_owned());
+        let fencing = request.fencing.cloned();
         let (sender, done) = watch::channel(None);
         let task = async move {
             let limit = pool.options.connect_timeout;
             let opened = tokio::time::timeout(limit, async {
                 let session = pool.connect(ttl, purpose).await?;
                 session.connection.configure_here(ttl, &label).await?;
+                if let Some(fencing) = fencing {
+                    fencing.prepare_here(&session.connection).await?;
+                }
                 Ok(session)
             });
             let opened = opened.await.unwrap_or_else(|_| {
@@ -100,7 +104,7 @@ impl SessionPool {
                 });
                 let transport = Transport::Direct(client, task.abort_handle());
                 let connection = Connection::handshake(transport, closed).await?;
-                Ok(Arc::new(Session::new(connection, self.freed.clone())))
+                Ok(Arc::new(Session::new(connection, self.freed.clone(), self.options.fences)))
             }
             Source::Pool(pool) => {
                 // A waiter that gets no connection polls instead, so it does not wait for the pool.
@@ -111,7 +115,8 @@ impl SessionPool {
                 let transport = Transport::Pooled(PooledConnection::get(pool, timeout).await?);
                 let notifier = notifier();
                 let connection = Connection::handshake(transport, closed).await?;
-                let session = Arc::new(Session::new(connection, self.freed.clone()));
+                let session =
+                    Arc::new(Session::new(connection, self.freed.clone(), self.options.fences));
                 let (pool, watched) = (Arc::downgrade(self), Arc::downgrade(&session));
                 tokio::spawn(async move {
                     pooled_connection_closed(&watched).await;

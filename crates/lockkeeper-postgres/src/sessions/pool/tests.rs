@@ -26,7 +26,7 @@ async fn a_session_has_the_timeouts_of_the_longest_lease_and_the_last_label() {
     let server = PostgresServer::start_or_panic();
     let pool = pool(&format!("{}?sslmode=disable", server.url()));
     let key = AdvisoryKey::from_i64(1);
-    let request = SessionRequest { key, ttl: Duration::from_secs(60), label: "me" };
+    let request = SessionRequest { key, ttl: Duration::from_secs(60), label: "me", fencing: None };
     let slot = pool.shared_slot(request).await.unwrap().unwrap();
     let connection = &slot.session.connection;
     let expected = ["me", "1000", "60000", "3", "30", "10", "60000"];

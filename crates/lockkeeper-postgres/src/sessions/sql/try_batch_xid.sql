@@ -1,6 +1,6 @@
 -- Tries to lock several keys without waiting and, if any was granted, draws one fence for all of them.
 -- $1: the keys. $2: for each, whether to lock it in shared mode.
--- Returns the granted keys and the transaction id, or NULLs if no key was granted. See try_fenced.sql. An aggregate is
+-- Returns the granted keys and the transaction id, or NULLs if no key was granted. See try_xid.sql. An aggregate is
 -- computed once, regardless of how often it is used, so each key is tried once.
 SELECT granted, xid, CASE WHEN xid IS NOT NULL THEN pg_logical_emit_message(true, 'lockkeeper', '') END
 FROM (
