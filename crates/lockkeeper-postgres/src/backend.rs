@@ -83,10 +83,7 @@ impl Postgres {
 
     fn from_sessions(sessions: SessionPool, options: &Options) -> Self {
         let sessions = Arc::new(sessions);
-        let local_claims = Arc::new(LocalClaims::new(options.names_table.is_some()));
-        let names = options.names_table.clone();
-        let names =
-            names.map(|table| NameTable::new(table, sessions.clone(), local_claims.clone()));
+        let (local_claims, names) = name_table(options.names_table.clone(), &sessions);
         let fencing = Arc::new(Fencing::new(options.fences, options.fence_sequence.clone()));
         let foreign_keys = options.foreign_keys;
         Self::from_store(Store { sessions, local_claims, fencing, foreign_keys, names })
@@ -121,6 +118,19 @@ impl Postgres {
         Ok(Self::from_store(Store { fencing, ..Store::clone(&self.store) }))
     }
 
+    /// Writes the names of locks, for inspection, to this table, `name` or `schema.name`, instead of `public.lockkeeper_names`;
+    /// with `None`, to none. `names_table=` in the URL does the same. It does not apply to locks that are already held.
+    ///
+    /// # Errors
+    ///
+    /// [`Config`](lockkeeper_core::ErrorKind::Config) if it contains anything but letters, digits, `_`, `$` and `-` in ASCII.
+    pub fn with_names_table(self, table: Option<&str>) -> Result<Self> {
+        let table = table.map(|table| ObjectName::parse("names_table", table)).transpose()?;
+        let store = Store::clone(&self.store);
+        let (local_claims, names) = name_table(table, &store.sessions);
+        Ok(Self::from_store(Store { local_claims, names, ..store }))
+    }
+
     /// Checks that the server answers, and that this role can draw fences. Connects if there is no connection.
     ///
     /// # Errors
@@ -144,6 +154,17 @@ impl Postgres {
     pub(crate) async fn query_permit(&self) -> Result<QueryPermit> {
         self.store.sessions.query_permit_without(NO_KEY).await
     }
+}
+
+/// Creates the table of this process's claims, and the table of names.
+fn name_table(
+    table: Option<ObjectName>,
+    sessions: &Arc<SessionPool>,
+) -> (Arc<LocalClaims>, Option<NameTable>) {
+    let local_claims = Arc::new(LocalClaims::new(table.is_some()));
+    let new = |table| NameTable::new(table, sessions.clone(), local_claims.clone());
+    let names = table.map(new);
+    (local_claims, names)
 }
 
 impl fmt::Debug for Postgres {

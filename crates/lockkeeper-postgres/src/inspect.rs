@@ -13,6 +13,7 @@ use tokio_postgres::types::Type;
 use crate::backend::RawBackend;
 use crate::claim::Store;
 use crate::local_claims::LocalClaim;
+use crate::name_table::WITHOUT;
 use crate::names::{AdvisoryKey, NO_KEY};
 use crate::sessions::Argument;
 
@@ -101,18 +102,21 @@ impl Store {
     /// read, `required` decides: an error that states what to do, or the locks without names.
     async fn server_locks(&self, required: Required) -> Result<Vec<ServerLock>> {
         let permit = self.sessions.query_permit_without(NO_KEY).await?;
-        let unnamed = match &self.names {
+        match &self.names {
             Some(names) => match names.query(&permit, NAMED_LOCKS).await {
                 Ok(rows) => return Ok(rows.iter().map(ServerLock::named).collect()),
                 Err(error) if permit.0.connection.is_closed() => return Err(error),
-                Err(error) if required == Required::Names => names.explain(&permit, &error).await,
-                Err(_) => String::new(),
+                Err(error) if required == Required::Names => {
+                    return Err(names.explain(&permit, &error).await);
+                }
+                Err(_) => {}
             },
-            None => "the names of locks are not kept (names_table=off)".to_owned(),
-        };
-        if required == Required::Names {
-            let advice = "without a prefix, locks of other processes are listed by key";
-            return Err(Error::new(ErrorKind::Unsupported, format!("{unnamed}; {advice}")));
+            None if required == Required::Names => {
+                let message =
+                    format!("the names of locks are not kept (names_table=off); {WITHOUT}");
+                return Err(Error::new(ErrorKind::Unsupported, message));
+            }
+            None => {}
         }
         Ok(permit.query(LOCKS, Vec::new()).await?.iter().map(ServerLock::new).collect())
     }

@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use lockkeeper_core::coalescer::{Batch, BatchSender, Coalescer, Limits};
-use lockkeeper_core::{Error, Result};
+use lockkeeper_core::{Error, ErrorKind, Result};
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 use tokio_postgres::Row;
@@ -49,12 +49,17 @@ const TIMEOUT: Duration = Duration::from_millis(200);
 /// The same for the creation of the table.
 const CREATE_LOCK_TIMEOUT: Duration = Duration::from_millis(200);
 const CREATE_TIMEOUT: Duration = Duration::from_millis(500);
+/// How long a query of inspection waits for a lock on the table. Its session may hold locks.
+const READ_LOCK_TIMEOUT: Duration = Duration::from_millis(100);
 /// How often the table is created if concurrent creations get in the way.
 const MAX_CREATIONS: usize = 3;
 /// The maximum number of rows per statement.
 const MAX_ROWS: usize = 128;
 /// The interval at which a writing process removes the rows of ended sessions.
 const PURGE_INTERVAL: Duration = Duration::from_secs(30);
+
+/// What works without the table.
+pub(crate) const WITHOUT: &str = "without a prefix, locks of other processes are listed by key";
 
 /// The table of names.
 #[derive(Debug, Clone)]
@@ -151,24 +156,23 @@ impl NameTable {
     pub(crate) async fn query(&self, permit: &QueryPermit, text: &str) -> Result<Vec<Row>> {
         let text = fill(text, &self.table);
         for _ in 0..MAX_CREATIONS {
-            match permit.query(text.clone(), Vec::new()).await {
+            match permit.query_within(READ_LOCK_TIMEOUT, text.clone()).await {
                 Err(error) if is_missing(&error) => create(&self.table, permit).await?,
                 answer => return answer,
             }
         }
-        permit.query(text, Vec::new()).await
+        permit.query_within(READ_LOCK_TIMEOUT, text).await
     }
 
     /// Describes why the table cannot be read, and states the SQL for an administrator.
-    pub(crate) async fn explain(&self, permit: &QueryPermit, error: &Error) -> String {
-        let advice = match self.rights(permit).await {
-            Ok(rights) => self.advice(&rights),
-            Err(_) => "run `lockkeeper doctor` for advice".to_owned(),
+    pub(crate) async fn explain(&self, permit: &QueryPermit, error: &Error) -> Error {
+        let (kind, advice) = match self.rights(permit).await {
+            Ok(rights) if rights.usable => (ErrorKind::Unavailable, "try again".to_owned()),
+            Ok(rights) => (ErrorKind::Unsupported, self.advice(&rights)),
+            Err(error) => return error,
         };
-        format!(
-            "the names of locks are in the table {}, which cannot be read: {error}: {advice}",
-            self.table
-        )
+        let what = format!("the names of locks are in the table {}", self.table);
+        Error::new(kind, format!("{what}, which cannot be read: {error}: {advice}; {WITHOUT}"))
     }
 
     /// Returns what this role may do with the table.

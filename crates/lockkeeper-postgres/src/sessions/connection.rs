@@ -245,7 +245,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Sets how long the server waits for a lock. Zero means no limit. Only the claim that waits on this session may call it.
+    /// Sets how long the server waits for a lock. Zero means no limit. Only the claim that waits on this session may
+    /// call it, or the owner of a `QueryPermit`, which resets it.
     pub(crate) async fn set_lock_timeout(&self, limit: Duration) -> Result<()> {
         if self.state().lock_timeout == limit {
             return Ok(());

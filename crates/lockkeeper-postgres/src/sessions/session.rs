@@ -243,6 +243,20 @@ impl QueryPermit {
         task.await.unwrap_or_else(|_| Err(connection_closed()))
     }
 
+    /// Sends a query that waits for locks on tables for at most `limit`, as [`query`](Self::query) does. No wait for a lock
+    /// of a claim starts on the session meanwhile, which would need its own limit.
+    pub(crate) async fn query_within(&self, limit: Duration, text: String) -> Result<Vec<Row>> {
+        let permit = self.clone();
+        let task = tokio::spawn(async move {
+            let connection = &permit.0.connection;
+            connection.set_lock_timeout(limit).await?;
+            let rows = connection.query_typed(&text, &[]).await;
+            connection.set_lock_timeout(Duration::ZERO).await?;
+            rows
+        });
+        task.await.unwrap_or_else(|_| Err(connection_closed()))
+    }
+
     /// Sends statements without arguments, as [`query`](Self::query) does.
     pub(crate) async fn execute(&self, statements: String) -> Result<()> {
         let permit = self.clone();

@@ -287,6 +287,7 @@ async fn a_table_that_is_locked_delays_no_lock_for_long() {
     let mut client = client_at(&url).await;
     let transaction = client.transaction().await.unwrap();
     transaction.batch_execute("LOCK TABLE lockkeeper_names").await.unwrap();
+    let inspect = one.inspect().unwrap();
     let until = std::time::Instant::now() + Duration::from_secs(5);
     let mut slowest = Duration::ZERO;
     while std::time::Instant::now() < until {
@@ -294,6 +295,10 @@ async fn a_table_that_is_locked_delays_no_lock_for_long() {
         let next = one.mutex("b").lock().await.unwrap();
         slowest = slowest.max(start.elapsed());
         tokio::time::sleep(Duration::from_millis(60)).await;
+        // On the session that holds the locks.
+        let error = inspect.list("a").await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        assert_eq!(inspect.list("").await.unwrap().len(), 2);
         next.release().await.unwrap();
     }
     assert!(guard.is_held(), "more than two TTLs without the table");
@@ -327,7 +332,8 @@ async fn the_table_can_be_renamed_or_turned_off() {
     let client = client_at(&url).await;
     client.batch_execute("CREATE SCHEMA ops").await.unwrap();
     let named = format!("{url}?names_table=ops.held");
-    let (one, off) = (at(&named), at(&format!("{url}?names_table=off")));
+    let one = Keeper::new(Postgres::new(&url).unwrap().with_names_table(Some("ops.held")).unwrap());
+    let off = at(&format!("{url}?names_table=off"));
     let (guard, unnamed) =
         (one.mutex("n/a").lock().await.unwrap(), off.mutex("n/b").lock().await.unwrap());
     listed(&at(&named), "n/", "the lock", |found| found.len() == 1).await;
