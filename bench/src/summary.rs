@@ -140,7 +140,7 @@ const REASONS: &[(&str, &str, &str)] = &[
     (
         "postgres/",
         "PostgreSQL",
-        "a fence costs a disk flush in one of 33 grants, and the next waiter waits for it; the tables have rows with *fence off*. Held locks send a heartbeat per session and third of a TTL, while peers send nothing.",
+        "a fence is drawn in the statement that takes the lock; the tables have rows with *fence off*. Held locks send a heartbeat per session and third of a TTL, while peers send nothing.",
     ),
     (
         "file/",

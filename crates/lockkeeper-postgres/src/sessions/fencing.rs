@@ -4,14 +4,14 @@
 //! repeated, although the server returns most of them before they are on disk.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use lockkeeper_core::{Fence, Result};
 use tokio_postgres::Row;
 use tokio_postgres::types::{ToSql, Type};
 
 use super::connection::{Connection, SessionFences, connection_closed};
-use super::statements::{FIND_SEQUENCE, LOCK_TRANSACTION_IDS, OPEN_SEQUENCE};
+use super::statements::{FIND_SEQUENCE, FLUSH_SEQUENCE, LOCK_TRANSACTION_IDS, OPEN_SEQUENCE};
 use crate::config::{FenceSource, ObjectName};
 use crate::error::{config, unavailable};
 use crate::names::RESERVED_CLASS;
@@ -19,6 +19,8 @@ use crate::names::RESERVED_CLASS;
 /// The bits of a fence below the server's timeline.
 const VALUE_BITS: u32 = 48;
 const MAX_VALUE: u64 = (1 << VALUE_BITS) - 1;
+/// How far a fence that a client returns may be above the last one that is known to be on disk. A crash loses no more.
+const MAX_UNFLUSHED: u64 = 8192;
 /// The keys of locks that no claim locks, with [`RESERVED_CLASS`]. A third one is the sequence's id, which is higher.
 const CREATION_KEY: i32 = 0;
 const TRANSACTION_IDS_KEY: i32 = 1;
@@ -29,6 +31,10 @@ pub(crate) struct Fencing {
     pub(crate) source: FenceSource,
     sequence: ObjectName,
     highest: AtomicU64,
+    /// The highest fence of the sequence that is known to be on disk.
+    flushed: AtomicU64,
+    /// Whether a background task flushes the sequence.
+    is_flushing: AtomicBool,
     /// Distinguishes it from those of other stores that use the same connections.
     id: u64,
 }
@@ -37,7 +43,8 @@ impl Fencing {
     pub(crate) fn new(source: FenceSource, sequence: ObjectName) -> Self {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let id = COUNT.fetch_add(1, Ordering::Relaxed);
-        Self { source, sequence, highest: AtomicU64::new(0), id }
+        let (highest, flushed) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { source, sequence, highest, flushed, is_flushing: AtomicBool::new(false), id }
     }
 
     pub(crate) fn is_on(&self) -> bool {
@@ -60,14 +67,13 @@ impl Fencing {
         value: i64,
         (before, shared): (u64, bool),
     ) -> Result<Fence> {
-        let timeline = connection.timeline & 0x7fff;
-        let fence = timeline << VALUE_BITS | value.cast_unsigned() & MAX_VALUE;
+        let fence = number(connection, value);
         if fence > before || shared && fence == before {
             self.highest.fetch_max(fence, Ordering::Relaxed);
             return Fence::new(fence).ok_or_else(|| unavailable("the server sent no fence"));
         }
         let cause = match self.source {
-            FenceSource::Sequence if before >> VALUE_BITS == timeline => format!(
+            FenceSource::Sequence if before >> VALUE_BITS == fence >> VALUE_BITS => format!(
                 "the sequence {0} was reset: run SELECT setval('{0}', {1}), or",
                 self.sequence,
                 before & MAX_VALUE
@@ -78,6 +84,47 @@ impl Fencing {
             "the server drew the fence {fence}, and this client was granted {before} before: {cause} reset the fences \
              that resources have stored and open the store again"
         )))
+    }
+
+    /// Limits how many fences a crash of the server can lose: flushes the sequence if this fence is too far above the last one
+    /// that is on disk. Before that, it flushes in the background, so that few claims wait for a flush.
+    pub(crate) async fn limit_unflushed(
+        self: &Arc<Self>,
+        connection: &Arc<Connection>,
+        fence: Fence,
+    ) -> Result<()> {
+        let unflushed = fence.get().saturating_sub(self.flushed.load(Ordering::Relaxed));
+        if self.source != FenceSource::Sequence || unflushed <= MAX_UNFLUSHED / 2 {
+            return Ok(());
+        }
+        if unflushed > MAX_UNFLUSHED {
+            // Boxed because it is rare and would enlarge the future of every claim.
+            return Box::pin(self.flush(connection)).await;
+        }
+        if !self.is_flushing.swap(true, Ordering::Relaxed) {
+            let (fencing, connection) = (self.clone(), connection.clone());
+            tokio::spawn(async move {
+                if let Err(error) = fencing.flush(&connection).await {
+                    tracing::debug!(%error, "could not flush the sequence of fences");
+                }
+            });
+        }
+        Ok(())
+    }
+
+    /// Flushes the fences that have been drawn to disk.
+    async fn flush(&self, connection: &Connection) -> Result<()> {
+        let sequence = connection.sequence();
+        let answer = connection.query_typed(FLUSH_SEQUENCE, &[(&sequence, Type::OID)]).await;
+        self.is_flushing.store(false, Ordering::Relaxed);
+        let last: Option<i64> = only_row(answer?)?.get("fence");
+        self.record_flushed(connection, last);
+        Ok(())
+    }
+
+    fn record_flushed(&self, connection: &Connection, value: Option<i64>) {
+        let fence = number(connection, value.unwrap_or_default());
+        self.flushed.fetch_max(fence, Ordering::Relaxed);
     }
 
     /// Returns whether a session can draw fences, or need not.
@@ -204,8 +251,10 @@ impl Fencing {
             None => self.create_sequence(connection, &row).await?,
         };
         let keys = [RESERVED_CLASS, CREATION_KEY, TRANSACTION_IDS_KEY];
+        let advance = MAX_UNFLUSHED.cast_signed() + 1;
         let mut arguments: Vec<(&(dyn ToSql + Sync), Type)> = vec![(&id, Type::OID)];
         arguments.extend(keys.iter().map(|key| (key as _, Type::INT4)));
+        arguments.push((&advance, Type::INT8));
         let opened = connection.query_typed(OPEN_SEQUENCE, &arguments).await;
         // It may hold the exclusive lock, without which other clients cannot prepare their sessions.
         let row = only_row(opened.inspect_err(|_| connection.close())?)?;
@@ -217,6 +266,9 @@ impl Fencing {
         }
         let last: Option<i64> = row.get("fence");
         self.accept(connection, last.unwrap_or_default(), (before, true))?;
+        self.record_flushed(connection, last);
+        // `limit_unflushed` flushes when it is necessary.
+        connection.batch_execute("SET synchronous_commit = off").await?;
         Ok(id)
     }
 
@@ -234,6 +286,11 @@ impl Fencing {
             self.sequence
         )))
     }
+}
+
+/// Returns the fence with this value as a number.
+fn number(connection: &Connection, value: i64) -> u64 {
+    (connection.timeline & 0x7fff) << VALUE_BITS | value.cast_unsigned() & MAX_VALUE
 }
 
 fn only_row(rows: Vec<Row>) -> Result<Row> {

@@ -276,16 +276,20 @@ pub(crate) async fn poll_once<T>(future: &mut BoxFuture<'_, T>) -> Option<T> {
     .await
 }
 
-/// Returns the fence of a grant. If it is too low, unlocks the key and returns an error.
+/// Returns the fence of a grant. If it is too low or cannot be flushed, unlocks the key and returns an error.
 async fn accept(
-    connection: &Connection,
-    fencing: &Fencing,
+    connection: &Arc<Connection>,
+    fencing: &Arc<Fencing>,
     key: AdvisoryKey,
     value: Option<i64>,
     drawn: (u64, bool),
 ) -> Result<Option<Fence>> {
     let Some(value) = value else { return Ok(None) };
-    match fencing.accept(connection, value, drawn) {
+    let accepted = match fencing.accept(connection, value, drawn) {
+        Ok(fence) => fencing.limit_unflushed(connection, fence).await.map(|()| fence),
+        Err(error) => Err(error),
+    };
+    match accepted {
         Ok(fence) => Ok(Some(fence)),
         // Boxed because it is rare and would enlarge the future of every claim.
         Err(error) => Box::pin(unlock(connection, drawn.1, key)).await.and(Err(error)),

@@ -12,6 +12,7 @@ pub(crate) const TRY_BATCH_XID: &str = include_str!("sql/try_batch_xid.sql");
 pub(crate) const CONFIRM_WAIT: &str = include_str!("sql/confirm_wait.sql");
 pub(crate) const FIND_SEQUENCE: &str = include_str!("sql/find_sequence.sql");
 pub(crate) const OPEN_SEQUENCE: &str = include_str!("sql/open_sequence.sql");
+pub(crate) const FLUSH_SEQUENCE: &str = include_str!("sql/flush_sequence.sql");
 pub(crate) const LOCK_TRANSACTION_IDS: &str = include_str!("sql/lock_transaction_ids.sql");
 pub(crate) const END_SESSION: &str = include_str!("sql/end_session.sql");
 

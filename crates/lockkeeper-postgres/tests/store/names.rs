@@ -7,7 +7,9 @@ use lockkeeper_postgres::{AdvisoryKey, Postgres, diagnose};
 use lockkeeper_testkit::server::PostgresServer;
 use tokio_postgres::Client;
 
-use crate::common::{SERVER_ARGS, client, client_at, eventually, keeper, name, server, soon};
+use crate::common::{
+    SERVER_ARGS, client, client_at, eventually, holders_and_waiters, keeper, name, server, soon,
+};
 
 /// Creates a database, and returns its URL. With its own database, a test has its own table.
 async fn database(options: &str) -> String {
@@ -85,6 +87,36 @@ async fn holders_and_waiters_of_other_processes_are_listed_with_name_label_age_a
     let client = client_at(&url).await;
     eventually("no row", async || rows(&client).await == 0).await;
     assert!(other.inspect().unwrap().list("o").await.unwrap().is_empty());
+}
+
+/// It is recorded as a waiter and as a holder, and a statement cannot write a row twice. After a failed write, names would be
+/// listed ten seconds later.
+#[tokio::test]
+async fn a_holder_that_waited_for_a_short_time_is_listed_soon() {
+    let url = database("").await;
+    let (holder, waiter, other) = (at(&url), at(&url), at(&url));
+    // The table exists.
+    let first = other.mutex("first").lock().await.unwrap();
+    listed(&holder, "first", "the first", |found| found.len() == 1).await;
+    let client = client_at(&url).await;
+    let mut held = Vec::new();
+    for n in 0..5 {
+        let name = format!("n/{n}");
+        let (key, guard) = (AdvisoryKey::of(&name), holder.mutex(&*name).lock().await.unwrap());
+        let mutex = waiter.mutex(&*name);
+        let waits = tokio::spawn(async move { mutex.lock().await.unwrap() });
+        eventually("it waits", async || holders_and_waiters(&client, key).await == (1, 1)).await;
+        guard.release().await.unwrap();
+        held.push(soon("the waiter", waits).await.unwrap());
+    }
+    let all = listed(&other, "n/", "all", |found| {
+        found.len() == 5 && found.iter().all(|lock| lock.holders[0].fence.is_some())
+    });
+    tokio::time::timeout(Duration::from_secs(5), all).await.expect("no write fails");
+    for guard in held {
+        guard.release().await.unwrap();
+    }
+    first.release().await.unwrap();
 }
 
 #[tokio::test]

@@ -1,0 +1,5 @@
+-- Flushes the last fence to disk, and all fences before it. $1: the sequence.
+-- Returns the last fence. The message is logged after the values up to that fence, and the commit waits until it is on disk.
+SELECT pg_sequence_last_value($1::oid) AS fence,
+       set_config('synchronous_commit', 'on', true),
+       pg_logical_emit_message(true, 'lockkeeper', '')
