@@ -231,7 +231,7 @@ pub(crate) struct Acquire {
 
 #[derive(Debug, Args)]
 pub(crate) struct List {
-    /// Only locks whose names start with PREFIX (not on PostgreSQL, which keeps hashes of names)
+    /// Only locks whose names start with PREFIX
     #[arg(default_value = "", hide_default_value = true)]
     pub(crate) prefix: String,
     #[command(flatten)]

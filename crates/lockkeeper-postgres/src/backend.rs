@@ -9,7 +9,9 @@ use lockkeeper_core::{
 use tokio_postgres::Config;
 
 use crate::claim::{PostgresClaim, Store};
-use crate::config::{Options, SequenceName, Settings};
+use crate::config::{ObjectName, Options, Settings};
+use crate::local_claims::LocalClaims;
+use crate::name_table::NameTable;
 use crate::names::NO_KEY;
 use crate::sessions::{Fencing, QueryPermit, SessionPool, Source, Tls, connection_closed};
 
@@ -80,12 +82,11 @@ impl Postgres {
     }
 
     fn from_sessions(sessions: SessionPool, options: &Options) -> Self {
-        Self::from_store(Store {
-            sessions: Arc::new(sessions),
-            local_claims: Arc::default(),
-            fencing: Arc::new(Fencing::new(options.fences, options.fence_sequence.clone())),
-            foreign_keys: options.foreign_keys,
-        })
+        let sessions = Arc::new(sessions);
+        let (local_claims, names) = name_table(options.names_table.clone(), &sessions);
+        let fencing = Arc::new(Fencing::new(options.fences, options.fence_sequence.clone()));
+        let foreign_keys = options.foreign_keys;
+        Self::from_store(Store { sessions, local_claims, fencing, foreign_keys, names })
     }
 
     fn from_store(store: Store) -> Self {
@@ -112,9 +113,22 @@ impl Postgres {
     ///
     /// [`Config`](lockkeeper_core::ErrorKind::Config) if it contains anything but letters, digits, `_`, `$` and `-` in ASCII.
     pub fn with_fence_sequence(self, sequence: &str) -> Result<Self> {
-        let sequence = SequenceName::parse(sequence)?;
+        let sequence = ObjectName::parse("fence_sequence", sequence)?;
         let fencing = Arc::new(Fencing::new(self.store.fencing.source, sequence));
         Ok(Self::from_store(Store { fencing, ..Store::clone(&self.store) }))
+    }
+
+    /// Writes the names of locks, for inspection, to this table, `name` or `schema.name`, instead of `public.lockkeeper_names`;
+    /// with `None`, to none. `names_table=` in the URL does the same. It does not apply to locks that are already held.
+    ///
+    /// # Errors
+    ///
+    /// [`Config`](lockkeeper_core::ErrorKind::Config) if it contains anything but letters, digits, `_`, `$` and `-` in ASCII.
+    pub fn with_names_table(self, table: Option<&str>) -> Result<Self> {
+        let table = table.map(|table| ObjectName::parse("names_table", table)).transpose()?;
+        let store = Store::clone(&self.store);
+        let (local_claims, names) = name_table(table, &store.sessions);
+        Ok(Self::from_store(Store { local_claims, names, ..store }))
     }
 
     /// Checks that the server answers, and that this role can draw fences. Connects if there is no connection.
@@ -133,9 +147,24 @@ impl Postgres {
         self.store.fencing.check(&session.connection).await
     }
 
+    pub(crate) fn names(&self) -> Option<&NameTable> {
+        self.store.names.as_ref()
+    }
+
     pub(crate) async fn query_permit(&self) -> Result<QueryPermit> {
         self.store.sessions.query_permit_without(NO_KEY).await
     }
+}
+
+/// Creates the table of this process's claims, and the table of names.
+fn name_table(
+    table: Option<ObjectName>,
+    sessions: &Arc<SessionPool>,
+) -> (Arc<LocalClaims>, Option<NameTable>) {
+    let local_claims = Arc::new(LocalClaims::new(table.is_some()));
+    let new = |table| NameTable::new(table, sessions.clone(), local_claims.clone());
+    let names = table.map(new);
+    (local_claims, names)
 }
 
 impl fmt::Debug for Postgres {

@@ -324,7 +324,22 @@ impl PostgresClaim {
         self.entry = None;
     }
 
+    /// Records for the table of names that the claim lasts. The engine calls `changed` of a hold only when it has lasted for
+    /// some milliseconds, and of a waiter when it starts to wait.
+    fn record_name(&mut self) {
+        if let State::Held(hold) = &mut self.state
+            && !std::mem::replace(&mut hold.is_recorded, true)
+            && let Some(entry) = &self.entry
+        {
+            entry.lasts();
+        }
+        if let State::Held(_) | State::Waiting(_) = self.state {
+            self.store.write_names();
+        }
+    }
+
     async fn next_change(&mut self) -> Change {
+        self.record_name();
         loop {
             match &mut self.state {
                 State::Held(hold) => {
@@ -479,6 +494,7 @@ impl Claim for PostgresClaim {
                 _ => Ok(Release::WasNotHeld),
             };
             (self.state, self.entry) = (State::Idle, None);
+            self.store.write_names();
             answer
         })
     }
@@ -487,7 +503,7 @@ impl Claim for PostgresClaim {
 impl Drop for PostgresClaim {
     fn drop(&mut self) {
         self.start_release();
-        let (entry, name) = (self.entry.take(), self.spec.name.clone());
+        let (entry, name, store) = (self.entry.take(), self.spec.name.clone(), self.store.clone());
         if let State::Releasing(releasing) = std::mem::replace(&mut self.state, State::Idle) {
             self.spec.background.spawn(async move {
                 // On a timeout, dropping the release closes the connection.
@@ -495,6 +511,7 @@ impl Drop for PostgresClaim {
                     tracing::warn!(name = %name.escape_debug(), "lock not released within {DROP_TIMEOUT:?}: closing its connection");
                 }
                 drop(entry);
+                store.write_names();
             });
         }
     }

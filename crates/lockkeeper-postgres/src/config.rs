@@ -13,6 +13,10 @@ use crate::error::config;
 
 /// The default limit of connections.
 const DEFAULT_MAX_CONNECTIONS: usize = 16;
+/// The default table of names.
+const DEFAULT_NAMES_TABLE: &str = "lockkeeper_names";
+/// The default sequence of fences.
+const DEFAULT_FENCE_SEQUENCE: &str = "lockkeeper_fence";
 /// The default timeout for connecting, including the handshake.
 const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -30,9 +34,11 @@ pub(crate) struct Settings {
 pub(crate) struct Options {
     pub(crate) fences: FenceSource,
     /// The sequence of [`FenceSource::Sequence`].
-    pub(crate) fence_sequence: SequenceName,
+    pub(crate) fence_sequence: ObjectName,
     /// Whether a name such as `pg:42` is the advisory key 42. If not, such names are refused.
     pub(crate) foreign_keys: bool,
+    /// The table of names, unless it is off.
+    pub(crate) names_table: Option<ObjectName>,
     pub(crate) max_connections: usize,
     pub(crate) connect_timeout: Duration,
     /// The application name in the URL. It takes precedence over labels.
@@ -50,16 +56,16 @@ pub(crate) enum FenceSource {
     Sequence,
 }
 
-/// The name of a sequence, with its schema. Its characters need no escaping in a quoted identifier.
+/// The name of a sequence or a table, with its schema. Its characters need no escaping in a quoted identifier.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct SequenceName {
+pub(crate) struct ObjectName {
     pub(crate) schema: String,
     pub(crate) name: String,
 }
 
-impl SequenceName {
-    /// Parses `name` or `schema.name`. The case of letters matters.
-    pub(crate) fn parse(text: &str) -> Result<Self> {
+impl ObjectName {
+    /// Parses `name` or `schema.name`, the value of `option`. The case of letters matters.
+    pub(crate) fn parse(option: &str, text: &str) -> Result<Self> {
         // Longer identifiers are truncated by the server.
         const MAX_LEN: usize = 63;
         let is_plain = |part: &str| {
@@ -68,22 +74,22 @@ impl SequenceName {
         };
         let (schema, name) = text.split_once('.').unwrap_or(("public", text));
         if !is_plain(schema) || !is_plain(name) {
-            return Err(config(
-                "fence_sequence must be a name or schema.name, each of at most 63 letters, digits and _ $ - in ASCII",
-            ));
+            return Err(config(format!(
+                "{option} must be a name or schema.name, each of at most 63 letters, digits and _ $ - in ASCII"
+            )));
         }
         Ok(Self { schema: schema.to_owned(), name: name.to_owned() })
     }
 }
 
-impl Default for SequenceName {
-    fn default() -> Self {
-        Self { schema: "public".to_owned(), name: "lockkeeper_fence".to_owned() }
+impl ObjectName {
+    fn in_public(name: &str) -> Self {
+        Self { schema: "public".to_owned(), name: name.to_owned() }
     }
 }
 
 /// Writes the name as a quoted identifier.
-impl fmt::Display for SequenceName {
+impl fmt::Display for ObjectName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "\"{}\".\"{}\"", self.schema, self.name)
     }
@@ -93,8 +99,9 @@ impl Options {
     pub(crate) fn of(driver: &Config) -> Self {
         Self {
             fences: FenceSource::Sequence,
-            fence_sequence: SequenceName::default(),
+            fence_sequence: ObjectName::in_public(DEFAULT_FENCE_SEQUENCE),
             foreign_keys: false,
+            names_table: Some(ObjectName::in_public(DEFAULT_NAMES_TABLE)),
             max_connections: DEFAULT_MAX_CONNECTIONS,
             connect_timeout: driver
                 .get_connect_timeout()
@@ -123,8 +130,8 @@ impl Settings {
         for parameter in parameters.split('&').filter(|parameter| !parameter.is_empty()) {
             match parameter.split_once('=') {
                 Some((
-                    name @ ("fence" | "fence_sequence" | "foreign_keys" | "max_connections"
-                    | "sslrootcert"),
+                    name @ ("fence" | "fence_sequence" | "foreign_keys" | "names_table"
+                    | "max_connections" | "sslrootcert"),
                     value,
                 )) => own.push((name, value)),
                 // Certificates are always verified.
@@ -187,10 +194,16 @@ impl Settings {
             ("fence", "xid") => self.options.fences = FenceSource::TransactionIds,
             ("fence", "off") => self.options.fences = FenceSource::Off,
             ("fence", _) => return Err(config("fence must be sequence, xid or off")),
-            ("fence_sequence", name) => self.options.fence_sequence = SequenceName::parse(name)?,
+            ("fence_sequence", name) => {
+                self.options.fence_sequence = ObjectName::parse("fence_sequence", name)?;
+            }
             ("foreign_keys", "on") => self.options.foreign_keys = true,
             ("foreign_keys", "off") => self.options.foreign_keys = false,
             ("foreign_keys", _) => return Err(config("foreign_keys must be on or off")),
+            ("names_table", "off") => self.options.names_table = None,
+            ("names_table", table) => {
+                self.options.names_table = Some(ObjectName::parse(name, table)?);
+            }
             ("max_connections", number) => {
                 let number = number.parse().ok().filter(|number| *number >= 1);
                 self.options.max_connections = number
@@ -270,6 +283,11 @@ mod tests {
         assert_eq!(options.max_connections, 2);
         assert_eq!(options.connect_timeout, Duration::from_secs(3));
         assert_eq!(options.application_name.as_deref(), Some("x"));
+        assert_eq!(options.names_table.unwrap().to_string(), "\"public\".\"lockkeeper_names\"");
+        let options = Settings::parse("postgres://a/app?names_table=Ops.n$1").unwrap().options;
+        assert_eq!(options.names_table.unwrap().to_string(), "\"Ops\".\"n$1\"");
+        let off = Settings::parse("postgres://a/app?names_table=off").unwrap().options;
+        assert_eq!(off.names_table, None);
         let settings = Settings::parse("postgres://a,b/app").unwrap();
         assert_eq!(settings.driver.get_target_session_attrs(), TargetSessionAttrs::ReadWrite);
     }
@@ -279,11 +297,11 @@ mod tests {
         let settings = Settings::parse("postgres://h/d?fence_sequence=Locks.my-fence").unwrap();
         assert_eq!(settings.options.fences, FenceSource::Sequence);
         assert_eq!(settings.options.fence_sequence.to_string(), "\"Locks\".\"my-fence\"");
-        let name = SequenceName::parse("f").unwrap();
+        let name = ObjectName::parse("fence_sequence", "f").unwrap();
         assert_eq!(name.to_string(), "\"public\".\"f\"");
         let long = "a".repeat(64);
         for name in ["", ".", "a.", ".a", "a.b.c", "a\"b", "a b", "a'", "a;", "ä", &long] {
-            assert!(SequenceName::parse(name).is_err(), "{name}");
+            assert!(ObjectName::parse("fence_sequence", name).is_err(), "{name}");
         }
     }
 
@@ -350,6 +368,9 @@ mod tests {
             "postgres://u:hunter2@h/?fence_sequence=hunter2.hunter2.hunter2",
             "postgres://u:hunter2@h/?foreign_keys=hunter2",
             "postgres://u:hunter2@h/?max_connections=0",
+            "postgres://u:hunter2@h/?names_table=a.hunter2.c",
+            "postgres://u:hunter2@h/?names_table=hunter2\";",
+            "postgres://u:hunter2@h/?names_table=",
             "postgres://u:hunter2@h/?sslmode=hunter2",
             "postgres://u:hunter2@h/%ff",
         ];

@@ -5,6 +5,7 @@ use tokio_postgres::Row;
 
 use crate::backend::Postgres;
 use crate::config::Settings;
+use crate::name_table::{NameTable, Rights};
 
 const SERVER: &str = include_str!("diagnose/server.sql");
 
@@ -52,7 +53,32 @@ pub async fn diagnose(url: &str) -> Result<Vec<Finding>> {
             "allow the user to read pg_locks and pg_stat_activity",
         )),
     }
+    if let Some(names) = store.names() {
+        match names.rights(&permit).await {
+            Ok(rights) => findings.push(check_names(names, &rights)),
+            Err(error) => findings.push(Finding::warn(
+                format!("the privileges on the table of names cannot be read: {error}"),
+                "allow the user to read the system catalogs, or set names_table=off",
+            )),
+        }
+    }
     Ok(findings)
+}
+
+fn check_names(names: &NameTable, rights: &Rights) -> Finding {
+    let table = names.name();
+    if rights.usable {
+        return Finding::ok(format!("names of locks are listed from the table {table}"));
+    }
+    if !rights.exists && rights.creatable {
+        return Finding::ok(format!(
+            "names of locks are listed from the table {table}, created on first use"
+        ));
+    }
+    let what = if rights.exists { "use" } else { "create" };
+    let found =
+        format!("`ls` cannot show the names of locks: this role may not {what} the table {table}");
+    Finding::warn(found, names.advice(rights))
 }
 
 fn check_server(row: &Row) -> Vec<Finding> {

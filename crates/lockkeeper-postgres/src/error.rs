@@ -88,8 +88,12 @@ pub(crate) fn is_wait_over(error: &tokio_postgres::Error) -> bool {
 
 /// Returns whether the server ended a statement because of a cancel request.
 pub(crate) fn is_cancelled(error: &Error) -> bool {
-    let source = error.source().and_then(|source| source.downcast_ref::<tokio_postgres::Error>());
-    source.is_some_and(|source| source.code() == Some(&SqlState::QUERY_CANCELED))
+    code(error) == Some(&SqlState::QUERY_CANCELED)
+}
+
+/// Returns the code of an error that the server sent.
+pub(crate) fn code(error: &Error) -> Option<&SqlState> {
+    error.source()?.downcast_ref::<tokio_postgres::Error>()?.code()
 }
 
 /// Adds the address of the server to an error. An error with a source, which comes from the server or the driver, keeps it.

@@ -1,11 +1,11 @@
-//! Inspection, from `pg_locks` and from the records of this process about its own claims.
+//! Inspection, from `pg_locks`, from the table of names, and from the records of this process about its own claims.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use lockkeeper_core::{
-    BoxFuture, Error, ErrorKind, Inspector, Kind, Label, LockInfo, Mode, Name, Participant, Result,
-    Slots,
+    BoxFuture, Error, ErrorKind, Fence, Inspector, Kind, Label, LockInfo, Mode, Name, Owner,
+    Participant, Result, Slots,
 };
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
@@ -13,10 +13,12 @@ use tokio_postgres::types::Type;
 use crate::backend::RawBackend;
 use crate::claim::Store;
 use crate::local_claims::LocalClaim;
+use crate::name_table::WITHOUT;
 use crate::names::{AdvisoryKey, NO_KEY};
 use crate::sessions::Argument;
 
 const LOCKS: &str = include_str!("inspect/locks.sql");
+const NAMED_LOCKS: &str = include_str!("inspect/named_locks.sql");
 const TERMINATE: &str = include_str!("inspect/terminate.sql");
 
 /// How long a terminated session may take to end.
@@ -28,11 +30,35 @@ struct ServerLock {
     pid: i32,
     mode: Mode,
     granted: bool,
-    waited: Option<Duration>,
+    age: Option<Duration>,
     label: Option<Label>,
+    /// The name, from the table of names.
+    name: Option<Name>,
+    owner: Option<Owner>,
+    fence: Option<Fence>,
 }
 
 impl ServerLock {
+    /// Creates a lock from a row of `named_locks.sql`.
+    fn named(row: &Row) -> Self {
+        let mut lock = Self::new(row);
+        let name = row.get::<_, Option<&[u8]>>("name").and_then(|name| str::from_utf8(name).ok());
+        // A name with another key is not of this lock.
+        let name = name.filter(|name| lock.key.is_locked_for(name));
+        lock.name = name.map(|name| Name::derived(name.to_owned()));
+        if lock.name.is_some() && row.get::<_, Option<bool>>("described") == Some(true) {
+            let label =
+                row.get::<_, Option<&[u8]>>("own_label").and_then(|it| str::from_utf8(it).ok());
+            lock.label = label.and_then(|label| Label::new(label).ok()).or(lock.label);
+            let age = row.get::<_, Option<f64>>("age").map(|age| age.max(0.0));
+            lock.age = age.and_then(|age| Duration::try_from_secs_f64(age).ok()).or(lock.age);
+            lock.owner = row.get::<_, Option<&str>>("owner").and_then(|owner| owner.parse().ok());
+            let fence = row.get::<_, Option<i64>>("fence").and_then(|it| u64::try_from(it).ok());
+            lock.fence = fence.and_then(Fence::new);
+        }
+        lock
+    }
+
     fn new(row: &Row) -> Self {
         let mode: &str = row.get("mode");
         let label: &str = row.get("label");
@@ -46,8 +72,11 @@ impl ServerLock {
             pid: row.get("pid"),
             mode: if mode == "ShareLock" { Mode::Shared } else { Mode::Exclusive },
             granted: row.get("granted"),
-            waited: waited.and_then(|waited| Duration::try_from_secs_f64(waited).ok()),
+            age: waited.and_then(|waited| Duration::try_from_secs_f64(waited).ok()),
             label: Label::new(label).ok().filter(|_| !label.is_empty()),
+            name: None,
+            owner: None,
+            fence: None,
         }
     }
 
@@ -56,11 +85,11 @@ impl ServerLock {
         let own = local_claims.iter().find(|own| own.uses(self.pid));
         own.map_or_else(
             || Participant {
-                owner: None,
+                owner: self.owner,
                 label: self.label.clone(),
                 mode: self.mode,
-                fence: None,
-                age: self.waited,
+                fence: self.fence,
+                age: self.age,
                 remaining: None,
             },
             |own| Participant { mode: self.mode, ..own.participant() },
@@ -69,22 +98,42 @@ impl ServerLock {
 }
 
 impl Store {
-    /// Returns every advisory lock of the database.
-    async fn server_locks(&self) -> Result<Vec<ServerLock>> {
+    /// Returns every advisory lock of the database, with their names as far as they are known. If the table of names cannot be
+    /// read, `required` decides: an error that states what to do, or the locks without names.
+    async fn server_locks(&self, required: Required) -> Result<Vec<ServerLock>> {
         let permit = self.sessions.query_permit_without(NO_KEY).await?;
+        match &self.names {
+            Some(names) => match names.query(&permit, NAMED_LOCKS).await {
+                Ok(rows) => return Ok(rows.iter().map(ServerLock::named).collect()),
+                Err(error) if permit.0.connection.is_closed() => return Err(error),
+                Err(error) if required == Required::Names => {
+                    return Err(names.explain(&permit, &error).await);
+                }
+                Err(_) => {}
+            },
+            None if required == Required::Names => {
+                let message =
+                    format!("the names of locks are not kept (names_table=off); {WITHOUT}");
+                return Err(Error::new(ErrorKind::Unsupported, message));
+            }
+            None => {}
+        }
         Ok(permit.query(LOCKS, Vec::new()).await?.iter().map(ServerLock::new).collect())
     }
 
-    /// Returns the locks of all keys for which `name_of` returns a name.
+    /// Returns the locks of all keys for which `name_of` returns a name. Its second argument is the name in the table of names.
     async fn locks_named(
         &self,
-        name_of: impl Fn(AdvisoryKey) -> Option<Name>,
+        required: Required,
+        name_of: impl Fn(AdvisoryKey, Option<&Name>) -> Option<Name>,
     ) -> Result<Vec<LockInfo>> {
-        let seen = self.server_locks().await?;
+        let seen = self.server_locks(required).await?;
+        let stored: HashMap<AdvisoryKey, &Name> =
+            seen.iter().filter_map(|lock| Some((lock.key, lock.name.as_ref()?))).collect();
         let own = self.local_claims.all();
         let mut infos: BTreeMap<AdvisoryKey, LockInfo> = BTreeMap::new();
         let mut add = |key: AdvisoryKey, granted: bool, participant: Participant| {
-            let Some(name) = name_of(key) else { return };
+            let Some(name) = name_of(key, stored.get(&key).copied()) else { return };
             let info = infos.entry(key).or_insert_with(|| LockInfo {
                 name,
                 kind: Kind::Lock,
@@ -112,40 +161,52 @@ impl Store {
         Ok(infos)
     }
 
-    /// Returns the names of keys: the original name for keys that this process uses, and the key itself for others.
-    fn names(&self) -> impl Fn(AdvisoryKey) -> Option<Name> + use<> {
+    /// Returns the names of keys that start with `prefix`, from the claims of this process and from the table of names. The
+    /// name of any other key is the key itself, if the prefix is empty.
+    fn names(&self, prefix: String) -> impl Fn(AdvisoryKey, Option<&Name>) -> Option<Name> + use<> {
         let own = self.local_claims.all();
         let name = move |key| own.get(&key)?.first().map(|local: &LocalClaim| local.name.clone());
-        move |key| name(key).or_else(|| Name::new(key).ok())
+        move |key, stored| {
+            let name = name(key).or_else(|| stored.cloned());
+            let name = if prefix.is_empty() { name.or_else(|| Name::new(key).ok()) } else { name };
+            name.filter(|name| name.starts_with(&prefix))
+        }
     }
 
     /// Returns the names of the keys that a semaphore consists of.
-    fn parts(semaphore: &str) -> impl Fn(AdvisoryKey) -> Option<Name> + use<> {
+    fn parts(semaphore: &str) -> impl Fn(AdvisoryKey, Option<&Name>) -> Option<Name> + use<> {
         let parts: HashMap<AdvisoryKey, Name> =
             Slots::parts(semaphore).map(|name| (AdvisoryKey::of(&name), name)).collect();
-        move |key| parts.get(&key).cloned()
+        move |key, _| parts.get(&key).cloned()
     }
+}
+
+/// What inspection needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Required {
+    /// The locks, and their names as far as they are known.
+    Locks,
+    /// The names of the locks of all processes.
+    Names,
 }
 
 impl Inspector for RawBackend {
     fn list(&self, prefix: &str) -> BoxFuture<'_, Result<Vec<LockInfo>>> {
-        if prefix.is_empty() {
-            return Box::pin(self.0.locks_named(self.0.names()));
-        }
         if let Some(semaphore) = prefix.strip_suffix('\0') {
-            return Box::pin(self.0.locks_named(Store::parts(semaphore)));
+            return Box::pin(self.0.locks_named(Required::Locks, Store::parts(semaphore)));
         }
-        Box::pin(std::future::ready(Err(Error::new(
-            ErrorKind::Unsupported,
-            "PostgreSQL keeps hashes of names and cannot search them by prefix: list all keys without a prefix, or show one name",
-        ))))
+        // An empty list would mean that none of them is held.
+        let required = if prefix.is_empty() { Required::Locks } else { Required::Names };
+        let names = self.0.names(prefix.to_owned());
+        Box::pin(self.0.locks_named(required, names))
     }
 
     fn show(&self, name: &Name) -> BoxFuture<'_, Result<Vec<LockInfo>>> {
         let name = name.clone();
         Box::pin(async move {
             let key = self.0.key_of(&name)?;
-            self.0.locks_named(move |seen| (seen == key).then(|| name.clone())).await
+            let named = move |seen, _: Option<&Name>| (seen == key).then(|| name.clone());
+            self.0.locks_named(Required::Locks, named).await
         })
     }
 
@@ -154,7 +215,7 @@ impl Inspector for RawBackend {
         let key = self.0.key_of(name);
         Box::pin(async move {
             let key = key?;
-            let seen = self.0.server_locks().await?;
+            let seen = self.0.server_locks(Required::Locks).await?;
             let held = seen.iter().filter(|seen| seen.key == key && seen.granted);
             let pids: Vec<i32> = held.map(|seen| seen.pid).collect();
             if pids.is_empty() {

@@ -28,6 +28,7 @@ mod error;
 mod fences;
 mod inspect;
 mod local_claims;
+mod name_table;
 mod names;
 mod sessions;
 mod transaction;

@@ -1,8 +1,9 @@
 //! A table of the claims of this process, by key, with what each has on the server. Inspection shows it, and a claim does
-//! not try a lock that another claim of this process holds.
+//! not try a lock that another claim of this process holds. It also collects the changes to the table of names.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use lockkeeper_core::{ClaimSpec, Fence, Label, Mode, Name, Owner, Participant};
 use tokio::sync::Notify;
@@ -14,9 +15,57 @@ use crate::sessions::Session;
 /// The claims of this process that hold or wait.
 #[derive(Debug, Default)]
 pub(crate) struct LocalClaims {
-    table: Mutex<HashMap<AdvisoryKey, Vec<LocalClaim>>>,
+    table: Mutex<Table>,
+    /// Whether there is a table of names.
+    are_written: bool,
     /// Notified when a claim is removed or downgraded.
     released: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    claims: HashMap<AdvisoryKey, Vec<LocalClaim>>,
+    /// The claims that the table of names may have to show, the oldest first. Most of them end before they are old enough.
+    unwritten: VecDeque<(AdvisoryKey, Owner)>,
+    /// The rows to remove from the table of names.
+    removed: Vec<RowId>,
+    /// Whether all claims have to be written, because writes have failed.
+    write_all: bool,
+}
+
+/// The primary key of a row in the table of names: a lock, and the session that has it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct RowId {
+    pub(crate) pid: i32,
+    pub(crate) session_start: f64,
+    pub(crate) key: AdvisoryKey,
+}
+
+impl RowId {
+    fn new(session: &Session, key: AdvisoryKey) -> Self {
+        let (pid, session_start) = (session.connection.pid, session.connection.started);
+        Self { pid, session_start, key }
+    }
+}
+
+/// What the table of names shows about a lock.
+#[derive(Debug)]
+pub(crate) struct Description {
+    pub(crate) granted: bool,
+    pub(crate) since: Instant,
+    pub(crate) name: Name,
+    pub(crate) label: Label,
+    pub(crate) owner: Owner,
+    pub(crate) fence: Option<Fence>,
+}
+
+/// Changes to the table of names.
+#[derive(Debug, Default)]
+pub(crate) struct Changes {
+    pub(crate) added: Vec<(RowId, Description)>,
+    pub(crate) removed: Vec<RowId>,
+    /// Whether there are claims that are not old enough to be added.
+    pub(crate) has_young: bool,
 }
 
 /// A claim that holds or waits.
@@ -28,6 +77,10 @@ pub(crate) struct LocalClaim {
     mode: Mode,
     since: Instant,
     stage: Stage,
+    /// Its row in the table of names.
+    row: Option<RowId>,
+    /// Whether it is in `Table::unwritten`. A statement cannot write a row twice.
+    is_unwritten: bool,
 }
 
 /// What a claim has on the server.
@@ -60,6 +113,18 @@ impl LocalClaim {
         Participant { owner, label, mode: self.mode, fence, age, remaining: None }
     }
 
+    /// Returns its row in the table of names, and what the row shows. Returns `None` if it has nothing on the server.
+    fn describe(&self, key: AdvisoryKey) -> Option<(RowId, Description)> {
+        let (session, granted, fence) = match &self.stage {
+            Stage::Held(session, fence) => (session, true, *fence),
+            Stage::Waiting(session) => (session, false, None),
+            Stage::WithoutSession => return None,
+        };
+        let (name, label) = (self.name.clone(), self.label.clone());
+        let (since, owner) = (self.since, self.owner);
+        Some((RowId::new(session, key), Description { granted, since, name, label, owner, fence }))
+    }
+
     /// Returns whether this claim prevents the server from granting `mode` to another claim.
     fn excludes(&self, mode: Mode) -> bool {
         let Stage::Held(session, _) = &self.stage else { return false };
@@ -69,7 +134,12 @@ impl LocalClaim {
 }
 
 impl LocalClaims {
-    fn table(&self) -> MutexGuard<'_, HashMap<AdvisoryKey, Vec<LocalClaim>>> {
+    /// Creates an empty table. `are_written`: whether there is a table of names.
+    pub(crate) fn new(are_written: bool) -> Self {
+        Self { are_written, ..Self::default() }
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -83,20 +153,27 @@ impl LocalClaims {
     ) -> Entry {
         let ClaimSpec { name, owner, label, mode, .. } = spec;
         let (name, owner, label, mode) = (name.clone(), *owner, label.clone(), *mode);
-        let local = LocalClaim { name, owner, label, mode, since, stage };
-        self.table().entry(key).or_default().push(local);
+        let is_unwritten = self.are_written && matches!(stage, Stage::Waiting(_));
+        let row = None;
+        let local = LocalClaim { name, owner, label, mode, since, stage, row, is_unwritten };
+        let mut table = self.table();
+        table.claims.entry(key).or_default().push(local);
+        if is_unwritten {
+            table.unwritten.push_back((key, owner));
+        }
+        drop(table);
         Entry { local_claims: self.clone(), key, owner }
     }
 
     /// Returns the claims of this process, by key.
     pub(crate) fn all(&self) -> HashMap<AdvisoryKey, Vec<LocalClaim>> {
-        self.table().clone()
+        self.table().claims.clone()
     }
 
     /// Summarizes the claims of this process on a key, for another claim of `mode`.
     pub(crate) fn others(&self, key: AdvisoryKey, mode: Mode) -> OtherClaims {
         let table = self.table();
-        let local_claims = table.get(&key).map_or(&[][..], Vec::as_slice);
+        let local_claims = table.claims.get(&key).map_or(&[][..], Vec::as_slice);
         let holders =
             local_claims.iter().filter(|local| matches!(local.stage, Stage::Held(..))).count();
         OtherClaims {
@@ -104,6 +181,71 @@ impl LocalClaims {
             exclude: local_claims.iter().any(|local| local.excludes(mode)),
             wait: local_claims.iter().any(LocalClaim::is_waiting),
         }
+    }
+
+    /// Returns whether the table of names may have to be changed.
+    pub(crate) fn have_changes(&self) -> bool {
+        let table = self.table();
+        table.write_all || !table.unwritten.is_empty() || !table.removed.is_empty()
+    }
+
+    /// Returns the next changes to the table of names, for claims that are at least `min_age` old: up to `max` rows to add, and
+    /// as many to remove.
+    pub(crate) fn take_changes(&self, min_age: Duration, max: usize) -> Changes {
+        let mut guard = self.table();
+        let table = &mut *guard;
+        if std::mem::take(&mut table.write_all) {
+            table.unwritten = VecDeque::new();
+            for (key, claims) in &mut table.claims {
+                for claim in claims {
+                    claim.is_unwritten = true;
+                    table.unwritten.push_back((*key, claim.owner));
+                }
+            }
+        }
+        let rest = table.removed.len().saturating_sub(max);
+        let mut changes = Changes { removed: table.removed.split_off(rest), ..Changes::default() };
+        let mut young = VecDeque::new();
+        while changes.added.len() < max
+            && let Some((key, owner)) = table.unwritten.pop_front()
+        {
+            let mut claims = table.claims.get_mut(&key).into_iter().flatten();
+            let Some(claim) = claims.find(|claim| claim.owner == owner) else { continue };
+            if claim.since.elapsed() < min_age {
+                young.push_back((key, owner));
+                continue;
+            }
+            claim.is_unwritten = false;
+            let Some((id, description)) = claim.describe(key) else { continue };
+            claim.row = Some(id);
+            changes.added.push((id, description));
+        }
+        changes.has_young = !young.is_empty();
+        young.append(&mut table.unwritten);
+        table.unwritten = young;
+        changes
+    }
+
+    /// Takes back changes that may not have been made. All claims are written again.
+    pub(crate) fn put_back(&self, changes: Changes) {
+        if changes.added.is_empty() && changes.removed.is_empty() {
+            return;
+        }
+        let mut table = self.table();
+        table.write_all = true;
+        table.removed.extend(changes.removed);
+    }
+
+    /// Makes all claims be written again.
+    pub(crate) fn write_all_again(&self) {
+        self.table().write_all = true;
+    }
+
+    /// Replaces the list of claims to write by a mark to write all of them, so that it does not grow while nothing is written.
+    pub(crate) fn collapse_changes(&self) {
+        let mut table = self.table();
+        table.write_all = true;
+        table.unwritten = VecDeque::new();
     }
 
     /// Waits until the summary of a key differs from `before`.
@@ -140,14 +282,37 @@ pub(crate) struct Entry {
 impl Entry {
     fn update(&self, change: impl FnOnce(&mut LocalClaim)) {
         let mut table = self.local_claims.table();
-        let mut local_claims = table.get_mut(&self.key).into_iter().flatten();
+        let mut local_claims = table.claims.get_mut(&self.key).into_iter().flatten();
         if let Some(local) = local_claims.find(|local| local.owner == self.owner) {
             change(local);
         }
     }
 
     pub(crate) fn set_stage(&self, since: Instant, stage: Stage) {
-        self.update(|local| (local.since, local.stage) = (since, stage));
+        let (waits, mut removed) = (matches!(stage, Stage::Waiting(_)), None);
+        self.update(|local| {
+            (local.since, local.stage) = (since, stage);
+            let id = local.describe(self.key).map(|(id, _)| id);
+            // The row of a waiter that is granted the lock is updated later.
+            removed = local.row.take_if(|row| Some(*row) != id);
+        });
+        if waits {
+            self.lasts();
+        }
+        if let Some(row) = removed {
+            self.local_claims.table().removed.push(row);
+        }
+    }
+
+    /// Records that the claim has lasted for some time, or may: the table of names may have to show it.
+    pub(crate) fn lasts(&self) {
+        let mut is_new = false;
+        if self.local_claims.are_written {
+            self.update(|local| is_new = !std::mem::replace(&mut local.is_unwritten, true));
+        }
+        if is_new {
+            self.local_claims.table().unwritten.push_back((self.key, self.owner));
+        }
     }
 
     /// Records that the hold is shared now.
@@ -160,10 +325,15 @@ impl Entry {
 impl Drop for Entry {
     fn drop(&mut self) {
         let mut table = self.local_claims.table();
-        if let Some(local_claims) = table.get_mut(&self.key) {
-            local_claims.retain(|local| local.owner != self.owner);
+        let Table { claims, removed, .. } = &mut *table;
+        if let Some(local_claims) = claims.get_mut(&self.key) {
+            local_claims.retain(|local| {
+                let is_other = local.owner != self.owner;
+                removed.extend(local.row.filter(|_| !is_other));
+                is_other
+            });
             if local_claims.is_empty() {
-                table.remove(&self.key);
+                claims.remove(&self.key);
             }
         }
         drop(table);

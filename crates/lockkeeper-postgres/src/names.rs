@@ -21,6 +21,8 @@ use sha2::{Digest, Sha256};
 ///
 /// assert_eq!(AdvisoryKey::from_i64(42).to_string(), "pg:42");
 /// assert_ne!(AdvisoryKey::of("pg:42"), AdvisoryKey::from_i64(42)); // a name is always hashed
+/// assert_eq!(AdvisoryKey::of("orders/42").as_i64(), Some(-5_170_164_510_040_806_565));
+/// assert_eq!(AdvisoryKey::from_pair(7, 42).as_pair(), Some((7, 42)));
 /// // let keeper = Keeper::new(Postgres::new(url)?.with_foreign_keys());
 /// // let guard = keeper.mutex(AdvisoryKey::from_pair(7, 42)).lock().await?;
 /// ```
@@ -61,6 +63,23 @@ impl AdvisoryKey {
     pub fn of(name: &str) -> Self {
         let digest = Sha256::new().chain_update(VERSION).chain_update(name).finalize();
         Self(Form::One(i64::from_be_bytes(first_8(&digest))))
+    }
+
+    /// Returns the number that `pg_advisory_lock(bigint)` takes, or `None` if the key is a pair. The key of a name is always
+    /// one number.
+    pub fn as_i64(self) -> Option<i64> {
+        match self.0 {
+            Form::One(key) => Some(key),
+            Form::Two(..) => None,
+        }
+    }
+
+    /// Returns the numbers that `pg_advisory_lock(int, int)` takes, or `None` if the key is one number.
+    pub fn as_pair(self) -> Option<(i32, i32)> {
+        match self.0 {
+            Form::One(_) => None,
+            Form::Two(first, second) => Some((first, second)),
+        }
     }
 
     /// Parses a key as [`Display`](fmt::Display) writes it. Returns `None` for any other text.
@@ -108,8 +127,7 @@ impl AdvisoryKey {
     }
 
     /// Returns the key as `pg_locks` shows it: classid, objid, objsubid.
-    #[cfg(test)]
-    fn in_pg_locks(self) -> (u32, u32, i16) {
+    pub(crate) fn in_pg_locks(self) -> (u32, u32, i16) {
         match self.0 {
             Form::One(key) => {
                 let key = key.cast_unsigned();
@@ -118,6 +136,11 @@ impl AdvisoryKey {
             }
             Form::Two(first, second) => (first.cast_unsigned(), second.cast_unsigned(), 2),
         }
+    }
+
+    /// Returns whether a store locks this key for a name: the key of the name, or the key that the name spells.
+    pub(crate) fn is_locked_for(self, name: &str) -> bool {
+        Self::parse(name).unwrap_or_else(|| Self::of(name)) == self
     }
 
     /// Returns the key that `pg_locks` shows with these columns.
@@ -191,6 +214,14 @@ mod tests {
         ];
         for key in keys {
             assert_eq!(AdvisoryKey::parse(&key.to_string()), Some(key));
+            let (number, pair) = (key.as_i64(), key.as_pair());
+            let of_number = number.map(AdvisoryKey::from_i64);
+            let of_pair = pair.map(|(first, second)| AdvisoryKey::from_pair(first, second));
+            assert_eq!(
+                [of_number, of_pair].map(|own| own.is_some_and(|own| own == key)),
+                [number.is_some(), pair.is_some()]
+            );
+            assert_ne!(number.is_some(), pair.is_some(), "a key has one form");
             assert_ne!(
                 AdvisoryKey::of(&key.to_string()),
                 key,

@@ -70,6 +70,42 @@ impl TransactionLock {
         Self { shared: true, ..self }
     }
 
+    /// Returns the key.
+    pub fn key(self) -> AdvisoryKey {
+        self.key
+    }
+
+    /// Returns the SQL that waits for the lock, for drivers other than `tokio-postgres`. Execute it in a transaction.
+    ///
+    /// The only argument, `$1`, is [`AdvisoryKey::as_i64`] of the [`key`](Self::key); for a key of two numbers, `$1` and `$2`
+    /// are those of [`AdvisoryKey::as_pair`]. The result is `void`.
+    ///
+    /// The wait is limited by `lock_timeout` and `statement_timeout` of the transaction. If one of them ends it, the
+    /// transaction is aborted; to continue with the transaction, roll back to a savepoint.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use lockkeeper_postgres::TransactionLock;
+    ///
+    /// let lock = TransactionLock::new("orders/42");
+    /// assert_eq!(lock.lock_sql(), "SELECT pg_advisory_xact_lock($1::bigint)");
+    /// assert_eq!(lock.try_lock_sql(), "SELECT pg_try_advisory_xact_lock($1::bigint)");
+    /// assert_eq!(lock.shared().lock_sql(), "SELECT pg_advisory_xact_lock_shared($1::bigint)");
+    /// // sqlx::query(&lock.lock_sql()).bind(lock.key().as_i64()).execute(&mut *transaction).await?;
+    /// ```
+    ///
+    /// `examples/postgres-drivers` has programs for sqlx, diesel and the synchronous `postgres`.
+    pub fn lock_sql(self) -> String {
+        self.text("")
+    }
+
+    /// Returns the SQL that tries to lock without waiting, as [`lock_sql`](Self::lock_sql) does. The result is a `boolean`:
+    /// whether the lock was granted.
+    pub fn try_lock_sql(self) -> String {
+        self.text("try_")
+    }
+
     /// Waits for the lock without limit.
     ///
     /// # Errors
@@ -154,7 +190,8 @@ impl TransactionLock {
             Form::Two(..) => "$1::int, $2::int",
         };
         let shared = if self.shared { "_shared" } else { "" };
-        LOCK.replace("{try_}", try_).replace("{key}", key).replace("{shared}", shared)
+        let template = LOCK.lines().filter(|line| !line.starts_with("--")).collect::<String>();
+        template.replace("{try_}", try_).replace("{key}", key).replace("{shared}", shared)
     }
 }
 

@@ -9,7 +9,11 @@ const LAYERS: [Layer<'_>; 6] = [
         below: &["backend", "claim", "sessions", "base"],
     },
     Layer { name: "backend", modules: &["backend"], below: &["claim", "sessions", "base"] },
-    Layer { name: "claim", modules: &["claim", "local_claims"], below: &["sessions", "base"] },
+    Layer {
+        name: "claim",
+        modules: &["claim", "local_claims", "name_table"],
+        below: &["sessions", "base"],
+    },
     // Locks and fence registers in transactions need no claim.
     Layer {
         name: "transactions",

@@ -36,7 +36,6 @@ impl<T> Shared<T> {
 static ONE: Shared<RedisServer> = Shared::new();
 static REDIS_62: Shared<RedisServer> = Shared::new();
 static REDIS_82: Shared<RedisServer> = Shared::new();
-static VALKEY_80: Shared<RedisServer> = Shared::new();
 static VALKEY: Shared<RedisServer> = Shared::new();
 static SENTINEL: Shared<RedisSentinel> = Shared::new();
 static CLUSTER: Shared<RedisCluster> = Shared::new();
@@ -78,10 +77,6 @@ async fn redis_62() -> Subject {
 
 async fn redis_82() -> Subject {
     on(REDIS_82.get(|| start(RedisMake::Redis82)), "").await
-}
-
-async fn valkey_80() -> Subject {
-    on(VALKEY_80.get(|| start(RedisMake::Valkey80)), "").await
 }
 
 async fn valkey() -> Subject {
@@ -192,10 +187,6 @@ mod on_redis_6_2 {
 
 mod on_redis_8_2 {
     lockkeeper_testkit::conformance!(super::redis_82);
-}
-
-mod on_valkey_8_0 {
-    lockkeeper_testkit::conformance!(super::valkey_80);
 }
 
 mod on_valkey {

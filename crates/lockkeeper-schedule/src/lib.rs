@@ -52,8 +52,7 @@
 //! # Locks in the store
 //!
 //! A run holds the lock `schedule/run/<job>`; a claim is the lock `schedule/tick/<time>/<job>`. `lockkeeper
-//! ls schedule/` shows which node runs which job, and which ticks are claimed. PostgreSQL stores hashes of names and
-//! cannot list by prefix: use `lockkeeper show schedule/run/<job>` there.
+//! ls schedule/` shows which node runs which job, and which ticks are claimed.
 
 mod decided;
 mod job;

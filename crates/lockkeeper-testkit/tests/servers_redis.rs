@@ -106,7 +106,6 @@ fn other_server_programs_are_started() {
         (RedisMake::Installed, "redis_version:"),
         (RedisMake::Redis62, "redis_version:6.2."),
         (RedisMake::Redis82, "redis_version:8.2."),
-        (RedisMake::Valkey80, "valkey_version:8.0."),
         (RedisMake::Valkey, "valkey_version:9."),
     ] {
         let server = RedisServer::builder().make(make).start_or_panic();

@@ -249,16 +249,28 @@ fn break_asks_and_does_not_break_another_holder_than_the_one_confirmed() {
     eventually("it is free", || sandbox.run(&["ls"]).out.is_empty());
 }
 
-/// PostgreSQL keeps hashes of names: an empty table and exit code 0 would claim that no lock is held.
 #[test]
-fn a_prefix_on_postgres_is_rejected_with_an_alternative() {
+fn locks_on_postgres_are_listed_by_prefix() {
     let server = PostgresServer::start_or_panic();
     let sandbox = Sandbox::on(&server.url());
+    assert_eq!(sandbox.run(&["ls", "orders/"]).out, "");
+    let _held = sandbox.hold("orders/1", &["--label", "web-1"]);
+    eventually("the name is listed", || sandbox.run(&["ls", "orders/"]).out.contains("orders/1"));
+    let listed = sandbox.run(&["ls", "orders/"]).out;
+    assert!(listed.contains("web-1"), "{listed}");
+    assert_eq!(sandbox.run(&["ls", "invoices/"]).out, "");
+}
+
+/// Without the table of names, an empty list and exit code 0 would claim that no lock is held.
+#[test]
+fn a_prefix_on_postgres_without_names_is_rejected_with_an_alternative() {
+    let server = PostgresServer::start_or_panic();
+    let sandbox = Sandbox::on(&format!("{}?names_table=off", server.url()));
     let _held = sandbox.hold("orders/1", &["--label", "web-1"]);
     for args in [&["ls", "orders/"][..], &["ls", "orders/", "--json"], &["watch", "orders/"]] {
         let output = sandbox.run(args);
         assert_eq!((output.code, output.out.as_str()), (Some(64), ""), "{args:?}: {}", output.err);
-        for text in ["hashes", "show one name"] {
+        for text in ["names_table=off", "without a prefix"] {
             assert!(output.err.contains(text), "{args:?}: {}", output.err);
         }
     }

@@ -56,8 +56,8 @@ impl Inspect {
     /// # Errors
     ///
     /// - [`Unavailable`](crate::ErrorKind::Unavailable) if the store does not answer.
-    /// - [`Unsupported`](crate::ErrorKind::Unsupported) for a prefix that is not empty, on a store that does not know the
-    ///   names of other processes' locks (PostgreSQL keeps hashes).
+    /// - [`Unsupported`](crate::ErrorKind::Unsupported) for a prefix that is not empty, if the store does not know the
+    ///   names of other processes' locks (PostgreSQL, if its table of names cannot be used).
     pub async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
         let listed = self.inspector().list(prefix).await;
         listed.map_err(|error| error.during(self.context.store, "list"))

@@ -48,9 +48,8 @@ const MAX_BACKOFF: Duration = Duration::from_secs(5);
 /// # Names
 ///
 /// The election `service` is the lock `election/service` in the store. So an election and a mutex of the same name do not
-/// conflict, `lockkeeper ls election/` lists all leaders, and `lockkeeper break election/service` deposes one. On
-/// PostgreSQL, which keeps hashes of names, use `lockkeeper show election/NAME` instead of `ls`. The prefix counts towards
-/// the limit of 1 KiB for a name.
+/// conflict, `lockkeeper ls election/` lists all leaders, and `lockkeeper break election/service` deposes one. The prefix
+/// counts towards the limit of 1 KiB for a name.
 ///
 /// # Examples
 ///

@@ -18,12 +18,22 @@ pub(super) struct Hold {
     /// Whether the next renewal joins an announced heartbeat.
     pub(super) joins: bool,
     pub(super) held_modes: HeldModes,
+    /// Whether the hold was recorded for the table of names.
+    pub(super) is_recorded: bool,
 }
 
 impl Hold {
     pub(super) fn new(slot: SessionSlot, fence: Option<Fence>, attempted: Instant) -> Self {
         let (renewed, valid_for) = (attempted, Duration::ZERO);
-        Self { slot, fence, renewed, valid_for, joins: false, held_modes: HeldModes::One }
+        Self {
+            slot,
+            fence,
+            renewed,
+            valid_for,
+            joins: false,
+            held_modes: HeldModes::One,
+            is_recorded: false,
+        }
     }
 
     /// Records that a renewal starts, and returns what caused it.

@@ -245,7 +245,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Sets how long the server waits for a lock. Zero means no limit. Only the claim that waits on this session may call it.
+    /// Sets how long the server waits for a lock. Zero means no limit. Only the claim that waits on this session may
+    /// call it, or the owner of a `QueryPermit`, which resets it.
     pub(crate) async fn set_lock_timeout(&self, limit: Duration) -> Result<()> {
         if self.state().lock_timeout == limit {
             return Ok(());
@@ -263,7 +264,7 @@ impl Connection {
         self.batch_execute("").await
     }
 
-    /// Sends statements that return nothing.
+    /// Sends statements that return nothing. They share a transaction, unless they control transactions themselves.
     pub(super) async fn batch_execute(&self, text: &str) -> Result<()> {
         self.run(self.transport.client().batch_execute(text)).await
     }
@@ -271,7 +272,7 @@ impl Connection {
     /// Sends an unprepared statement, and returns its rows.
     pub(crate) async fn query_typed(
         &self,
-        text: &'static str,
+        text: &str,
         arguments: &[(&(dyn ToSql + Sync), Type)],
     ) -> Result<Vec<Row>> {
         self.run(self.transport.client().query_typed(text, arguments)).await

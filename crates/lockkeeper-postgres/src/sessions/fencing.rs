@@ -12,7 +12,7 @@ use tokio_postgres::types::{ToSql, Type};
 
 use super::connection::{Connection, SessionFences, connection_closed};
 use super::statements::{FIND_SEQUENCE, FLUSH_SEQUENCE, LOCK_TRANSACTION_IDS, OPEN_SEQUENCE};
-use crate::config::{FenceSource, SequenceName};
+use crate::config::{FenceSource, ObjectName};
 use crate::error::{config, unavailable};
 use crate::names::RESERVED_CLASS;
 
@@ -29,7 +29,7 @@ const TRANSACTION_IDS_KEY: i32 = 1;
 #[derive(Debug)]
 pub(crate) struct Fencing {
     pub(crate) source: FenceSource,
-    sequence: SequenceName,
+    sequence: ObjectName,
     highest: AtomicU64,
     /// The highest fence of the sequence that is known to be on disk.
     flushed: AtomicU64,
@@ -40,7 +40,7 @@ pub(crate) struct Fencing {
 }
 
 impl Fencing {
-    pub(crate) fn new(source: FenceSource, sequence: SequenceName) -> Self {
+    pub(crate) fn new(source: FenceSource, sequence: ObjectName) -> Self {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let id = COUNT.fetch_add(1, Ordering::Relaxed);
         let (highest, flushed) = (AtomicU64::new(0), AtomicU64::new(0));

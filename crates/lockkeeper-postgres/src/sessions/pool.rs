@@ -191,6 +191,12 @@ impl SessionPool {
         self.replace_by_permit(slot)
     }
 
+    /// Returns a permit to send queries on any session that responds, for work that no claim waits for.
+    pub(crate) async fn any_query_permit(self: &Arc<Self>) -> Result<QueryPermit> {
+        let (key, ttl, label) = (NO_KEY, DEFAULT_TTL, Label::default());
+        self.query_permit(SessionRequest { key, ttl, label: label.as_str(), fencing: None }).await
+    }
+
     /// Replaces a slot by a permit, so that no waiter can take the session between the two.
     fn replace_by_permit(&self, slot: Option<SessionSlot>) -> Result<QueryPermit> {
         let slot = slot.ok_or_else(|| self.exhausted())?;

@@ -1,5 +1,6 @@
 //! A session that claims share, with the keys that they lock on it.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -229,16 +230,38 @@ impl QueryPermit {
     /// read blocks all other answers on the connection.
     pub(crate) async fn query(
         &self,
-        text: &'static str,
+        text: impl Into<Cow<'static, str>>,
         arguments: Vec<(Argument, Type)>,
     ) -> Result<Vec<Row>> {
         // The task keeps a permit even if the caller is dropped: the query is still in flight, and no wait may start.
-        let permit = self.clone();
+        let (permit, text) = (self.clone(), text.into());
         let task = tokio::spawn(async move {
             let arguments = arguments.iter().map(|(value, kind)| (&**value as _, kind.clone()));
             let arguments: Vec<(&(dyn ToSql + Sync), Type)> = arguments.collect();
-            permit.0.connection.query_typed(text, &arguments).await
+            permit.0.connection.query_typed(&text, &arguments).await
         });
+        task.await.unwrap_or_else(|_| Err(connection_closed()))
+    }
+
+    /// Sends a query that waits for locks on tables for at most `limit`, as [`query`](Self::query) does. No wait for a lock
+    /// of a claim starts on the session meanwhile, which would need its own limit.
+    pub(crate) async fn query_within(&self, limit: Duration, text: String) -> Result<Vec<Row>> {
+        let permit = self.clone();
+        let task = tokio::spawn(async move {
+            let connection = &permit.0.connection;
+            connection.set_lock_timeout(limit).await?;
+            let rows = connection.query_typed(&text, &[]).await;
+            connection.set_lock_timeout(Duration::ZERO).await?;
+            rows
+        });
+        task.await.unwrap_or_else(|_| Err(connection_closed()))
+    }
+
+    /// Sends statements without arguments, as [`query`](Self::query) does.
+    pub(crate) async fn execute(&self, statements: String) -> Result<()> {
+        let permit = self.clone();
+        let task =
+            tokio::spawn(async move { permit.0.connection.batch_execute(&statements).await });
         task.await.unwrap_or_else(|_| Err(connection_closed()))
     }
 }

@@ -14,6 +14,9 @@ use tokio_postgres::{Client, NoTls};
 /// A timeout that no working operation reaches, even on a busy machine.
 pub const SOON: Duration = Duration::from_secs(30);
 
+/// The arguments of servers that no test crashes.
+pub const SERVER_ARGS: [&str; 4] = ["-c", "max_connections=400", "-c", "fsync=off"];
+
 /// Longer than all tests of a binary take together.
 const MAX_TEST_TIME: Duration = Duration::from_secs(600);
 
@@ -22,9 +25,8 @@ pub fn server() -> &'static PostgresServer {
     static SERVER: OnceLock<PostgresServer> = OnceLock::new();
     no_longer_than(MAX_TEST_TIME);
     SERVER.get_or_init(|| {
-        let args = ["-c", "max_connections=400", "-c", "fsync=off"];
         // A static is never dropped. The server ends with the process.
-        PostgresServer::with_args(&args).unwrap_or_else(|error| panic!("{error}"))
+        PostgresServer::with_args(&SERVER_ARGS).unwrap_or_else(|error| panic!("{error}"))
     })
 }
 
@@ -69,11 +71,15 @@ pub fn in_pg_locks(key: AdvisoryKey) -> String {
 
 /// Terminates the sessions that hold a key.
 pub async fn terminate_holders(key: AdvisoryKey) {
+    terminate_holders_at(&url(), key).await;
+}
+
+pub async fn terminate_holders_at(url: &str, key: AdvisoryKey) {
     let sql = format!(
         "SELECT pg_terminate_backend(pid, 10000) FROM pg_locks WHERE granted AND {}",
         in_pg_locks(key)
     );
-    client().await.batch_execute(&sql).await.unwrap();
+    client_at(url).await.batch_execute(&sql).await.unwrap();
 }
 
 /// Returns how many sessions hold a key, and how many wait for it.

@@ -7,8 +7,11 @@ use std::time::Duration;
 use lockkeeper_core::{Guard, Keeper, Result};
 use lockkeeper_postgres::{AdvisoryKey, Postgres};
 use lockkeeper_testkit::proxy::Proxy;
+use lockkeeper_testkit::server::PostgresServer;
 
-use crate::common::{client, eventually, holders_and_waiters, keeper, name, server, soon};
+use crate::common::{
+    SERVER_ARGS, client, client_at, eventually, holders_and_waiters, keeper, name, server, soon,
+};
 
 #[tokio::test]
 async fn a_waiter_that_times_out_leaves_the_servers_queue() {
@@ -133,5 +136,29 @@ async fn a_try_does_not_overtake_waiters_of_its_process() {
         let guard = soon("the next", waiter).await.unwrap().unwrap();
         assert!(mutex.try_lock().await.unwrap().is_none());
         guard.release().await.unwrap();
+    }
+}
+
+/// A wait is a transaction on the server. PostgreSQL 17 and newer can limit transactions, and a session whose transaction
+/// reaches the limit is ended.
+#[tokio::test]
+async fn a_wait_outlives_the_transaction_timeout_of_the_database() {
+    for major in [17, 18] {
+        let server = PostgresServer::of_version(major, &SERVER_ARGS);
+        let server = server.unwrap_or_else(|error| panic!("{error}"));
+        let client = client_at(&server.url()).await;
+        let limit = "ALTER DATABASE postgres SET transaction_timeout = '200ms'";
+        client.batch_execute(limit).await.unwrap();
+        let [one, other] = [(); 2].map(|()| Keeper::new(Postgres::new(&server.url()).unwrap()));
+        let guard = one.mutex("a").lock().await.unwrap();
+        let waiter = tokio::spawn(async move { other.mutex("a").lock().await.unwrap() });
+        let long_wait = "SELECT FROM pg_locks WHERE locktype = 'advisory' \
+                      AND clock_timestamp() - waitstart > interval '600 ms'";
+        eventually("a wait three times as long as the limit", async || {
+            !client.query(long_wait, &[]).await.unwrap().is_empty()
+        })
+        .await;
+        guard.release().await.unwrap();
+        soon("the waiter", waiter).await.unwrap().release().await.unwrap();
     }
 }

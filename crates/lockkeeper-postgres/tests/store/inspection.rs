@@ -9,7 +9,7 @@ use crate::common::{client, eventually, keeper, name, soon};
 #[tokio::test]
 async fn locks_of_other_processes_are_shown_with_their_labels() {
     let name = name("shown");
-    let (one, other) = (keeper("").label("the other"), keeper(""));
+    let (one, other) = (keeper("").label("the other"), keeper("names_table=off"));
     let guard = one.mutex(name.clone()).lock().await.unwrap();
     let inspect = other.inspect().unwrap();
     let shown = inspect.show(name.clone()).await.unwrap();
@@ -18,11 +18,11 @@ async fn locks_of_other_processes_are_shown_with_their_labels() {
     assert_eq!(shown[0].holders[0].who(), "the other");
     assert_eq!((shown[0].holders[0].mode, shown[0].holders[0].owner), (Mode::Exclusive, None));
 
-    // The server does not know the names of other processes: a list shows their keys.
+    // Without the table of names, a list shows keys.
     let key = AdvisoryKey::of(&name).to_string();
     let listed = inspect.list("").await.unwrap();
     assert!(listed.iter().any(|info| *info.name == *key), "{key} is not in {listed:?}");
-    let foreign = keeper("foreign_keys=on");
+    let foreign = keeper("foreign_keys=on&names_table=off");
     assert_eq!(foreign.inspect().unwrap().show(key).await.unwrap()[0].holders.len(), 1);
 
     let waiter = tokio::spawn({
@@ -80,26 +80,6 @@ async fn a_foreign_session_is_shown_by_its_application_name_and_without_one_as_u
         assert_eq!(holder.who(), label.unwrap_or("(unknown)"));
         assert_eq!(holder.owner, None);
     }
-}
-
-/// An empty list would be wrong, because the locks may be held.
-#[tokio::test]
-async fn a_list_with_a_prefix_is_refused_because_names_are_not_stored() {
-    let name = name("prefix");
-    let (one, other) = (keeper(""), keeper(""));
-    let guard = one.mutex(name.clone()).lock().await.unwrap();
-    for keeper in [&one, &other] {
-        let inspect = keeper.inspect().unwrap();
-        for error in
-            [inspect.list("prefix").await.unwrap_err(), inspect.watch("prefix").await.unwrap_err()]
-        {
-            assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
-            assert!(error.to_string().contains("keeps hashes of names"), "{error}");
-        }
-        assert_eq!(inspect.show(name.clone()).await.unwrap().len(), 1);
-        inspect.watch("").await.unwrap();
-    }
-    guard.release().await.unwrap();
 }
 
 #[tokio::test]

@@ -8,6 +8,7 @@ mod connecting;
 mod diagnosis;
 mod inspection;
 mod keys;
+mod names;
 #[cfg(feature = "deadpool")]
 mod pools;
 mod refusals;

@@ -402,7 +402,6 @@ macro_rules! on_every_make {
         on_every_make! { on_redis Installed: $($test)+ }
         on_every_make! { on_redis_6_2 Redis62: $($test)+ }
         on_every_make! { on_redis_8_2 Redis82: $($test)+ }
-        on_every_make! { on_valkey_8_0 Valkey80: $($test)+ }
         on_every_make! { on_valkey Valkey: $($test)+ }
     };
     ($name:ident $make:ident: $($test:ident)+) => {

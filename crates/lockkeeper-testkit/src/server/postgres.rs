@@ -69,6 +69,17 @@ impl PostgresServer {
         Ok(Self { server: Server::launch(recipe)?, args })
     }
 
+    /// Starts a server of a major version, such as 17, from `./check servers`.
+    ///
+    /// # Errors
+    ///
+    /// If it was not downloaded or does not start.
+    pub fn of_version(major: u32, args: &[&str]) -> Result<Self, StartError> {
+        let program = Binaries::downloaded(&format!("postgres-{major}/bin"), "postgres")?;
+        let dir = program.parent().map(Path::to_path_buf);
+        Self::from_binaries(&Binaries::within(dir), args)
+    }
+
     /// Starts a streaming standby of this server, with the same arguments.
     ///
     /// # Errors

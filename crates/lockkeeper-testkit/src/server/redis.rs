@@ -194,8 +194,6 @@ pub enum RedisMake {
     Redis62,
     /// Redis 8.2, from `./check servers`.
     Redis82,
-    /// Valkey 8.0, from `./check servers`.
-    Valkey80,
     /// Valkey 9.1, from `./check servers`.
     Valkey,
 }
@@ -289,7 +287,6 @@ impl RedisBuilder {
             RedisMake::Installed => binaries.find("redis-server", "redis-server")?,
             RedisMake::Redis62 => Binaries::downloaded("redis-6.2", "redis-server")?,
             RedisMake::Redis82 => Binaries::downloaded("redis-8.2", "redis-server")?,
-            RedisMake::Valkey80 => Binaries::downloaded("valkey-8.0", "valkey-server")?,
             RedisMake::Valkey => Binaries::downloaded("valkey", "valkey-server")?,
         };
         let recipe = Redis { program, args, login: login.clone(), make, mode, clock };
