@@ -51,7 +51,7 @@ const CREATE_LOCK_TIMEOUT: Duration = Duration::from_millis(200);
 const CREATE_TIMEOUT: Duration = Duration::from_millis(500);
 /// How long a query of inspection waits for a lock on the table. Its session may hold locks.
 const READ_LOCK_TIMEOUT: Duration = Duration::from_millis(100);
-/// How often the table is created if concurrent creations get in the way.
+/// How often the creation of the table is retried after a conflict with a concurrent one.
 const MAX_CREATIONS: usize = 3;
 /// The maximum number of rows per statement.
 const MAX_ROWS: usize = 128;
