@@ -10,7 +10,8 @@ use crate::common::{client_at, eventually, soon};
 
 /// Runs blocking work on another thread, because the runtime runs the tasks of connections.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    soon("a server", tokio::task::spawn_blocking(work)).await.unwrap()
+    // Without a timeout of its own: starting a server has one, and a base backup takes as long as the disk needs.
+    tokio::task::spawn_blocking(work).await.unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
