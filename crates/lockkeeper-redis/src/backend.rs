@@ -14,7 +14,7 @@ use crate::claim::store::Store;
 use crate::client::node::Node as _;
 use crate::client::topology::Topology;
 use crate::config::Config;
-use crate::error::translate;
+use crate::error::{at, translate};
 
 pub(crate) mod fences;
 pub(crate) mod redlock;
@@ -56,7 +56,7 @@ impl Redis {
     ///
     /// # Errors
     ///
-    /// [`Unavailable`](ErrorKind::Unavailable) if a server does not reply within the command timeout,
+    /// [`Unavailable`](ErrorKind::Unavailable) if a server does not connect or reply within its timeout,
     /// [`Config`](ErrorKind::Config) if it refuses the credentials or the command.
     ///
     /// # Cancel safety
@@ -78,7 +78,9 @@ impl Redis {
     pub async fn ping(&self) -> Result<()> {
         for node in self.store.topology.nodes().await? {
             let session = node.client().session().await?;
-            session.send(&redis::cmd("PING")).await.map_err(translate)?;
+            let address = session.identity().address();
+            let replied = session.send(&redis::cmd("PING")).await;
+            replied.map_err(|error| at(address, &translate(error)))?;
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 //! script.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lockkeeper_core::{
     Attempt, BoxFuture, Change, Claim, ClaimSpec, Error, ErrorKind, Fence, Grant, Holder, Kind,
@@ -34,6 +34,9 @@ use record::READERS;
 use store::Store;
 use uncontended::{Free, Outcome, Uncontended};
 
+/// How long after an uncontended grant a release expects no waiters. Later, waiters of another process are likely. Those of
+/// this process are known for longer, see [`uncontended::RecentContention`].
+const EXPECTS_NO_WAITERS: Duration = Duration::from_millis(100);
 /// The scripts count in floating point, which is exact below this.
 const MAX_FENCE: u64 = 1 << 53;
 
@@ -50,6 +53,8 @@ pub(crate) struct RedisClaim {
     /// When the claim began to wait, by the server's clock in microseconds.
     since: Option<u64>,
     holds: bool,
+    /// When the claim was granted the lock without a script. `None` if the script granted it.
+    uncontended_at: Option<Instant>,
     /// The fence of the last grant, or of the ticket.
     fence: Option<Fence>,
     /// The fence that a quorum set for the hold, because it granted a higher one than this server.
@@ -77,6 +82,7 @@ impl RedisClaim {
             records,
             since: None,
             holds: false,
+            uncontended_at: None,
             fence,
             quorum_fence: None,
             downgraded: false,
@@ -158,8 +164,13 @@ impl RedisClaim {
     }
 
     /// Frees the lock if the claim holds it and it has no waiters. Returns false if only a full release can decide.
+    ///
+    /// If it has waiters, this costs another request. A guard that is dropped as the program ends has no time for that, so a
+    /// waiter would wait for the end of the lease.
     async fn free(&self) -> Result<bool> {
-        if self.spec.mode != Mode::Exclusive || !self.holds || self.downgraded {
+        let expects_no_waiters =
+            self.uncontended_at.is_some_and(|at| at.elapsed() < EXPECTS_NO_WAITERS);
+        if !self.holds || self.downgraded || !expects_no_waiters {
             return Ok(false);
         }
         let ((fence, quorum_fence), mut route) =
@@ -172,7 +183,8 @@ impl RedisClaim {
             }
             let notifies_unqueued = self.store.notifies_unqueued();
             let (keys, front) = (self.keys.clone(), self.front.clone());
-            match node.commands.free(Free { keys, front, notifies_unqueued }).await {
+            let release = Free { keys, front, fence, quorum_fence, notifies_unqueued };
+            match node.commands.free(release).await {
                 Ok(None) => {}
                 Ok(Some(true)) => return Ok(true),
                 Ok(Some(false)) => {
@@ -246,6 +258,7 @@ impl RedisClaim {
 
     fn granted(&mut self, fence: Fence, fence_is_past: bool) -> Grant {
         self.holds = true;
+        self.uncontended_at = None;
         self.fence = Some(fence);
         self.contended = None;
         self.since = None;
@@ -277,7 +290,9 @@ impl RedisClaim {
         let is_unconfirmed = matches!(uncontended, Some((_, Outcome::Unconfirmed)));
         match uncontended {
             Some((session, Outcome::Granted(fence))) => {
-                return self.confirm(&session, fence, true).await;
+                let answer = self.confirm(&session, fence, true).await;
+                self.uncontended_at = Some(Instant::now());
+                return answer;
             }
             Some((session, Outcome::Refused(Some((holder, left)))))
                 if holder != Holder::Owner(self.spec.owner) =>

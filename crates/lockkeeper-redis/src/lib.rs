@@ -11,7 +11,7 @@
 //! - A release hands the lock off to the next waiter in the same request and notifies it. Waiters acquire in order of
 //!   arrival.
 //! - A free lock is acquired without a script, by `SET NX PX`, `EXISTS` and `TIME` in one write. Every other request is one
-//!   script. Leases and fences follow the server's clock, never the client's.
+//!   script; a release within 100 ms of such a grant takes a second one if a claim of another process waits. Leases and fences follow the server's clock, never the client's.
 //! - Every request is idempotent, except a break: a second one also breaks the lock of the waiter to which the first one
 //!   handed it off. Every key has an expiry.
 //!

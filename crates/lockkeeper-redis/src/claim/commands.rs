@@ -290,12 +290,19 @@ impl Request {
         }
     }
 
-    /// Returns whether its record has the channel of another session: pushes to it would be lost.
+    /// Returns whether the client has reconnected since the request was made, so that it must be made again.
     fn is_stale(&self, current: &Arc<Session>) -> bool {
-        let Self::Run(Command { action: Action::Attempt { session, .. }, .. }) = self else {
-            return false;
-        };
-        !Arc::ptr_eq(session, current)
+        match self {
+            // Its record has the channel of another session: pushes to it would be lost.
+            Self::Run(Command { action: Action::Attempt { session, .. }, .. }) => {
+                !Arc::ptr_eq(session, current)
+            }
+            // The clock of this server is behind that of the previous one, so a full release has to store the fence.
+            Self::Free(release) => {
+                may_be_ahead(release.quorum_fence, release.fence, current.clock().now())
+            }
+            Self::Run(_) | Self::Uncontended(_) => false,
+        }
     }
 }
 

@@ -162,6 +162,10 @@ pub(crate) struct Free {
     pub(crate) keys: Keys,
     /// The constant part of its record: all fields up to `ttl`. The first one is the owner.
     pub(crate) front: Arc<str>,
+    /// The fence that this server granted, if it is known.
+    pub(crate) fence: Option<Fence>,
+    /// The fence that a quorum or a ticket set, if it is higher.
+    pub(crate) quorum_fence: Option<Fence>,
     /// Whether claims may wait without a queue entry.
     pub(crate) notifies_unqueued: bool,
 }

@@ -53,11 +53,10 @@ impl<N: Node> Cluster<N> {
         self.known(slot).0.ok_or_else(|| unavailable(format!("no node has slot {slot}")))
     }
 
+    /// Returns all masters. Reads the map first, because no request to a slot corrects it after a failover.
     pub(super) async fn nodes(&self) -> Result<Vec<Arc<N>>> {
         let version = self.map().version;
-        if version == 0 {
-            self.read_map(version).await?;
-        }
+        self.read_map(version).await?;
         let mut map = self.map();
         let mut addresses: Vec<Address> = map.ranges.iter().map(|range| range.2.clone()).collect();
         addresses.sort_by_key(ToString::to_string);

@@ -7,7 +7,7 @@ use futures_util::StreamExt as _;
 
 use std::time::Duration;
 
-use crate::common::{got, nothing_left, number, open, secs, server, waiter};
+use crate::common::{got, lock, nothing_left, number, open, secs, server, waiter, write};
 use crate::scripts::{LOCK, SEMAPHORE, attempt, break_it, by_hand, release};
 
 const INFO: &str = "lockkeeper:{a}:i";
@@ -194,5 +194,33 @@ async fn a_try_is_granted_a_lock_whose_last_reader_has_died() {
     let guard = keeper.mutex("a").try_lock().await.unwrap();
     guard.expect("no reader is left").release().await.unwrap();
     drop(ticket);
+    nothing_left(&keeper, &server).await;
+}
+
+/// A program that ends has no time for a second request, and its keeper does not know of the waiter.
+#[tokio::test]
+async fn a_guard_dropped_at_the_end_of_its_runtime_hands_the_lock_to_a_waiter_of_another_store() {
+    let (server, keeper) = server().await;
+    let (url, (locked, is_locked)) = (server.url(), tokio::sync::oneshot::channel());
+    let (queues, has_queued) = tokio::sync::oneshot::channel();
+    let program = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let guard = runtime.block_on(async {
+            let keeper = open(&url).await.ttl(secs(600));
+            let guard = lock(&keeper, "a").await;
+            locked.send(()).unwrap();
+            has_queued.await.unwrap();
+            // From now on, waiters of other processes are likely.
+            tokio::time::sleep(Duration::from_millis(150)).await;
+            guard
+        });
+        let _entered = runtime.enter();
+        drop(guard);
+    });
+    is_locked.await.unwrap();
+    let waiting = waiter(&keeper, "a", 1, write(&keeper, "a")).await;
+    queues.send(()).unwrap();
+    program.join().unwrap();
+    got(waiting).await.release().await.unwrap();
     nothing_left(&keeper, &server).await;
 }
