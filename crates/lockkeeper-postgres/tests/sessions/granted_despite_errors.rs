@@ -54,7 +54,7 @@ async fn await_a_standby(client: &Client) -> i64 {
 
 /// Waits until commits wait for a standby. The checkpointer turns this on for all sessions, and may read the settings later
 /// than the sessions do.
-async fn commits_wait(client: &Client, other: &Client) {
+pub(crate) async fn commits_wait(client: &Client, other: &Client) {
     let commit = "SET synchronous_commit = on; SELECT pg_logical_emit_message(true, 'test', '')";
     eventually("commits wait for a standby", async || {
         let waits = eventually("it waits", async || await_a_standby(client).await == 1);
