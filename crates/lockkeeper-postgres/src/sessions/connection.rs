@@ -61,7 +61,8 @@ pub(crate) struct Connection {
     /// The idle timeout that the server has confirmed, in milliseconds. It only grows, so that every claim on this
     /// session keeps the validity that it was granted.
     idle_timeout: AtomicU64,
-    /// Held while the session is reconfigured, so that changes are applied one after the other.
+    /// Held while the session is reconfigured, so that changes are applied one after the other, and while a query relies on
+    /// its own lock timeout.
     pub(super) reconfiguring: tokio::sync::Mutex<()>,
     state: Mutex<State>,
     statements: [OnceLock<tokio_postgres::Statement>; Statement::COUNT],
