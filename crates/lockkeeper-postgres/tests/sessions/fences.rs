@@ -279,9 +279,10 @@ async fn a_sequence_that_was_set_back_is_refused_until_it_is_set_again() {
     let server = start(&["-c", "fsync=off"]).await;
     let keeper = keeper(&server.url());
     let before = fence(&keeper, "a").await;
+    let (min, max) = (1_u64 << 40, (1_u64 << 48) - 1);
     let create = format!(
-        "DROP SEQUENCE {SEQUENCE}; CREATE SEQUENCE {SEQUENCE} MAXVALUE 281474976710655; \
-         SELECT setval('{SEQUENCE}', 7)"
+        "DROP SEQUENCE {SEQUENCE}; CREATE SEQUENCE {SEQUENCE} MINVALUE {min} MAXVALUE {max}; \
+         SELECT setval('{SEQUENCE}', {min})"
     );
     for sql in [
         &format!("ALTER SEQUENCE {SEQUENCE} MINVALUE 1 RESTART WITH 5"),
@@ -389,8 +390,12 @@ async fn clients_that_would_draw_lower_fences_than_others_are_refused() {
     let error = refusal(&keeper(&format!("{url}?fence_sequence=counter"))).await;
     assert!(error.to_string().contains("another sequence"), "{error}");
     execute(&server, &format!("DROP SEQUENCE {SEQUENCE}")).await;
-    let error = refusal(&keeper(&format!("{url}?fence_sequence=counter"))).await;
-    assert!(error.to_string().contains("has other options"), "{error}");
+    for options in ["MAXVALUE 1000", "MINVALUE 65536 MAXVALUE 281474976710655 START 65536 RESTART"]
+    {
+        execute(&server, &format!("ALTER SEQUENCE counter {options}")).await;
+        let error = refusal(&keeper(&format!("{url}?fence_sequence=counter"))).await;
+        assert!(error.to_string().contains("has other options"), "{options}: {error}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
