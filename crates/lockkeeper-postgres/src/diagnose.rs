@@ -4,7 +4,7 @@ use lockkeeper_core::{ErrorKind, Finding, Result};
 use tokio_postgres::Row;
 
 use crate::backend::Postgres;
-use crate::config::Settings;
+use crate::config::{FenceSource, Settings};
 use crate::name_table::{NameTable, Rights};
 
 const SERVER: &str = include_str!("diagnose/server.sql");
@@ -19,6 +19,7 @@ const SERVER: &str = include_str!("diagnose/server.sql");
 pub async fn diagnose(url: &str) -> Result<Vec<Finding>> {
     let settings = Settings::parse(url)?;
     let mut findings = Vec::new();
+    let has_fences = settings.options.fences != FenceSource::Off;
     if settings.can_be_downgraded() {
         findings.push(Finding::warn(
             "TLS is used only if the server offers it (sslmode=prefer): an attacker between client and server can turn it off",
@@ -40,12 +41,14 @@ pub async fn diagnose(url: &str) -> Result<Vec<Finding>> {
     };
     findings.push(Finding::ok("reachable, and the login is right"));
     findings.push(Finding::ok("a primary server, with no pooler in front of it"));
-    findings.push(match store.check_fences(&permit).await {
-        Ok(()) => Finding::ok("this role can draw fences, as all other clients of the database do"),
-        Err(error) => {
-            Finding::fail(error.to_string(), "follow the message, or turn fences off (fence=off)")
-        }
-    });
+    match store.check_fences(&permit).await {
+        Ok(()) if has_fences => findings.push(Finding::ok("this role can draw fences")),
+        Ok(()) => {}
+        Err(error) => findings.push(Finding::fail(
+            error.to_string(),
+            "follow the message, or turn fences off (fence=off)",
+        )),
+    }
     match permit.query(SERVER, Vec::new()).await {
         Ok(rows) => findings.extend(rows.first().into_iter().flat_map(check_server)),
         Err(error) => findings.push(Finding::warn(

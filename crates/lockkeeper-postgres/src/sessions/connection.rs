@@ -61,7 +61,8 @@ pub(crate) struct Connection {
     /// The idle timeout that the server has confirmed, in milliseconds. It only grows, so that every claim on this
     /// session keeps the validity that it was granted.
     idle_timeout: AtomicU64,
-    /// Held while the session is reconfigured, so that changes are applied one after the other.
+    /// Held while the session is reconfigured, so that changes are applied one after the other, and while a query relies on
+    /// its own lock timeout.
     pub(super) reconfiguring: tokio::sync::Mutex<()>,
     state: Mutex<State>,
     statements: [OnceLock<tokio_postgres::Statement>; Statement::COUNT],
@@ -320,10 +321,6 @@ impl Connection {
         if error.code() == Some(&SqlState::QUERY_CANCELED) {
             self.cancelled.fetch_add(1, Ordering::Relaxed);
         }
-        if error.code().is_some_and(is_about_a_relation) {
-            // The sequence may have been dropped. The next claim prepares the session again.
-            self.set_fences(None);
-        }
         let fatal = [Some(Severity::Fatal), Some(Severity::Panic)];
         let is_alive =
             error.as_db_error().is_some_and(|error| !fatal.contains(&error.parsed_severity()));
@@ -390,9 +387,18 @@ impl Connection {
         // Awaited here: a future that is passed to a function is stored twice.
         let answer = self.transport.client().query_opt(prepared, arguments).await;
         self.finish_statement(sent, &answer);
+        self.check_sequence(answer.as_ref().err().and_then(tokio_postgres::Error::code));
         match answer {
             Err(error) if self.is_closed() => Err(translate(error)),
             answer => Ok(answer),
+        }
+    }
+
+    /// Lets the next claim prepare the session again if a statement that uses the sequence has failed with this code, because
+    /// the sequence may have been dropped.
+    pub(super) fn check_sequence(&self, code: Option<&SqlState>) {
+        if code.is_some_and(is_about_a_relation) {
+            self.set_fences(None);
         }
     }
 
@@ -430,6 +436,7 @@ impl Connection {
         }
         let answer = self.transport.client().query_opt(prepared, arguments.get()).await;
         self.is_alive_after(&answer);
+        self.check_sequence(answer.as_ref().err().and_then(tokio_postgres::Error::code));
         match answer {
             Err(error) if self.is_closed() => Err(translate(error)),
             answer => Ok((sent, answer)),

@@ -13,7 +13,7 @@ use tokio_postgres::types::{ToSql, Type};
 use super::connection::{Connection, SessionFences, connection_closed};
 use super::statements::{FIND_SEQUENCE, FLUSH_SEQUENCE, LOCK_TRANSACTION_IDS, OPEN_SEQUENCE};
 use crate::config::{FenceSource, ObjectName};
-use crate::error::{config, unavailable};
+use crate::error::{code, config, unavailable};
 use crate::names::RESERVED_CLASS;
 
 /// The bits of a fence below the server's timeline.
@@ -117,6 +117,7 @@ impl Fencing {
         let sequence = connection.sequence();
         let answer = connection.query_typed(FLUSH_SEQUENCE, &[(&sequence, Type::OID)]).await;
         self.is_flushing.store(false, Ordering::Relaxed);
+        connection.check_sequence(answer.as_ref().err().and_then(code));
         let last: Option<i64> = only_row(answer?)?.get("fence");
         self.record_flushed(connection, last);
         Ok(())
@@ -273,9 +274,11 @@ impl Fencing {
     }
 
     async fn create_sequence(&self, connection: &Connection, row: &Row) -> Result<u32> {
-        // One transaction, in which concurrent clients create it one after the other.
+        // One transaction, in which concurrent clients create it one after the other. It does not wait for a standby.
         let (creation, class) = (self.creation(row), RESERVED_CLASS);
-        let sql = format!("SELECT pg_advisory_xact_lock({class}, {CREATION_KEY}); {creation}");
+        let sql = format!(
+            "SET LOCAL synchronous_commit = local; SELECT pg_advisory_xact_lock({class}, {CREATION_KEY}); {creation}"
+        );
         let created = connection.batch_execute(&sql).await;
         if let Some(id) = self.judge(&self.find(connection).await?)? {
             return Ok(id);

@@ -249,6 +249,8 @@ impl QueryPermit {
         let permit = self.clone();
         let task = tokio::spawn(async move {
             let connection = &permit.0.connection;
+            // Another query would use the limit that this one is about to reset.
+            let _reconfiguring = connection.reconfiguring.lock().await;
             connection.set_lock_timeout(limit).await?;
             let rows = connection.query_typed(&text, &[]).await;
             connection.set_lock_timeout(Duration::ZERO).await?;

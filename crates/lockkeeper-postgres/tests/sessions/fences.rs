@@ -11,6 +11,7 @@ use lockkeeper_testkit::server::PostgresServer;
 use tokio::task::spawn_blocking;
 
 use crate::common::{client_at, crash_and_restart, eventually, soon};
+use crate::granted_despite_errors::commits_wait;
 
 const SEQUENCE: &str = "public.lockkeeper_fence";
 
@@ -137,12 +138,7 @@ async fn a_crash_loses_no_more_fences_than_the_next_session_skips() {
     let mut last = fence(&keepers[0], "a").await;
     for values in [3000, 7000, 20_000] {
         stop_background_flushes(&server).await;
-        // Fences of other clients.
-        let draws = format!(
-            "SET synchronous_commit = off; \
-             SELECT nextval('{SEQUENCE}') FROM generate_series(1, {values})"
-        );
-        execute(&server, &draws).await;
+        draw(&server, values).await;
         let held = locked(&keepers[0], "a").await;
         assert!(held.fence() > Some(last));
         last = held.fence().unwrap();
@@ -153,6 +149,60 @@ async fn a_crash_loses_no_more_fences_than_the_next_session_skips() {
         assert!(next > last, "{values}: {next:?} after {last:?}");
         last = next;
     }
+}
+
+/// Draws fences as another client, and does not wait for the disk.
+async fn draw(server: &PostgresServer, values: usize) {
+    let sql = format!(
+        "SET synchronous_commit = off; \
+         SELECT nextval('{SEQUENCE}') FROM generate_series(1, {values})"
+    );
+    execute(server, &sql).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn fences_rise_over_a_crash_after_statements_about_the_table_of_names_have_failed() {
+    let mut server = start(LARGE_BUFFERS).await;
+    let url = plain_role(&server).await;
+    execute(&server, "CREATE TABLE public.forbidden ()").await;
+    for table in ["missing.names", "public.forbidden"] {
+        stop_background_flushes(&server).await;
+        let parameters = format!("?max_connections=1&names_table={table}");
+        let client = keeper(&format!("{url}{parameters}"));
+        let mut last = fence(&client, "a").await;
+        for _ in 0..4 {
+            // Locks are listed without the table, which cannot be read.
+            client.inspect().unwrap().list("").await.unwrap();
+            draw(&server, 7000).await;
+            let next = fence(&client, "a").await;
+            assert!(next > last);
+            last = next;
+        }
+        server = crash_and_restart(server).await;
+        let next = fence(&keeper(&url), "a").await;
+        assert!(next > last, "{table}: {next:?} after {last:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_standby_that_is_down_delays_no_fences() {
+    let server = start(&["-c", "fsync=off", "-c", "synchronous_standby_names=none"]).await;
+    let observer = client_at(&server.url()).await;
+    observer.batch_execute("SET synchronous_commit = off").await.unwrap();
+    commits_wait(&observer, &client_at(&server.url()).await).await;
+    let url = format!("{}?max_connections=1", server.url());
+    let client = Keeper::new(Postgres::new(&url).unwrap()).ttl(Duration::from_secs(4));
+    // It creates the sequence.
+    let held = locked(&client, "held").await;
+    // Enough for a flush in the background, and then for one that the client waits for.
+    for values in [6000, 10_000] {
+        draw(&server, values).await;
+        fence(&client, "a").await;
+        fence(&client, "a").await;
+    }
+    assert!(held.is_held() && held.release().await.is_ok(), "the lock was lost");
+    let other = Keeper::new(Postgres::new(&url).unwrap()).ttl(Duration::from_secs(4));
+    fence(&other, "a").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -229,9 +279,10 @@ async fn a_sequence_that_was_set_back_is_refused_until_it_is_set_again() {
     let server = start(&["-c", "fsync=off"]).await;
     let keeper = keeper(&server.url());
     let before = fence(&keeper, "a").await;
+    let (min, max) = (1_u64 << 40, (1_u64 << 48) - 1);
     let create = format!(
-        "DROP SEQUENCE {SEQUENCE}; CREATE SEQUENCE {SEQUENCE} MAXVALUE 281474976710655; \
-         SELECT setval('{SEQUENCE}', 7)"
+        "DROP SEQUENCE {SEQUENCE}; CREATE SEQUENCE {SEQUENCE} MINVALUE {min} MAXVALUE {max}; \
+         SELECT setval('{SEQUENCE}', {min})"
     );
     for sql in [
         &format!("ALTER SEQUENCE {SEQUENCE} MINVALUE 1 RESTART WITH 5"),
@@ -339,8 +390,12 @@ async fn clients_that_would_draw_lower_fences_than_others_are_refused() {
     let error = refusal(&keeper(&format!("{url}?fence_sequence=counter"))).await;
     assert!(error.to_string().contains("another sequence"), "{error}");
     execute(&server, &format!("DROP SEQUENCE {SEQUENCE}")).await;
-    let error = refusal(&keeper(&format!("{url}?fence_sequence=counter"))).await;
-    assert!(error.to_string().contains("has other options"), "{error}");
+    for options in ["MAXVALUE 1000", "MINVALUE 65536 MAXVALUE 281474976710655 START 65536 RESTART"]
+    {
+        execute(&server, &format!("ALTER SEQUENCE counter {options}")).await;
+        let error = refusal(&keeper(&format!("{url}?fence_sequence=counter"))).await;
+        assert!(error.to_string().contains("has other options"), "{options}: {error}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

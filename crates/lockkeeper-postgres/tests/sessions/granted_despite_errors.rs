@@ -54,7 +54,7 @@ async fn await_a_standby(client: &Client) -> i64 {
 
 /// Waits until commits wait for a standby. The checkpointer turns this on for all sessions, and may read the settings later
 /// than the sessions do.
-async fn commits_wait(client: &Client, other: &Client) {
+pub(crate) async fn commits_wait(client: &Client, other: &Client) {
     let commit = "SET synchronous_commit = on; SELECT pg_logical_emit_message(true, 'test', '')";
     eventually("commits wait for a standby", async || {
         let waits = eventually("it waits", async || await_a_standby(client).await == 1);
@@ -83,12 +83,11 @@ async fn a_lock_granted_despite_a_cancel_is_released() {
         Keeper::new(Postgres::new(&format!("{}?{parameters}", server.url())).unwrap())
     };
     for bounded in [false, true] {
-        // Of the fences from a sequence, only every 33rd waits for the standby.
+        // Only a grant with `fence=xid` waits for the standby.
         let (holder, other) = (at("fence=off"), at("fence=xid"));
         let key = AdvisoryKey::of("a");
         let guard = holder.mutex("a").lock().await.unwrap();
-        // Before the waiter starts, because a bounded wait must not end while the server reads its settings. Only a grant
-        // with a fence waits for the standby.
+        // Before the waiter starts, because a bounded wait must not end while the server reads its settings.
         for sql in
             ["ALTER SYSTEM SET synchronous_standby_names = 'none'", "SELECT pg_reload_conf()"]
         {

@@ -36,6 +36,16 @@ async fn few_free_locks_or_connections_are_a_warning() {
 }
 
 #[tokio::test]
+async fn fences_are_found_unless_they_are_off() {
+    let about = "this role can draw fences";
+    let url = crate::common::url();
+    assert_eq!(finding(&url, about).await.severity, Severity::Ok);
+    let off = format!("{url}?fence=off");
+    let findings = soon("diagnose", lockkeeper_postgres::diagnose(&off)).await.unwrap();
+    assert!(findings.iter().all(|finding| !finding.what.contains(about)), "{findings:?}");
+}
+
+#[tokio::test]
 async fn tls_that_an_attacker_can_turn_off_is_a_warning() {
     let about = "sslmode=prefer";
     let warned = finding("postgres://u@db.invalid/x?connect_timeout=1", about).await;

@@ -43,6 +43,35 @@ async fn a_session_has_the_timeouts_of_the_longest_lease_and_the_last_label() {
     slot.end_unused();
 }
 
+#[tokio::test]
+async fn concurrent_queries_with_a_limit_keep_it() {
+    let server = PostgresServer::start_or_panic();
+    let pool = pool(&format!("{}?sslmode=disable", server.url()));
+    let key = AdvisoryKey::from_i64(1);
+    let request = SessionRequest { key, ttl: Duration::from_secs(60), label: "me", fencing: None };
+    let slot = pool.shared_slot(request).await.unwrap().unwrap();
+    let permit = QueryPermit::acquire(&slot.session, Duration::MAX).unwrap();
+    let sql = "SELECT current_setting('lock_timeout')";
+    let clients = (0..8).map(|client| {
+        let permit = permit.clone();
+        tokio::spawn(async move {
+            for _ in 0..20 {
+                // So that queries start while others are about to end.
+                tokio::time::sleep(Duration::from_millis(client)).await;
+                let (limit, sql) = (Duration::from_millis(100), format!("{sql}, pg_sleep(0.002)"));
+                let rows = permit.query_within(limit, sql).await.unwrap();
+                assert_eq!(rows[0].get::<_, &str>(0), "100ms");
+            }
+        })
+    });
+    for client in clients.collect::<Vec<_>>() {
+        client.await.unwrap();
+    }
+    let rows = permit.query(sql, Vec::new()).await.unwrap();
+    assert_eq!(rows[0].get::<_, &str>(0), "0");
+    slot.end_unused();
+}
+
 #[test]
 fn a_connection_probes_its_server_as_often_as_the_server_probes_it() {
     let config: Config = "postgres://me@host/db".parse().unwrap();

@@ -8,7 +8,8 @@
 -- the last one, and may have lost fences that it returned: fewer than $5, see docs/design/postgres.md. A role that may set
 -- the sequence also raises it to the clock, at 65536 values per second, in case a backup was restored. ($2, $3) is locked
 -- until the advance is committed and flushed, so that no session draws a fence before that. If the log is not flushed up to
--- the last fence, the message makes the commit wait for that.
+-- the last fence, the message makes the commit wait for that. The session may already commit asynchronously, if it is prepared
+-- again. A standby is not waited for, as in flush_sequence.sql.
 SELECT no_transaction_ids,
        CASE
            WHEN NOT is_alone THEN pg_sequence_last_value($1::oid)
@@ -17,6 +18,7 @@ SELECT no_transaction_ids,
                coalesce(pg_sequence_last_value($1::oid), lowest) + $5::bigint))
            ELSE (SELECT max(nextval($1::oid)) FROM generate_series(1, $5::bigint))
        END AS fence,
+       set_config('synchronous_commit', 'local', true),
        CASE
            WHEN pg_current_wal_insert_lsn() > pg_current_wal_flush_lsn()
            THEN pg_logical_emit_message(true, 'lockkeeper', '')
