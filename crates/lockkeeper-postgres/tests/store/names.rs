@@ -281,7 +281,8 @@ async fn without_the_privilege_locks_work_and_the_error_has_the_sql_that_grants_
     assert_eq!(&*one.inspect().unwrap().list("").await.unwrap()[0].name, "a/b");
 
     let text = error.to_string();
-    let sql = text.split_once("with the privilege: ").unwrap().1.split_once("; or set").unwrap().0;
+    let sql =
+        text.split_once("owner of the database: ").unwrap().1.split_once("; or set").unwrap().0;
     admin.batch_execute(sql).await.unwrap();
     let granted = finding(diagnose(&limited).await.unwrap()).unwrap();
     assert_eq!(granted.severity, lockkeeper_core::Severity::Ok, "{granted:?}");
@@ -291,6 +292,83 @@ async fn without_the_privilege_locks_work_and_the_error_has_the_sql_that_grants_
     listed(&other, "a/", "a lock", |found| found.iter().any(|lock| &*lock.name == "a/c")).await;
     guard.release().await.unwrap();
     next.release().await.unwrap();
+}
+
+/// A role that may create tables prepares one with code, and grants it to all. Even a superuser, who has the rights of that
+/// role, must not run the code.
+#[tokio::test]
+async fn a_table_or_view_of_another_role_is_not_used_and_its_code_does_not_run() {
+    const TABLE: &str = "CREATE TABLE lockkeeper_names (pid int, session_start float8, classid oid, objid oid, \
+         objsubid smallint, granted boolean, since timestamptz, name bytea, label bytea, owner uuid, fence bigint, \
+         PRIMARY KEY (pid, session_start, classid, objid, objsubid)); \
+         CREATE TRIGGER spy BEFORE INSERT ON lockkeeper_names FOR EACH STATEMENT EXECUTE FUNCTION spy();";
+    const VIEW: &str = "CREATE TABLE hidden (pid int, session_start float8, classid oid, objid oid, \
+         objsubid smallint, granted boolean, since timestamptz, name bytea, label bytea, owner uuid, fence bigint); \
+         CREATE VIEW lockkeeper_names AS SELECT pid + look() AS pid, session_start, classid, objid, objsubid, \
+         granted, since, name, label, owner, fence FROM hidden UNION ALL SELECT look(), 0.0, 0, 0, 0::smallint, \
+         true, now(), '', '', NULL, NULL;";
+    for (planted, kind) in [(TABLE, "TABLE"), (VIEW, "VIEW")] {
+        let url = database("").await;
+        let [planter, user] = ["planter", "user"].map(|role| name(role).replace('-', "_"));
+        let admin = client_at(&url).await;
+        let setup = format!(
+            "CREATE ROLE {planter} LOGIN; CREATE ROLE {user} LOGIN; GRANT CREATE ON SCHEMA public TO {planter}"
+        );
+        admin.batch_execute(&setup).await.unwrap();
+        let plant = format!(
+            "CREATE TABLE ran (role text); GRANT ALL ON ran TO PUBLIC;
+             CREATE FUNCTION spy() RETURNS trigger LANGUAGE plpgsql AS
+                 'BEGIN INSERT INTO ran VALUES (current_user); RETURN NULL; END';
+             CREATE FUNCTION look() RETURNS int LANGUAGE plpgsql AS
+                 'BEGIN INSERT INTO ran VALUES (current_user); RETURN 0; END';
+             {planted} GRANT ALL ON lockkeeper_names TO PUBLIC"
+        );
+        let as_role = |role: &str| url.replace("//postgres@", &format!("//{role}@"));
+        client_at(&as_role(&planter)).await.batch_execute(&plant).await.unwrap();
+        let ran = async || {
+            let rows = admin.query("SELECT role FROM ran", &[]).await.unwrap();
+            rows.iter().map(|row| row.get::<_, String>(0)).collect::<Vec<_>>()
+        };
+        let mut advice = String::new();
+        for role in [user.as_str(), "postgres"] {
+            let limited = format!("{}?fence=off", as_role(role));
+            let (one, other) = (at(&limited), at(&limited));
+            let guard = one.mutex("a/b").lock().await.unwrap();
+            // Several times as long as until the first write.
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            let inspect = other.inspect().unwrap();
+            let error = inspect.list("a/").await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+            assert!(error.to_string().contains(&format!("the role \"{planter}\"")), "{error}");
+            assert_eq!(inspect.list("").await.unwrap().len(), 1);
+            let findings = diagnose(&limited).await.unwrap();
+            let failed = findings.iter().find(|finding| format!("{finding:?}").contains(&planter));
+            assert_eq!(failed.unwrap().severity, lockkeeper_core::Severity::Fail, "{failed:?}");
+            guard.release().await.unwrap();
+            one.close().await;
+            assert_eq!(ran().await, [""; 0], "{kind} as {role}");
+            advice = error.to_string();
+        }
+        // The code runs if the table is used.
+        let statement = if kind == "VIEW" {
+            "SELECT FROM lockkeeper_names WHERE pid = 0"
+        } else {
+            "INSERT INTO lockkeeper_names (pid, session_start, classid, objid, objsubid) VALUES (0, 0, 0, 0, 0)"
+        };
+        admin.batch_execute(statement).await.unwrap();
+        assert!(ran().await.iter().all(|role| role == "postgres") && !ran().await.is_empty());
+        let sql = advice.split_once("owner of the database: ").unwrap().1;
+        let sql = sql.split_once("; or set").unwrap().0;
+        assert!(
+            sql.starts_with(&format!("DROP {kind} \"public\".\"lockkeeper_names\"; ")),
+            "{sql}"
+        );
+        admin.batch_execute(sql).await.unwrap();
+        let (one, other) = (at(&url), at(&url));
+        let guard = one.mutex("a/b").lock().await.unwrap();
+        listed(&other, "a/", "the lock", |found| found.len() == 1).await;
+        guard.release().await.unwrap();
+    }
 }
 
 /// This role may use the table, and not read the state of sessions of other roles: it cannot verify rows.
