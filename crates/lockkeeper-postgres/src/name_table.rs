@@ -172,19 +172,10 @@ impl NameTable {
         });
     }
 
-    /// Sends a query that reads the table, `{table}` in `text`. Creates the table if it is missing.
+    /// Sends a query that reads the table, `{table}` in `text`, in the transaction that checks the table. The message of that
+    /// can return no rows, so a cursor keeps them. Does not create the table: if this role owned it, other roles, which may
+    /// be those with the locks, could not write it.
     pub(crate) async fn query(&self, permit: &QueryPermit, text: &str) -> Result<Vec<Row>> {
-        for _ in 0..MAX_CREATIONS {
-            match self.read(permit, text).await {
-                Err(error) if is_missing(&error) => create(&self.table, permit).await?,
-                answer => return answer,
-            }
-        }
-        self.read(permit, text).await
-    }
-
-    /// Checks and reads the table in one transaction. Its message can return no rows, so a cursor keeps them.
-    async fn read(&self, permit: &QueryPermit, text: &str) -> Result<Vec<Row>> {
         static READS: AtomicU64 = AtomicU64::new(0);
         let cursor = format!("lockkeeper_names_{}", READS.fetch_add(1, Ordering::Relaxed));
         let declare = format!(
@@ -205,12 +196,17 @@ impl NameTable {
         task.await.unwrap_or_else(|_| Err(unavailable("the runtime is shutting down")))
     }
 
-    /// Describes why the table cannot be read, and states the SQL for an administrator.
-    pub(crate) async fn explain(&self, permit: &QueryPermit, error: &Error) -> Error {
+    /// Returns an error that describes why the table cannot be read, and states the SQL for an administrator. Returns none if
+    /// the table is only missing because it is created when the first name is written: no process has written one.
+    pub(crate) async fn explain(&self, permit: &QueryPermit, error: &Error) -> Option<Error> {
         let rights = match self.rights(permit).await {
             Ok(rights) => rights,
-            Err(error) => return error,
+            Err(error) => return Some(error),
         };
+        let can_be_written = if rights.exists { rights.usable } else { rights.creatable };
+        if is_missing(error) && can_be_written {
+            return None;
+        }
         let (kind, advice) = if rights.usable {
             (ErrorKind::Unavailable, "try again".to_owned())
         } else {
@@ -218,7 +214,10 @@ impl NameTable {
         };
         let reason = rights.distrust().unwrap_or_else(|| error.to_string());
         let what = format!("the names of locks are in the table {}", self.table);
-        Error::new(kind, format!("{what}, which cannot be read: {reason}: {advice}; {WITHOUT}"))
+        Some(Error::new(
+            kind,
+            format!("{what}, which cannot be read: {reason}: {advice}; {WITHOUT}"),
+        ))
     }
 
     /// Returns what this role may do with the table.
@@ -312,14 +311,20 @@ impl Writer {
             if changes.added.is_empty() && changes.removed.is_empty() {
                 return Ok(if changes.has_young { Left::Some } else { Left::None });
             }
-            let mut unwritten = Unwritten { local_claims: &self.local_claims, changes };
+            let local_claims = &self.local_claims;
+            let mut unwritten = Unwritten { local_claims, changes, not_made: true };
             let Changes { added, removed, .. } = &unwritten.changes;
             let permit = self.sessions.any_query_permit().await?;
-            let statements = self.statements(added, removed);
+            let last_purge = self.state.times().purged;
+            let purges = last_purge.is_none_or(|last| last.elapsed() >= PURGE_INTERVAL);
+            let statements = self.statements(added, removed, purges);
+            unwritten.not_made = false;
             let mut written = permit.execute(statements.clone()).await;
             for _ in 0..MAX_CREATIONS {
                 if written.as_ref().err().is_some_and(is_missing) {
+                    unwritten.not_made = true;
                     create(&self.table, &permit).await?;
+                    unwritten.not_made = false;
                     if self.state.times().has_written {
                         // The table was dropped with rows of this process.
                         self.local_claims.write_all_again();
@@ -327,13 +332,23 @@ impl Writer {
                     written = permit.execute(statements.clone()).await;
                 }
             }
+            unwritten.not_made = written.as_ref().err().is_some_and(|error| code(error).is_some());
             written.map_err(explain_distrust)?;
             unwritten.changes = Changes::default();
-            self.state.times().has_written = true;
+            let mut times = self.state.times();
+            times.has_written = true;
+            if purges {
+                times.purged = Some(Instant::now());
+            }
         }
     }
 
-    fn statements(&self, added: &[(RowId, Description)], removed: &[RowId]) -> String {
+    fn statements(
+        &self,
+        added: &[(RowId, Description)],
+        removed: &[RowId],
+        purges: bool,
+    ) -> String {
         let mut rows = String::new();
         let mut statements = limits(LOCK_TIMEOUT, TIMEOUT) + &lock(&self.table);
         if !removed.is_empty() {
@@ -349,9 +364,7 @@ impl Writer {
             }
             statements += &fill(INSERT, &self.table).replace("{rows}", &rows);
         }
-        let mut times = self.state.times();
-        if times.purged.is_none_or(|purged| purged.elapsed() >= PURGE_INTERVAL) {
-            times.purged = Some(Instant::now());
+        if purges {
             statements += &fill(PURGE, &self.table);
         }
         statements
@@ -374,11 +387,13 @@ impl Writer {
 struct Unwritten<'a> {
     local_claims: &'a LocalClaims,
     changes: Changes,
+    /// Whether it is certain that they were not made.
+    not_made: bool,
 }
 
 impl Drop for Unwritten<'_> {
     fn drop(&mut self) {
-        self.local_claims.put_back(std::mem::take(&mut self.changes));
+        self.local_claims.put_back(std::mem::take(&mut self.changes), self.not_made);
     }
 }
 
