@@ -70,6 +70,10 @@ pub async fn diagnose(url: &str) -> Result<Vec<Finding>> {
 
 fn check_names(names: &NameTable, rights: &Rights) -> Finding {
     let table = names.name();
+    if let Some(reason) = rights.distrust() {
+        let found = format!("the table of names {table} is not used: {reason}");
+        return Finding::fail(found, names.advice(rights));
+    }
     if rights.usable {
         return Finding::ok(format!("names of locks are listed from the table {table}"));
     }

@@ -107,7 +107,9 @@ impl Store {
                 Ok(rows) => return Ok(rows.iter().map(ServerLock::named).collect()),
                 Err(error) if permit.0.connection.is_closed() => return Err(error),
                 Err(error) if required == Required::Names => {
-                    return Err(names.explain(&permit, &error).await);
+                    if let Some(error) = names.explain(&permit, &error).await {
+                        return Err(error);
+                    }
                 }
                 Err(_) => {}
             },

@@ -12,6 +12,9 @@ use tokio::time::Instant;
 use crate::names::AdvisoryKey;
 use crate::sessions::Session;
 
+/// The maximum number of rows to remove that are remembered while nothing is written. Other rows stay until their session ends.
+const MAX_REMOVED: usize = 65_536;
+
 /// The claims of this process that hold or wait.
 #[derive(Debug, Default)]
 pub(crate) struct LocalClaims {
@@ -57,6 +60,8 @@ pub(crate) struct Description {
     pub(crate) label: Label,
     pub(crate) owner: Owner,
     pub(crate) fence: Option<Fence>,
+    /// Whether the table has no row for it yet.
+    is_new: bool,
 }
 
 /// Changes to the table of names.
@@ -121,8 +126,11 @@ impl LocalClaim {
             Stage::WithoutSession => return None,
         };
         let (name, label) = (self.name.clone(), self.label.clone());
-        let (since, owner) = (self.since, self.owner);
-        Some((RowId::new(session, key), Description { granted, since, name, label, owner, fence }))
+        let (since, owner, is_new) = (self.since, self.owner, self.row.is_none());
+        Some((
+            RowId::new(session, key),
+            Description { granted, since, name, label, owner, fence, is_new },
+        ))
     }
 
     /// Returns whether this claim prevents the server from granting `mode` to another claim.
@@ -206,7 +214,9 @@ impl LocalClaims {
         let rest = table.removed.len().saturating_sub(max);
         let mut changes = Changes { removed: table.removed.split_off(rest), ..Changes::default() };
         let mut young = VecDeque::new();
-        while changes.added.len() < max
+        // A removal that is left could be of the same lock and session as a row to add.
+        while rest == 0
+            && changes.added.len() < max
             && let Some((key, owner)) = table.unwritten.pop_front()
         {
             let mut claims = table.claims.get_mut(&key).into_iter().flatten();
@@ -226,14 +236,26 @@ impl LocalClaims {
         changes
     }
 
-    /// Takes back changes that may not have been made. All claims are written again.
-    pub(crate) fn put_back(&self, changes: Changes) {
+    /// Takes back changes that may not have been made. `not_made`: whether it is certain. All claims are written again.
+    pub(crate) fn put_back(&self, changes: Changes, not_made: bool) {
         if changes.added.is_empty() && changes.removed.is_empty() {
             return;
         }
-        let mut table = self.table();
+        let mut guard = self.table();
+        let table = &mut *guard;
         table.write_all = true;
-        table.removed.extend(changes.removed);
+        if not_made {
+            // Rows that do not exist need no removal.
+            for (id, _) in changes.added.iter().filter(|(_, lock)| lock.is_new) {
+                let claims = table.claims.get_mut(&id.key).into_iter().flatten();
+                for claim in claims.filter(|claim| claim.row == Some(*id)) {
+                    claim.row = None;
+                }
+                table.removed.retain(|removed| removed != id);
+            }
+        }
+        let room = MAX_REMOVED.saturating_sub(table.removed.len());
+        table.removed.extend(changes.removed.into_iter().take(room));
     }
 
     /// Makes all claims be written again.
@@ -329,7 +351,8 @@ impl Drop for Entry {
         if let Some(local_claims) = claims.get_mut(&self.key) {
             local_claims.retain(|local| {
                 let is_other = local.owner != self.owner;
-                removed.extend(local.row.filter(|_| !is_other));
+                let is_removed = !is_other && removed.len() < MAX_REMOVED;
+                removed.extend(local.row.filter(|_| is_removed));
                 is_other
             });
             if local_claims.is_empty() {
@@ -338,5 +361,74 @@ impl Drop for Entry {
         }
         drop(table);
         self.local_claims.released.notify_waiters();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lockkeeper_core::Background;
+    use tokio::runtime::Handle;
+
+    use super::*;
+
+    fn claim(local_claims: &Arc<LocalClaims>) -> (Entry, RowId) {
+        let key = AdvisoryKey::of("a");
+        let name = Name::new("a").unwrap();
+        let spec = ClaimSpec::new(name, Duration::from_secs(9), Background::new(Handle::current()));
+        let entry = local_claims.register(key, &spec, Instant::now(), Stage::WithoutSession);
+        (entry, RowId { pid: 1, session_start: 0.0, key })
+    }
+
+    fn row(entry: &Entry, id: RowId, is_new: bool) -> Changes {
+        entry.update(|local| local.row = Some(id));
+        let (name, label, owner) = (Name::new("a").unwrap(), Label::default(), entry.owner);
+        let since = Instant::now();
+        let lock = Description { granted: true, since, name, label, owner, fence: None, is_new };
+        Changes { added: vec![(id, lock)], ..Changes::default() }
+    }
+
+    /// Otherwise each lock that ends while nothing can be written leaves a removal behind.
+    #[tokio::test]
+    async fn a_row_that_was_not_written_is_not_removed() {
+        for (is_new, not_made, removals) in [(true, true, 0), (true, false, 1), (false, true, 1)] {
+            for ends_before in [false, true] {
+                let local_claims = Arc::new(LocalClaims::new(true));
+                let (entry, id) = claim(&local_claims);
+                let changes = row(&entry, id, is_new);
+                if ends_before {
+                    drop(entry);
+                    local_claims.put_back(changes, not_made);
+                } else {
+                    local_claims.put_back(changes, not_made);
+                    drop(entry);
+                }
+                let removed = local_claims.table().removed.len();
+                assert_eq!(removed, removals, "{is_new} {not_made} {ends_before}");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn removals_are_capped() {
+        let local_claims = Arc::new(LocalClaims::new(true));
+        let (entry, id) = claim(&local_claims);
+        local_claims.table().removed = vec![id; MAX_REMOVED - 1];
+        let removed = vec![id; 5];
+        local_claims.put_back(Changes { removed, ..row(&entry, id, false) }, false);
+        drop(entry);
+        assert_eq!(local_claims.table().removed.len(), MAX_REMOVED);
+    }
+
+    /// A removal that is sent later could be of the row that was added.
+    #[tokio::test]
+    async fn rows_are_added_after_all_removals() {
+        let local_claims = Arc::new(LocalClaims::new(true));
+        let (entry, id) = claim(&local_claims);
+        entry.lasts();
+        local_claims.table().removed = vec![id; 3];
+        assert_eq!(local_claims.take_changes(Duration::ZERO, 2).removed.len(), 2);
+        assert_eq!(local_claims.table().unwritten.len(), 1);
+        assert_eq!(local_claims.take_changes(Duration::ZERO, 2).removed.len(), 1);
+        assert_eq!(local_claims.table().unwritten.len(), 0);
     }
 }

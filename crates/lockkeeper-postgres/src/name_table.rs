@@ -8,6 +8,8 @@
 //!   all others of the process.
 //! - A statement is limited to some milliseconds, because the locks of its session have to wait for it. After a failure the
 //!   table is not used for [`PAUSE`].
+//! - The table of another role is not used, because its triggers would run with the rights of this role. Each message checks
+//!   that again, in the transaction that uses the table.
 //! - A row names its session. Inspection ignores rows whose lock or session no longer exists, for example after a crash of
 //!   the client. Rows of ended sessions are removed by the next writer of any process.
 //!
@@ -15,7 +17,7 @@
 //! lasted for 10 ms, and the linger of a [`Coalescer`] collects the claims of the next [`MIN_AGE`].
 
 use std::fmt::Write as _;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -28,12 +30,14 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
 
 use crate::config::ObjectName;
-use crate::error::code;
+use crate::error::{code, unavailable};
 use crate::local_claims::{Changes, Description, LocalClaims, RowId};
 use crate::sessions::{Argument, QueryPermit, SessionPool};
 
 const CREATE: &str = include_str!("name_table/create.sql");
 const LIMITS: &str = include_str!("name_table/limits.sql");
+const OWNER: &str = include_str!("name_table/owner.sql");
+const LOCK: &str = include_str!("name_table/lock.sql");
 const REMOVE: &str = include_str!("name_table/remove.sql");
 const INSERT: &str = include_str!("name_table/insert.sql");
 const PURGE: &str = include_str!("name_table/purge.sql");
@@ -51,6 +55,8 @@ const CREATE_LOCK_TIMEOUT: Duration = Duration::from_millis(200);
 const CREATE_TIMEOUT: Duration = Duration::from_millis(500);
 /// How long a query of inspection waits for a lock on the table. Its session may hold locks.
 const READ_LOCK_TIMEOUT: Duration = Duration::from_millis(100);
+/// The limit of the query.
+const READ_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often the creation of the table is retried after a conflict with a concurrent one.
 const MAX_CREATIONS: usize = 3;
 /// The maximum number of rows per statement.
@@ -100,6 +106,20 @@ pub(crate) struct Rights {
     pub(crate) usable: bool,
     pub(crate) creatable: bool,
     role: String,
+    /// The owner of the relation with this name, if this role does not trust it.
+    distrusted: Option<String>,
+    /// The kind of relation, as `DROP` names it.
+    kind: String,
+}
+
+impl Rights {
+    /// Describes what is in the place of the table, if this role must not use it.
+    pub(crate) fn distrust(&self) -> Option<String> {
+        let (kind, owner, role) = (self.kind.to_lowercase(), self.distrusted.as_ref()?, &self.role);
+        Some(format!(
+            "it is a {kind} that belongs to the role {owner:?}, and to use it could run code of that role as {role:?}"
+        ))
+    }
 }
 
 impl NameTable {
@@ -152,27 +172,52 @@ impl NameTable {
         });
     }
 
-    /// Sends a query that reads the table, `{table}` in `text`. Creates the table if it is missing.
+    /// Sends a query that reads the table, `{table}` in `text`, in the transaction that checks the table. The message of that
+    /// can return no rows, so a cursor keeps them. Does not create the table: if this role owned it, other roles, which may
+    /// be those with the locks, could not write it.
     pub(crate) async fn query(&self, permit: &QueryPermit, text: &str) -> Result<Vec<Row>> {
-        let text = fill(text, &self.table);
-        for _ in 0..MAX_CREATIONS {
-            match permit.query_within(READ_LOCK_TIMEOUT, text.clone()).await {
-                Err(error) if is_missing(&error) => create(&self.table, permit).await?,
-                answer => return answer,
-            }
-        }
-        permit.query_within(READ_LOCK_TIMEOUT, text).await
+        static READS: AtomicU64 = AtomicU64::new(0);
+        let cursor = format!("lockkeeper_names_{}", READS.fetch_add(1, Ordering::Relaxed));
+        let declare = format!(
+            "{}{}DECLARE {cursor} NO SCROLL CURSOR WITH HOLD FOR {}",
+            limits(READ_LOCK_TIMEOUT, READ_TIMEOUT),
+            lock(&self.table),
+            fill(text, &self.table)
+        );
+        let permit = permit.clone();
+        // The task closes the cursor even if the caller is dropped.
+        let task = tokio::spawn(async move {
+            permit.execute(declare).await.map_err(explain_distrust)?;
+            let rows = permit.query_within(READ_LOCK_TIMEOUT, format!("FETCH ALL FROM {cursor}"));
+            let rows = rows.await?;
+            permit.execute(format!("CLOSE {cursor}")).await?;
+            Ok(rows)
+        });
+        task.await.unwrap_or_else(|_| Err(unavailable("the runtime is shutting down")))
     }
 
-    /// Describes why the table cannot be read, and states the SQL for an administrator.
-    pub(crate) async fn explain(&self, permit: &QueryPermit, error: &Error) -> Error {
-        let (kind, advice) = match self.rights(permit).await {
-            Ok(rights) if rights.usable => (ErrorKind::Unavailable, "try again".to_owned()),
-            Ok(rights) => (ErrorKind::Unsupported, self.advice(&rights)),
-            Err(error) => return error,
+    /// Returns an error that describes why the table cannot be read, and states the SQL for an administrator. Returns none if
+    /// the table is only missing because it is created when the first name is written: no process has written one.
+    pub(crate) async fn explain(&self, permit: &QueryPermit, error: &Error) -> Option<Error> {
+        let rights = match self.rights(permit).await {
+            Ok(rights) => rights,
+            Err(error) => return Some(error),
         };
+        let can_be_written = if rights.exists { rights.usable } else { rights.creatable };
+        if is_missing(error) && can_be_written {
+            return None;
+        }
+        let (kind, advice) = if rights.usable {
+            (ErrorKind::Unavailable, "try again".to_owned())
+        } else {
+            (ErrorKind::Unsupported, self.advice(&rights))
+        };
+        let reason = rights.distrust().unwrap_or_else(|| error.to_string());
         let what = format!("the names of locks are in the table {}", self.table);
-        Error::new(kind, format!("{what}, which cannot be read: {error}: {advice}; {WITHOUT}"))
+        Some(Error::new(
+            kind,
+            format!("{what}, which cannot be read: {reason}: {advice}; {WITHOUT}"),
+        ))
     }
 
     /// Returns what this role may do with the table.
@@ -180,16 +225,16 @@ impl NameTable {
         let table: Argument = Box::new(self.table.to_string());
         let schema: Argument = Box::new(self.table.schema.clone());
         let arguments = vec![(table, Type::TEXT), (schema, Type::TEXT)];
-        let rows = permit.query(CHECK, arguments).await?;
-        Ok(rows.first().map_or_else(
-            || Rights { exists: false, usable: false, creatable: false, role: String::new() },
-            |row| Rights {
-                exists: row.get("exists"),
-                usable: row.get("usable"),
-                creatable: row.get("creatable"),
-                role: row.get("role"),
-            },
-        ))
+        let rows = permit.query(fill(CHECK, &self.table), arguments).await?;
+        let row = rows.first().ok_or_else(|| unavailable("the server sent no answer"))?;
+        Ok(Rights {
+            exists: row.get("exists"),
+            usable: row.get("usable"),
+            creatable: row.get("creatable"),
+            role: row.get("role"),
+            distrusted: row.get("distrusted"),
+            kind: row.get("kind"),
+        })
     }
 
     /// Returns the name of the table.
@@ -201,13 +246,15 @@ impl NameTable {
     pub(crate) fn advice(&self, rights: &Rights) -> String {
         let (table, role) = (&self.table, rights.role.replace('"', "\"\""));
         let grant = format!("GRANT SELECT, INSERT, UPDATE, DELETE ON {table} TO \"{role}\"");
-        let create = if rights.exists {
-            String::new()
-        } else {
-            format!("{}; ", one_line(&fill(CREATE, &self.table)))
-        };
+        let mut create = String::new();
+        if rights.distrusted.is_some() {
+            create = format!("DROP {} {table}; ", rights.kind);
+        }
+        if rights.distrusted.is_some() || !rights.exists {
+            create = create + &one_line(&fill(CREATE, &self.table)) + "; ";
+        }
         format!(
-            "run as a role with the privilege: {create}{grant}; or set names_table=schema.table to another table, or \
+            "run as a superuser or as the owner of the database: {create}{grant}; or set names_table=schema.table to another table, or \
              names_table=off"
         )
     }
@@ -264,14 +311,20 @@ impl Writer {
             if changes.added.is_empty() && changes.removed.is_empty() {
                 return Ok(if changes.has_young { Left::Some } else { Left::None });
             }
-            let mut unwritten = Unwritten { local_claims: &self.local_claims, changes };
+            let local_claims = &self.local_claims;
+            let mut unwritten = Unwritten { local_claims, changes, not_made: true };
             let Changes { added, removed, .. } = &unwritten.changes;
             let permit = self.sessions.any_query_permit().await?;
-            let statements = self.statements(added, removed);
+            let last_purge = self.state.times().purged;
+            let purges = last_purge.is_none_or(|last| last.elapsed() >= PURGE_INTERVAL);
+            let statements = self.statements(added, removed, purges);
+            unwritten.not_made = false;
             let mut written = permit.execute(statements.clone()).await;
             for _ in 0..MAX_CREATIONS {
                 if written.as_ref().err().is_some_and(is_missing) {
+                    unwritten.not_made = true;
                     create(&self.table, &permit).await?;
+                    unwritten.not_made = false;
                     if self.state.times().has_written {
                         // The table was dropped with rows of this process.
                         self.local_claims.write_all_again();
@@ -279,15 +332,25 @@ impl Writer {
                     written = permit.execute(statements.clone()).await;
                 }
             }
-            written?;
+            unwritten.not_made = written.as_ref().err().is_some_and(|error| code(error).is_some());
+            written.map_err(explain_distrust)?;
             unwritten.changes = Changes::default();
-            self.state.times().has_written = true;
+            let mut times = self.state.times();
+            times.has_written = true;
+            if purges {
+                times.purged = Some(Instant::now());
+            }
         }
     }
 
-    fn statements(&self, added: &[(RowId, Description)], removed: &[RowId]) -> String {
+    fn statements(
+        &self,
+        added: &[(RowId, Description)],
+        removed: &[RowId],
+        purges: bool,
+    ) -> String {
         let mut rows = String::new();
-        let mut statements = limits(LOCK_TIMEOUT, TIMEOUT);
+        let mut statements = limits(LOCK_TIMEOUT, TIMEOUT) + &lock(&self.table);
         if !removed.is_empty() {
             for id in removed {
                 write_row(&mut rows, id, None);
@@ -301,9 +364,7 @@ impl Writer {
             }
             statements += &fill(INSERT, &self.table).replace("{rows}", &rows);
         }
-        let mut times = self.state.times();
-        if times.purged.is_none_or(|purged| purged.elapsed() >= PURGE_INTERVAL) {
-            times.purged = Some(Instant::now());
+        if purges {
             statements += &fill(PURGE, &self.table);
         }
         statements
@@ -326,11 +387,13 @@ impl Writer {
 struct Unwritten<'a> {
     local_claims: &'a LocalClaims,
     changes: Changes,
+    /// Whether it is certain that they were not made.
+    not_made: bool,
 }
 
 impl Drop for Unwritten<'_> {
     fn drop(&mut self) {
-        self.local_claims.put_back(std::mem::take(&mut self.changes));
+        self.local_claims.put_back(std::mem::take(&mut self.changes), self.not_made);
     }
 }
 
@@ -355,6 +418,20 @@ fn is_missing(error: &Error) -> bool {
     code(error) == Some(&SqlState::UNDEFINED_TABLE)
 }
 
+/// Adds the reason to the error of a failed check of the table's owner.
+fn explain_distrust(error: Error) -> Error {
+    if code(&error) == Some(&SqlState::DIVISION_BY_ZERO) {
+        let message = "the table belongs to a role that could run code as this one";
+        return Error::new(ErrorKind::Unsupported, message).with_source(error);
+    }
+    error
+}
+
+/// Returns the statements that check the table for those that follow.
+fn lock(table: &ObjectName) -> String {
+    fill(LOCK, table)
+}
+
 /// Returns the statements that limit those that follow.
 fn limits(lock: Duration, statement: Duration) -> String {
     let limits = LIMITS.replace("{lock_timeout}", &lock.as_millis().to_string());
@@ -362,7 +439,7 @@ fn limits(lock: Duration, statement: Duration) -> String {
 }
 
 fn fill(text: &str, table: &ObjectName) -> String {
-    text.replace("{table}", &table.to_string())
+    text.replace("{owner}", OWNER).replace("{table}", &table.to_string())
 }
 
 fn one_line(statement: &str) -> String {
