@@ -248,6 +248,18 @@ async fn fences_rise_over_a_promotion_of_a_standby_that_is_behind() {
     assert!(last_value(&standby).await < before, "no value was lost, so the test has no effect");
 }
 
+/// Waits until a new sequence would start above a fence: each connection without another one advances the sequence by an
+/// eighth of a second of the clock.
+async fn clock_is_past(server: &PostgresServer, fence: Fence) {
+    let client = client_at(&server.url()).await;
+    let sql = "SELECT floor(extract(epoch FROM clock_timestamp()) * 65536)::int8";
+    let value = i64::try_from(fence.get() & ((1 << 48) - 1)).unwrap();
+    eventually("the clock is past the fence", async || {
+        client.query_one(sql, &[]).await.unwrap().get::<_, i64>(0) > value
+    })
+    .await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_sequence_that_is_dropped_is_created_again_above_the_earlier_fences() {
     let server = start(&["-c", "fsync=off"]).await;
@@ -262,6 +274,7 @@ async fn a_sequence_that_is_dropped_is_created_again_above_the_earlier_fences() 
     })
     .await;
     let before = contended.fence();
+    clock_is_past(&server, before.unwrap()).await;
     execute(&server, &format!("DROP SEQUENCE {SEQUENCE}")).await;
     assert!(Some(fence(&keeper, "another").await) > before);
     // It was waiting with the sequence that no longer exists.
@@ -270,6 +283,7 @@ async fn a_sequence_that_is_dropped_is_created_again_above_the_earlier_fences() 
     assert!(guard.fence() > before);
     assert!(held.is_held() && held.release().await.is_ok(), "another lock of the session was lost");
     // Another process has no memory of the earlier fences.
+    clock_is_past(&server, guard.fence().unwrap()).await;
     execute(&server, &format!("DROP SEQUENCE {SEQUENCE}")).await;
     assert!(Some(fence(&self::keeper(&server.url()), "a").await) > guard.fence());
 }
